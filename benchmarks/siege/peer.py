@@ -53,7 +53,7 @@ class Peer(Scene):
             answer = one.receive()
             if answer.type != ACCEPT:
                 raise ConnectionError("refused")
-            proposal.accepted(answer.payload)
+            proposal.process_answer(answer.payload)
         finally:
             one.close()
 

@@ -282,12 +282,12 @@ class Bridge(Protocol):
         now = self._server_now()
         if now != self._way and self._line is not None and self._close_reason is None and not self._congested:
             self._way = now
-            away = self.away
+            away = self.seconds_away
             content = {"server": _text(self.transport.server), "away": away}
             self._line.write(encode_frame(Kind.WAY, json.dumps(content).encode()))
 
     @property
-    def away(self) -> float | None:
+    def seconds_away(self) -> float | None:
         """Seconds since the stream lost its transport; None while a transport carries it."""
         since = self.transport.away_since
         return None if since is None else self._reactor.seconds() - since

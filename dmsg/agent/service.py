@@ -248,5 +248,5 @@ def _stream(bridge: Bridge, now: float) -> dict[str, object]:
         "bytes_out": bridge.bytes_out,
         "rate_in": bridge.rate_in,
         "rate_out": bridge.rate_out,
-        "away": bridge.away,
+        "away": bridge.seconds_away,
     }

@@ -232,7 +232,7 @@ class AffectedTables:
                 read.__getitem__,
                 around.__getitem__,
                 days,
-                lambda: silver.accepted(events["receipt"]),
+                lambda: silver.accepted_receipts(events["receipt"]),
                 self._hint,
                 last_day=self._last_day,
             ),

@@ -223,11 +223,11 @@ def lost_with(boots: Sequence[Row]) -> str:
     if witnessed:
         least, most = (sum(row[f"lost_{name}_bytes"] or 0 for row in boots) for name in ("least", "most"))
         of = "they" if witnessed == transports else f"{witnessed:,} of them"
-        text += f"; {of} had carried {between(least, most)}, both ends say"
+        text += f"; {of} had carried {bytes_between(least, most)}, both ends say"
     return text
 
 
-def between(least: int, most: int) -> str:
+def bytes_between(least: int, most: int) -> str:
     """Return a range of bytes for people: ``1 MB to 1.2 MB``."""
     low, high = human(least, "B"), human(most, "B")
     return low if low == high else f"{low} to {high}"

@@ -86,7 +86,7 @@ def _times(footer: pq.FileMetaData) -> tuple[int | None, int | None]:
     return min(one.min for one in found), max(one.max for one in found)
 
 
-def written(
+def written_files(
     store: pafs.FileSystem, directory: str, partitions: Sequence[str], count: Count | None = None
 ) -> list[Part]:
     """Return the Parquet files that Spark wrote to a directory.

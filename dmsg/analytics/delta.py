@@ -28,7 +28,7 @@ from deltalake.schema import Schema
 from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StructType
 
-from dmsg.analytics.data_files import Count, File, added, written
+from dmsg.analytics.data_files import Count, File, added, written_files
 from dmsg.analytics.parquet import Part, arrow_schema
 
 READER_VERSION = 1
@@ -103,7 +103,7 @@ def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
     return run_query(table, f"SELECT * FROM it WHERE {condition}")  # noqa: S608
 
 
-def condition(since: str | None, until: str | None, where: Mapping[str, str] | None = None) -> str:
+def days_condition(since: str | None, until: str | None, where: Mapping[str, str] | None = None) -> str:
     """Return the SQL condition for rows of these days.
 
     :param since: first day, as ``2026-01-31``.
@@ -244,7 +244,7 @@ class Delta:
         """
         if "dt" not in self.schema.fieldNames():
             since = until = None
-        found = self.ask(f"SELECT * FROM it WHERE {condition(since, until, where)}", version)  # noqa: S608
+        found = self.ask(f"SELECT * FROM it WHERE {days_condition(since, until, where)}", version)  # noqa: S608
         return arrow_schema(self.schema).empty_table() if found is None else found
 
     def ask(self, sql: str, version: int | None = None) -> pa.Table | None:
@@ -270,9 +270,11 @@ class Delta:
         """Return the file system whose root is the table's directory."""
         return pafs.PyFileSystem(DeltaStorageHandler(self.uri))
 
-    def written(self, directory: str, count: Count | None = None) -> list[Part]:
-        """Return the Parquet files that Spark wrote to ``directory``, as :func:`~dmsg.analytics.data_files.written`."""
-        return written(self.storage(), directory, self.partitions, count)
+    def written_files(self, directory: str, count: Count | None = None) -> list[Part]:
+        """Return the Parquet files that Spark wrote to ``directory``; see
+        :func:`~dmsg.analytics.data_files.written_files`.
+        """
+        return written_files(self.storage(), directory, self.partitions, count)
 
     def location(self, file: File) -> str:
         """Return the URI at which Spark reads the file."""
@@ -301,7 +303,7 @@ class Delta:
             mapping replaces the whole table. None appends, and removes only the files whose path begins with
             ``again``.
         :param parts: the files that Arrow wrote.
-        :param count: as for :meth:`written`.
+        :param count: as for :meth:`written_files`.
         :param again: path prefix of the files that the same transaction wrote in an earlier run that was killed.
         :raises LakeError: another run has changed the table, or the number is too low.
         """
@@ -313,7 +315,7 @@ class Delta:
             raise self._overtaken()
         self._widen(table)
         filters = [(name, "in", sorted(values)) for name, values in (replaces or {}).items()]
-        fresh = [added(part) for part in (*(() if directory is None else self.written(directory, count)), *parts)]
+        fresh = [added(part) for part in (*(() if directory is None else self.written_files(directory, count)), *parts)]
         removed = [*self._removed(again)] if again and replaces is None else []
         try:
             with self._transaction():

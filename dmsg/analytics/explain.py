@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from statistics import median
 
-from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, between, lost_with
+from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, bytes_between, lost_with
 from dmsg.analytics.event_rules import SILENCE_SECONDS
 from dmsg.analytics.gold.settlement import INFLATION_LIMIT, MOST, SIDED_LIMIT, WITNESS_LIMIT
 from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST
@@ -201,7 +201,9 @@ def _settlement(read: Reader) -> Section | None:
             f"the receipts bound the bytes carried: {least:,} to {most:,}; the process had reported {counted:,}; "
             "nobody is credited with them"
         )
-        bound = f"both ends' receipts bound {between(least, most)}" if known else "no two receipts bound the bytes"
+        bound = (
+            f"both ends' receipts bound {bytes_between(least, most)}" if known else "no two receipts bound the bytes"
+        )
         found.verdict += f"; {bound} of a killed or silent process"
     return found
 

@@ -462,7 +462,7 @@ class Pipeline:
         lake = self.lake
         found = lake.register(before.batches).to_pylist()
         if any(not is_of_arrow(file.path) for file in lake.fresh_files(before.batches)):
-            found += bronze.file_report(lake.fresh(before.batches)).toArrow().to_pylist()
+            found += bronze.file_report(lake.fresh_lines(before.batches)).toArrow().to_pylist()
         nothing = {"lines": 0, "problem": "nothing in it can be read"}
         rows = {row["file"]: row for row in found}
         gone: dict[Reason, set[str]] = {Reason.GONE: set()}
@@ -486,7 +486,7 @@ class Pipeline:
         if state.run == 0:  # Without a finished run, the records of a killed first run do not count.
             known = known.limit(0)
         if any(not is_of_arrow(file.path) for file in lake.fresh_files(state.batches)):
-            known = known.unionByName(bronze.file_names(lake.fresh(state.batches)))
+            known = known.unionByName(bronze.file_names(lake.fresh_lines(state.batches)))
         if (registered := lake.register(state.batches)).num_rows:
             known = known.unionByName(lake.frame(registered.select(["file"])))
         return known

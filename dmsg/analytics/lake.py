@@ -182,7 +182,7 @@ class Lake(Store):
         directory = f"run=merged-{token_hex(4)}"
         count = -(-sum(file.size for file in files) // MERGED_FILE)
         self._write(self._rows(table, lambda file: file.path in chosen).coalesce(count), table, directory)
-        return table.written(directory, partial(self._count, table))
+        return table.written_files(directory, partial(self._count, table))
 
     def _rows(self, table: Delta, wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
         """Return the rows of those files of a table for which ``wanted`` is true."""
@@ -284,9 +284,9 @@ class Lake(Store):
             ).as_py()
         }
 
-    def accepted(self, state: State, days: Iterable[str] | None = None) -> DataFrame:
+    def accepted_receipts(self, state: State, days: Iterable[str] | None = None) -> DataFrame:
         """Return the rows of silver's table of receipts, without joining several receipts of one end to one row."""
-        return self._view("receipts", state, days, silver.accepted)
+        return self._view("receipts", state, days, silver.accepted_receipts)
 
     def _view(
         self, name: str, state: State, days: Iterable[str] | None, select: Callable[[DataFrame], DataFrame]
@@ -343,7 +343,7 @@ class Lake(Store):
             None if state is None else state.versions.get(BRONZE_KEY),
         )
 
-    def fresh(self, done: Mapping[str, int]) -> DataFrame:
+    def fresh_lines(self, done: Mapping[str, int]) -> DataFrame:
         """Return the lines of batches that no run has refined, as far as Spark read them.
 
         :param done: number of the last refined batch of each source.

@@ -170,7 +170,7 @@ def check_free(out: str) -> None:
 def table_paths(out: str) -> dict[str, str]:
     """Return the location of each gold table, for programs that read Delta Lake."""
     store = Store(out)
-    store.computed()
+    store.computed_state()
     return {name: store.table("gold", name).uri for name in GOLD}
 
 

@@ -152,7 +152,7 @@ class Refinement:
                 self._reader(days),
                 self._reader(around),
                 days,
-                lambda: lake.accepted(state, around),
+                lambda: lake.accepted_receipts(state, around),
                 self._hint,
                 last_day=date.fromisoformat(max(state.days)),
             )

@@ -74,7 +74,7 @@ def collect(store: Store, at: datetime | None = None) -> Content:
     :param at: show the tables as they were at this time; None for the newest.
     :raises LakeError: nothing has been computed yet.
     """
-    state = store.computed(at)
+    state = store.computed_state(at)
     # A report of a past time measures the age of data from that time, not from now.
     content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
     content.attention = needs_attention(store, state, now=datetime.now(UTC) if at is None else content.generated)

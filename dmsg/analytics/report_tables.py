@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsg.analytics.attention import between
+from dmsg.analytics.attention import bytes_between
 from dmsg.analytics.charts import human
 from dmsg.analytics.html_parts import cell, more_line, percent, short_name, sortable_table
 from dmsg.analytics.report_data import Content
@@ -103,7 +103,7 @@ def _lost(row: Row | None) -> str:
         return cell(None)
     if not row["witnessed"]:
         return cell(0, shown="not known")
-    return cell(row["most"], shown=between(row["least"], row["most"]))
+    return cell(row["most"], shown=bytes_between(row["least"], row["most"]))
 
 
 def settlement(content: Content) -> str:

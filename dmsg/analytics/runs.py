@@ -276,7 +276,7 @@ class Runs:
         if table.version() % TIDY_AT == 0:
             table.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
-    def say(self, own: _Row, phase: str, said: str = "", *, forget: bool = False) -> _Row:
+    def record_phase(self, own: _Row, phase: str, said: str = "", *, forget: bool = False) -> _Row:
         """Write the new phase of the current run to its row. The phase ``BEGUN`` renews the run's claim to the tables.
 
         :param forget: remove the run's row instead of keeping it.
@@ -355,7 +355,7 @@ class Claim:
                 if self._over.is_set():
                     return
                 try:
-                    self._row = self._runs.say(self._row, BEGUN)
+                    self._row = self._runs.record_phase(self._row, BEGUN)
                 except LakeError as error:
                     self._lost = error
                     return
@@ -383,7 +383,7 @@ class Claim:
         # Set before the lock is taken: a renewal that waits for the lock then gives up instead of writing once more.
         self._over.set()
         with self._speaking:
-            self._row = self._runs.say(self._row, phase, said, forget=phase == GIVEN_UP)
+            self._row = self._runs.record_phase(self._row, phase, said, forget=phase == GIVEN_UP)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -180,7 +180,7 @@ def entries(events: DataFrame) -> DataFrame:
     )
 
 
-def accepted(events: DataFrame) -> DataFrame:
+def accepted_receipts(events: DataFrame) -> DataFrame:
     """Return the accepted receipts of the family ``receipt``, with the columns of :func:`receipts`."""
     return events.where(F.col("reason").isNull() & F.col("transport").isNotNull() & F.col("signer").isNotNull()).select(
         "server",
@@ -202,7 +202,7 @@ def receipts(events: DataFrame) -> DataFrame:
     """Return the table of the family ``receipt``: accepted receipts only, one row for each end of a transport."""
     # Texts are grouping keys and never aggregated, because Spark would then sort instead of hash.
     return (
-        accepted(events)
+        accepted_receipts(events)
         .groupBy("server", "transport", "signer", "partner", "initiator", "former")
         .agg(
             F.min("delivered_out").alias("delivered_out"),

@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import File
-from dmsg.analytics.delta import Delta, LakeError, condition, unusable_character
+from dmsg.analytics.delta import Delta, LakeError, days_condition, unusable_character
 from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
 from dmsg.analytics.views import VIEWS
@@ -103,7 +103,7 @@ class Store:
         """
         return self.runs.state(at)
 
-    def computed(self, at: datetime | None = None) -> State:
+    def computed_state(self, at: datetime | None = None) -> State:
         """Return the state as :meth:`state` does, but require that there are tables.
 
         :raises LakeError: there are no tables yet.
@@ -172,7 +172,7 @@ class Store:
         :param where: text columns and the value that each must have.
         """
         if layer == "silver" and name in VIEWS and day not in self.stored_days(name, state):
-            view = f"SELECT * FROM ({VIEWS[name].sql(name)}) AS v WHERE {condition(day, day, where)}"  # noqa: S608
+            view = f"SELECT * FROM ({VIEWS[name].sql(name)}) AS v WHERE {days_condition(day, day, where)}"  # noqa: S608
             return self.ask("", "bronze", state, view)
         version = state.versions.get(f"{layer}/{name}")
         found = self.table(layer, name).read(version, since=day, until=day, where=where)

@@ -161,13 +161,10 @@ class Source:
         self.size = self._status.st_size if content is None else len(content)
         self._left = self.size
 
-    def go_to(self, offset: int) -> None:
-        """Continue reading at a position."""
+    def seek(self, offset: int) -> None:
+        """Continue reading at a position. The name is that of Python's interface of files."""
         self._file.seek(offset)
         self._left = self.size - offset
-
-    seek = go_to
-    """Name of :meth:`go_to` in Python's interface of files."""
 
     def read(self, count: int) -> bytes:
         """Return the next bytes, within the offered size; empty at the end.

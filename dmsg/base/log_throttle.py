@@ -23,7 +23,7 @@ class LogThrottle:
         self._every = every
         self._reported: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
-    def left_out(self, kind: Hashable = "") -> int | None:
+    def count_left_out(self, kind: Hashable = "") -> int | None:
         """Return the number of lines suppressed since the last one; None if this line is suppressed, too."""
         now = self._now()
         while self._reported and next(iter(self._reported.values()))[0] <= now - self._every * MAX_KINDS:
@@ -39,8 +39,8 @@ class LogThrottle:
         return count
 
     def suffix(self, kind: Hashable = "") -> str | None:
-        """Return the result of :meth:`left_out` as words for the end of a line."""
-        count = self.left_out(kind)
+        """Return the result of :meth:`count_left_out` as words for the end of a line."""
+        count = self.count_left_out(kind)
         if count is None:
             return None
         return f", and {count} more since the last line" if count else ""

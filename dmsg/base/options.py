@@ -38,7 +38,7 @@ class Text:
     :ivar convert: converts the text to the value; raises ValueError, DmsgError or OSError.
     """
 
-    takes: str = "text"
+    accepted_text: str = "text"
     convert: Callable[[str], object] = str
 
     def read(self, text: str) -> object:
@@ -70,7 +70,7 @@ class Number:
     is_integer: bool = True
 
     @property
-    def takes(self) -> str:
+    def accepted_text(self) -> str:
         """Description of the accepted text, for the documentation."""
         return f"{self.low} to {self.high} {self.unit}".rstrip()
 
@@ -108,7 +108,7 @@ class Choice:
     values: Mapping[str, object]
 
     @property
-    def takes(self) -> str:
+    def accepted_text(self) -> str:
         """Description of the accepted text, for the documentation."""
         return _alternatives([f"`{word}`" for word in self.values])
 
@@ -130,7 +130,7 @@ class Choice:
 class Flag:
     """Kind of an option without a value, which turns a setting on, or off if the setting is on by default."""
 
-    takes: str = ""
+    accepted_text: str = ""
 
 
 Kind = Text | Number | Choice | Flag
@@ -171,7 +171,7 @@ class Option:
     field: str = ""
 
     @property
-    def said_default(self) -> str:
+    def default_in_words(self) -> str:
         """Default in words; empty if there is none."""
         if self.default_text or self.default is None or isinstance(self.kind, Flag):
             return self.default_text

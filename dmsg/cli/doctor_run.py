@@ -59,7 +59,7 @@ class Examination:
     def __init__(self) -> None:
         self.well = True
 
-    def found(self, verdict: Verdict, check: str, text: str, advice: str = "") -> None:
+    def print_result(self, verdict: Verdict, check: str, text: str, advice: str = "") -> None:
         """Print the result of a check.
 
         :param advice: what the user can do about it.
@@ -83,7 +83,7 @@ async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, l
     _proxy(examination)
     key = _key(examination, key_file)
     if not urls:
-        examination.found(
+        examination.print_result(
             Verdict.WRONG,
             "discovery",
             "no discovery is set",
@@ -107,17 +107,17 @@ def _versions(examination: Examination) -> None:
     names = ("dmsg", "twisted", "cryptography", "coincurve")
     text = ", ".join(f"{name} {version(name)}" for name in names)
     text += f", Python {platform.python_version()}, {ssl.OPENSSL_VERSION}"
-    examination.found(Verdict.OK, "versions", text)
+    examination.print_result(Verdict.OK, "versions", text)
 
 
 def _config(examination: Examination) -> None:
     try:
         content = read_config()
     except DmsgError as error:
-        examination.found(Verdict.WRONG, "config", str(error), "correct that line, or use `dmsg config`")
+        examination.print_result(Verdict.WRONG, "config", str(error), "correct that line, or use `dmsg config`")
         return
     what = f"the settings in {config_path()} are valid" if content else f"no settings in {config_path()}"
-    examination.found(Verdict.OK, "config", what)
+    examination.print_result(Verdict.OK, "config", what)
 
 
 def _proxy(examination: Examination) -> None:
@@ -125,10 +125,10 @@ def _proxy(examination: Examination) -> None:
     try:
         proxy = proxy_for("relay.example")
     except ProxyError as error:
-        examination.found(Verdict.WRONG, "proxy", str(error), f"correct the variable: {', '.join(VARIABLES)}")
+        examination.print_result(Verdict.WRONG, "proxy", str(error), f"correct the variable: {', '.join(VARIABLES)}")
         return
     if proxy is not None:
-        examination.found(Verdict.OK, "proxy", f"connections go through the proxy {proxy.display_url}")
+        examination.print_result(Verdict.OK, "proxy", f"connections go through the proxy {proxy.display_url}")
 
 
 def _book(examination: Examination) -> None:
@@ -136,25 +136,25 @@ def _book(examination: Examination) -> None:
     try:
         number = len(names.all())
     except DmsgError as error:
-        examination.found(Verdict.WRONG, "names", str(error), "correct that line, or move the file away")
+        examination.print_result(Verdict.WRONG, "names", str(error), "correct that line, or move the file away")
         return
-    examination.found(
+    examination.print_result(
         Verdict.OK, "names", f"{number} names in {names.path}" if number else f"no names in {names.path} yet"
     )
 
 
 def _key(examination: Examination, key_file: str | None) -> SecKey | None:
     if key_file is None:
-        examination.found(Verdict.NOTE, "key", "no key file is set: each command creates a new key for its run")
+        examination.print_result(Verdict.NOTE, "key", "no key file is set: each command creates a new key for its run")
         return None
     try:
         key = read_key_file(key_file)
     except DmsgError as error:
-        examination.found(
+        examination.print_result(
             Verdict.WRONG, "key", str(error), "create one with `dmsg key new FILE`, or add --create to the command"
         )
         return None
-    examination.found(Verdict.OK, "key", f"{key_file} holds the key {key.public.text}")
+    examination.print_result(Verdict.OK, "key", f"{key_file} holds the key {key.public.text}")
     return key
 
 
@@ -170,7 +170,7 @@ async def _discovery(reactor: Reactor, examination: Examination, url: str, serve
         took = reactor.seconds() - began
         await _invitation(examination, lookup)
     except DmsgError as error:
-        examination.found(
+        examination.print_result(
             Verdict.WRONG,
             "discovery",
             str(error),
@@ -182,7 +182,7 @@ async def _discovery(reactor: Reactor, examination: Examination, url: str, serve
     what = f"discovery {url} answers in {milliseconds(took)}"
     if not listed:
         advice = "start a server with --discovery and this URL: servers register themselves"
-        examination.found(Verdict.WRONG, "discovery", f"{what}, but lists no server", advice)
+        examination.print_result(Verdict.WRONG, "discovery", f"{what}, but lists no server", advice)
         return
     ours = [entry for entry in listed if not any(mark.startswith("messaging-") for mark in features(entry.version))]
     others = len(listed) - len(ours)
@@ -190,9 +190,9 @@ async def _discovery(reactor: Reactor, examination: Examination, url: str, serve
     if others:
         what += f" of dmsg and {others} of the Messaging System, which this command does not check"
     if ours:
-        examination.found(Verdict.OK, "discovery", what)
+        examination.print_result(Verdict.OK, "discovery", what)
     else:
-        examination.found(
+        examination.print_result(
             Verdict.WRONG, "discovery", what, "commands other than `dmsg messaging` need a dmsg-server there"
         )
     servers.update({entry.static: entry for entry in ours})
@@ -212,10 +212,10 @@ async def _invitation(examination: Examination, lookup: Lookup) -> None:
         except EntryNotFound:
             text = f"network {network.name}: discovery does not know the server of its invitation any more"
             advice = f"ask its host for a new invitation, then: dmsg leave {network.name}; dmsg join INVITATION"
-            examination.found(Verdict.WRONG, "network", text, advice)
+            examination.print_result(Verdict.WRONG, "network", text, advice)
         else:
             text = f"network {network.name}: discovery knows the server of its invitation"
-            examination.found(Verdict.OK, "network", text)
+            examination.print_result(Verdict.OK, "network", text)
 
 
 async def _time_there(reactor: Reactor, examination: Examination, url: str) -> None:
@@ -238,15 +238,17 @@ def _clock(examination: Examination, url: str, response: IResponse, asked_at: fl
     try:
         there = parsedate_to_datetime(said).timestamp()
     except (TypeError, ValueError):
-        examination.found(Verdict.NOTE, "clock", f"discovery {url} does not send its time, so the clock is not checked")
+        examination.print_result(
+            Verdict.NOTE, "clock", f"discovery {url} does not send its time, so the clock is not checked"
+        )
         return
     # The server read its clock at some time between request and answer, and reports whole seconds.
     off = there + 0.5 - (asked_at + took / 2)
     if abs(off) <= CLOCK_OFF:
-        examination.found(Verdict.OK, "clock", f"the clock agrees with that of {url}")
+        examination.print_result(Verdict.OK, "clock", f"the clock agrees with that of {url}")
     else:
         ahead = "behind" if off > 0 else "ahead of"
-        examination.found(
+        examination.print_result(
             Verdict.WRONG,
             "clock",
             f"the clock is {abs(off):.0f} s {ahead} that of {url}",
@@ -267,7 +269,7 @@ async def _network(reactor: Reactor, examination: Examination, urls: Sequence[st
             reached += await _server(reactor, examination, asking, entry)
         if not reached:
             ports = sorted({str(entry.server.address).rpartition(":")[2] for entry in servers if entry.server})
-            examination.found(
+            examination.print_result(
                 Verdict.WRONG,
                 "servers",
                 "no server can be reached",
@@ -294,12 +296,12 @@ async def _server(reactor: Reactor, examination: Examination, client: Client, en
     except Exception as error:
         why = shorten(str(error)) or f"no answer within {PATIENCE:g} s"
         advice = "clients use other servers; if the server is yours, read its log and check that its port is open"
-        examination.found(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
+        examination.print_result(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
         return False
     far = " (slow: other servers may be nearer, see --prefer)" if took > SLOW else ""
     failed = "".join(f"; {carrier} failed: {why}" for carrier, why in session.carriers_failed.items())
     by = f", by {session.carrier}{failed}" if failed or session.carrier != PLAIN else ""
-    examination.found(Verdict.OK, "server", f"{name}: {milliseconds(took)}{by}{far}")
+    examination.print_result(Verdict.OK, "server", f"{name}: {milliseconds(took)}{by}{far}")
     return True
 
 
@@ -314,14 +316,14 @@ async def _stream(reactor: Reactor, examination: Examination, asking: Client, an
     except CancelledError:
         raise
     except Exception as error:
-        examination.found(
+        examination.print_result(
             Verdict.WRONG,
             "stream",
             f"a stream from this machine through a server and back failed: {shorten(str(error))}",
             "the servers themselves can be reached: `dmsg trace KEY` tests each server of a peer",
         )
         return
-    examination.found(Verdict.OK, "stream", f"a stream through a server and back takes {milliseconds(took)}")
+    examination.print_result(Verdict.OK, "stream", f"a stream through a server and back takes {milliseconds(took)}")
 
 
 # --- the entry of a key ---
@@ -334,7 +336,7 @@ async def _entry(reactor: Reactor, examination: Examination, urls: Sequence[str]
             entry = await client.entry(key.public)
         except EntryNotFound:
             text = "discovery has no entry of this key: peers cannot reach it now"
-            examination.found(
+            examination.print_result(
                 Verdict.NOTE,
                 "entry",
                 text,
@@ -342,13 +344,15 @@ async def _entry(reactor: Reactor, examination: Examination, urls: Sequence[str]
             )
             return
         except DmsgError as error:
-            examination.found(Verdict.WRONG, "entry", str(error))
+            examination.print_result(Verdict.WRONG, "entry", str(error))
             return
         if entry.client is None and entry.server is not None:
-            examination.found(Verdict.NOTE, "entry", f"this key belongs to a server, at {entry.server.address}")
+            examination.print_result(Verdict.NOTE, "entry", f"this key belongs to a server, at {entry.server.address}")
             return
         if entry.client is None or not entry.client.delegated_servers:
-            examination.found(Verdict.WRONG, "entry", "the entry of this key names no server", "restart its program")
+            examination.print_result(
+                Verdict.WRONG, "entry", "the entry of this key names no server", "restart its program"
+            )
             return
         client.startService()
         ways = 0
@@ -359,18 +363,22 @@ async def _entry(reactor: Reactor, examination: Examination, urls: Sequence[str]
                 raise
             except Exception as error:
                 why = shorten(str(error))
-                examination.found(Verdict.NOTE, "entry", f"this key cannot be reached through server {text[:8]}: {why}")
+                examination.print_result(
+                    Verdict.NOTE, "entry", f"this key cannot be reached through server {text[:8]}: {why}"
+                )
             else:
                 stream_of(probed).loseConnection()
                 ways += 1
         number = len(entry.client.delegated_servers)
         if ways:
-            examination.found(Verdict.OK, "entry", f"this key can be reached through {ways} of its {number} servers")
+            examination.print_result(
+                Verdict.OK, "entry", f"this key can be reached through {ways} of its {number} servers"
+            )
         else:
             advice = (
                 "perhaps its program was killed: start it, or withdraw the entry with `dmsg discovery delete -k FILE`"
             )
-            examination.found(
+            examination.print_result(
                 Verdict.WRONG, "entry", f"this key can be reached through none of its {number} servers", advice
             )
     finally:

@@ -177,7 +177,7 @@ class EntryPublisher:
         if is_said and entry.client is not None and entry.client.delegated_servers == delegated:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)
         if not self._lookups.is_posted_here(entry) and entry.client != ClientMeta(delegated):
-            given_up = self._key_conflict.lost()
+            given_up = self._key_conflict.note_replaced()
             self._on_warning(
                 "another program with the same key has replaced its entry in discovery"
                 + (f"; not posted again for {CONFLICT_TIME / 60:.0f} minutes" if given_up else "; posted again")

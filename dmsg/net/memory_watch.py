@@ -133,7 +133,7 @@ class MemoryWatch(Generic[Holder]):
     def note_dropped(self, count: int) -> None:
         """Note that a check dropped ``count`` holdings, one or more."""
 
-    def tell(self, holding: Holding) -> None:
+    def log_dropped(self, holding: Holding) -> None:
         """Log a dropped holding, at most one line per interval; a callback for :meth:`dmsg.base.memory.Memory.add`."""
         more = self._log_throttle.suffix()
         if more is None:

@@ -110,7 +110,7 @@ class Growth(Generic[K]):
         return rates
 
 
-def in_each(sums: list[float]) -> list[float]:
+def bucket_counts(sums: list[float]) -> list[float]:
     """Return the count of each bucket of a histogram with cumulative counts."""
     return [now - before for now, before in zip(sums, [0.0, *sums], strict=False)]
 

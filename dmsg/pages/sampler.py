@@ -40,7 +40,7 @@ class Watcher:
         request.registerProducer(self, True)
         request.write(b"retry: 2000\n\n")
 
-    def tell(self, content: dict[str, str]) -> None:
+    def send_changes(self, content: dict[str, str]) -> None:
         """Send the parts of the page that have changed since the last update."""
         if self._paused:
             return
@@ -102,7 +102,7 @@ class Sampler:
         if self._watchers:
             content = {name: flatten(part) for name, part in (await self.parts()).items()}
             for one in list(self._watchers):
-                one.tell(content)
+                one.send_changes(content)
         return INTERVAL
 
     async def parts(self) -> Parts:

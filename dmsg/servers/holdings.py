@@ -31,7 +31,7 @@ class LinkHoldings(MemoryWatch[Link]):
     def __init__(self, reactor: IReactorTime, factory: AnyServing, memory: Memory) -> None:
         super().__init__(reactor, memory)
         self._factory = factory
-        memory.add(self._holdings, self.tell)
+        memory.add(self._holdings, self.log_dropped)
 
     def _holdings(self) -> Iterator[Holding]:
         self.next_check()
@@ -43,7 +43,7 @@ class LinkHoldings(MemoryWatch[Link]):
                 stirred.pop(link, None)
                 continue
             link.free_buffers()
-            size = link.holds + session.backlog
+            size = link.buffered_bytes + session.backlog
             if size < SMALL:
                 # A few bytes may stay. The link stays in the table unless it holds nothing.
                 if not size:

@@ -103,7 +103,7 @@ class Registration:
         if self._available() != self._posted:
             self._post_soon(CHANGE_DELAY)
 
-    async def others(self) -> list[PubKey]:
+    async def other_servers(self) -> list[PubKey]:
         """Return the other servers that have room, to which clients can go."""
         if self._lookups is None:
             return []
@@ -175,7 +175,7 @@ class Registration:
             self.registered_at = self._reactor.seconds()
             if other not in (None, self.address):
                 self.shared_with = other
-                given_up = self._key_conflict.lost()
+                given_up = self._key_conflict.note_replaced()
                 _log.warn(
                     "another server, at {other}, posts the entry of this key: clients are sent to one or the other; "
                     "give one of them a key of its own",

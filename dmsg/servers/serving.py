@@ -164,7 +164,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
         def close_some(peer: PeerT) -> None:
             if not self._factory.relay.remove(peer, CLOSED_AT_ONCE):
-                self._factory.later(self._leave)
+                self._factory.call_next_turn(self._leave)
 
         if self._peer is not None:
             call_isolated(close_some, self._peer)
@@ -225,7 +225,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
                 session.refuse()
 
-    def later(self, call: Callable[[], None]) -> None:
+    def call_next_turn(self, call: Callable[[], None]) -> None:
         """Call ``call`` in the next turn of the reactor."""
         self._reactor.callLater(0, call)
 

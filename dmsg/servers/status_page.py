@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dmsg.base.units import human_count, human_size
 from dmsg.errors import DropReason
-from dmsg.pages.history import Growth, Quantiles, in_each
+from dmsg.pages.history import Growth, Quantiles, bucket_counts
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
 from dmsg.servers.admission import Admission
@@ -172,7 +172,7 @@ class ServerStatus(StatusSource):
             for sample in metric.samples
             if sample.name.endswith("_bucket")
         ]
-        return in_each(sums)
+        return bucket_counts(sums)
 
     def reasons(self) -> dict[str, float]:
         return {reason.value: float(number) for reason, number in self._server.drops().items()}

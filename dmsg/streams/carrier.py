@@ -106,7 +106,7 @@ class CarryingSession(carrier.CarryingSession, Protocol[TransportT]):
     def closed(self, carrier: TransportCarrier[TransportT], reason: int) -> None:
         """Close the transport of a stream that the local end has closed."""
 
-    def left(self, transport: TransportT, reason: int) -> None:
+    def close_left(self, transport: TransportT, reason: int) -> None:
         """Close a transport that its stream has left."""
 
 
@@ -152,7 +152,7 @@ class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream]
 
     def leave(self, reason: int) -> None:
         """Close the transport, because its stream has moved to another one or is closed."""
-        self.session.left(self.transport, reason)
+        self.session.close_left(self.transport, reason)
 
 
 class SuspendedStreams(Protocol):

@@ -224,7 +224,7 @@ class Streams:
         ended = self._ended.get(resume.token)
         return ended[1] if ended is not None and ended[2] == remote else None
 
-    def moved(self, stream: ClientStream) -> None:
+    def note_resumed(self, stream: ClientStream) -> None:
         """Record that a stream was resumed over another transport."""
         self._stop_waiting(stream)
         self._progress.pop(stream, None)

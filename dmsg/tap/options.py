@@ -214,7 +214,7 @@ def _appending(row: Option) -> Callable[[EntityOptions, str], None]:
 
 
 def _usage(row: Option) -> str:
-    return f"{row.help} [default: {row.said_default}]" if row.said_default else row.help
+    return f"{row.help} [default: {row.default_in_words}]" if row.default_in_words else row.help
 
 
 def _read(row: Option, given: GivenText) -> object:

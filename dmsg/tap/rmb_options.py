@@ -37,7 +37,7 @@ class RmbOptions(EntityOptions):
     opt_s = opt_substrate
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
-        super().parseOptions(one_each(options or (), self.several))
+        super().parseOptions(repeat_option(options or (), self.several))
 
     def note(self, text: str) -> None:
         """Print a note about an option that is accepted and has no effect."""
@@ -61,7 +61,7 @@ class RmbOptions(EntityOptions):
             raise UsageError(f"--registry is needed: twins are looked up there: {REGISTRIES}")
 
 
-def one_each(words: Sequence[str], several: Sequence[str]) -> list[str]:
+def repeat_option(words: Sequence[str], several: Sequence[str]) -> list[str]:
     """Return the arguments with ``-m a b`` written as ``-m a -m b``. That is unambiguous, because these command lines
     have no arguments without an option."""
     found: list[str] = []

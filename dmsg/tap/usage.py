@@ -38,9 +38,9 @@ def _lines(row: Option, width: int) -> Iterator[str]:
     """Return the lines of one option: name, text, default, and accepted values."""
     letter = f"-{row.short}," if row.short else ""
     name = f"  {letter:<4}--{row.name}{'' if isinstance(row.kind, Flag) else '='}"
-    notes = [row.kind.takes.replace("`", "")] if isinstance(row.kind, (Number, Choice)) else []
-    if row.said_default:
-        notes.append(f"default: {row.said_default}")
+    notes = [row.kind.accepted_text.replace("`", "")] if isinstance(row.kind, (Number, Choice)) else []
+    if row.default_in_words:
+        notes.append(f"default: {row.default_in_words}")
     text = f"{row.help}." + (f" [{'; '.join(notes)}]" if notes else "")
     wrapped = textwrap.wrap(text, max(width - HELP_COLUMN, 20), break_on_hyphens=False)
     if len(name) < HELP_COLUMN:

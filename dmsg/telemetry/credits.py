@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dmsg.errors import DmsgError
 from dmsg.telemetry.lines import unpack_gzip
-from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, names_in, parse_receipt
+from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, named_keys, parse_receipt
 from dmsg.telemetry.schema import MAX_LINE
 
 DAYS_BEFORE = 30
@@ -210,7 +210,7 @@ def _receipts(text: bytes) -> Iterator[tuple[int, bytes, str]]:
         if type(at) is not int or not isinstance(receipt, str) or not _HEX.fullmatch(receipt):
             continue
         data = bytes.fromhex(receipt)
-        ours = names_in(data)[1].hex() == row.get("producer")
+        ours = named_keys(data)[1].hex() == row.get("producer")
         yield at // DAY_MS, data, "" if ours else "of another server than the one that reports it"
 
 

@@ -82,7 +82,7 @@ class Receipt:
         return body + key.sign(_CONTEXT + body)
 
 
-def names_in(data: bytes) -> tuple[bytes, bytes, bytes]:
+def named_keys(data: bytes) -> tuple[bytes, bytes, bytes]:
     """Return the transport, the server's key and the signer's key that a receipt names, without any check.
 
     :param data: ``RECEIPT_SIZE`` bytes.

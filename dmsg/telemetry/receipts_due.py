@@ -14,7 +14,7 @@ from enum import IntEnum
 
 from attrs import define
 
-from dmsg.telemetry.receipts import Receipt, ReceiptError, Role, names_in, parse_receipt
+from dmsg.telemetry.receipts import Receipt, ReceiptError, Role, named_keys, parse_receipt
 
 MAX_DUE = 65_536
 """Maximum number of ended transports whose receipts are still due; beyond that the one that ended first is forgotten.
@@ -52,7 +52,7 @@ class _Transport:
     ends: set[bytes]
     ended: float | None = None
 
-    def names_ends(self, receipt: Receipt) -> bool:
+    def names_both_ends(self, receipt: Receipt) -> bool:
         """Whether a receipt names both ends in their true roles."""
         ends = (self.initiator, self.responder)
         return (receipt.signer, receipt.peer) == (ends if receipt.role is Role.INITIATOR else ends[::-1])
@@ -98,19 +98,19 @@ class ReceiptsDue:
         while self._ended and (next(iter(self._ended.values())).ended or 0.0) <= now - DUE_FOR:
             self._ended.popitem(last=False)
 
-    def takes(self, payload: bytes, by: bytes, now: float, network: str = "") -> ReceiptVerdict:
+    def check(self, payload: bytes, by: bytes, now: float, network: str = "") -> ReceiptVerdict:
         """Check a receipt and mark it as delivered, so that a second one is not due.
 
         :param by: public key of the client that hands the receipt in.
         :param network: network of that client.
         """
-        transport, server, signer = names_in(payload)
+        transport, server, signer = named_keys(payload)
         if signer != by or server != self._server:
             return ReceiptVerdict.NOT
         owed = self._open.get(transport) or self._ended.get(transport)
         if owed is None:
             return self._takes_former(payload, transport, by, now, network)
-        if by not in owed.ends or (receipt := _signed(payload)) is None or not owed.names_ends(receipt):
+        if by not in owed.ends or (receipt := _signed(payload)) is None or not owed.names_both_ends(receipt):
             return ReceiptVerdict.NOT
         owed.ends.discard(by)
         if not owed.ends:

@@ -148,7 +148,7 @@ class RelayTelemetry:
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: Peer, payload: bytes) -> bool:
-        due = self._receipts_due.takes(
+        due = self._receipts_due.check(
             payload, bytes(source.key), self._now(), self._telemetry.network(source.port.address) or ""
         )
         if due is ReceiptVerdict.NOT:

@@ -90,7 +90,7 @@ def list_sealed(
     wanted = list(patterns)
     top = os.path.abspath(root)
     if not _is_utf8(top):
-        raise DmsgError(f"the files in {shown(top)} cannot be read, because {Reason.NOT_UTF8}")
+        raise DmsgError(f"the files in {shorten_path(top)} cannot be read, because {Reason.NOT_UTF8}")
     seen: set[tuple[int, int]] = set()
     # Real directories come first, so that a file is found by its real path if it has one in the spool.
     directories: list[str] = [top]
@@ -109,7 +109,7 @@ def list_sealed(
                 ordered = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
             if directory == top:
-                raise DmsgError(f"{shown(top)} cannot be read: {error.strerror}") from None
+                raise DmsgError(f"{shorten_path(top)} cannot be read: {error.strerror}") from None
             found.left[reason_of(error)].add(directory)
             continue
         plain = True
@@ -222,10 +222,10 @@ def merge(listings: Iterable[Mapping[Reason, set[str]]]) -> Left:
     for left in listings:
         for reason, some in left.items():
             paths[reason] |= some
-    return {reason: (len(some), shown(min(some))) for reason, some in sorted(paths.items()) if some}
+    return {reason: (len(some), shorten_path(min(some))) for reason, some in sorted(paths.items()) if some}
 
 
-def shown(path: str) -> str:
+def shorten_path(path: str) -> str:
     """Return a path as text for people, shortened from the left."""
     text = os.fsencode(path).decode(errors="replace")
     return text if len(text) <= SHOWN else "..." + text[-SHOWN:]

@@ -81,7 +81,7 @@ class Path:
         self.waiting = 0
         self._free_at = 0.0
 
-    def departure(self, now: float, size: int, random: Random) -> float | None:
+    def arrival_time(self, now: float, size: int, random: Random) -> float | None:
         """Return the time at which a packet arrives, or None if it is lost."""
         if self.cut or self.waiting + size > QUEUE or (self.loss and random.random() < self.loss):
             return None
@@ -162,7 +162,7 @@ class Wire:
                 packet = _as_reset(packet)
                 data = bytes(VNET) + packet
             path = self.path(source, target)
-            at = path.departure(now, len(packet), self._random)
+            at = path.arrival_time(now, len(packet), self._random)
             if at is None:
                 continue
             self._count += 1

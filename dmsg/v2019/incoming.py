@@ -219,7 +219,7 @@ class Incoming:
         :param initiator: key of the requester; None if it has not proved its key.
         :returns: False if the new transport must be refused.
         """
-        unconfirmed = self._unconfirmed.first_to_go()
+        unconfirmed = self._unconfirmed.first_to_evict()
         if unconfirmed is not None and initiator in (None, unconfirmed.remote):
             self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
             return True

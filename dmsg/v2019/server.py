@@ -91,7 +91,9 @@ class Server(RelayServer):
     # --- leaving ---
 
     async def _leave(self) -> None:
-        others = await self.registration.others() if self.factory.sessions and self.settings.drain_timeout else []
+        others = (
+            await self.registration.other_servers() if self.factory.sessions and self.settings.drain_timeout else []
+        )
         # The server withdraws from discovery first, so that discovery sends no new clients meanwhile.
         await self.registration.withdraw()
         await self._hand_over(others)

@@ -278,7 +278,7 @@ class ClientSession(Session):
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
         """Continue a resumed stream over ``transport``."""
         assert self._streams is not None
-        self._streams.moved(stream)
+        self._streams.note_resumed(stream)
         stream.move(transport.carrier)
 
     def _on_accepted(self, event: Accepted) -> None:
@@ -363,7 +363,7 @@ class ClientSession(Session):
             self._streams.closed(carrier.stream, reason)
         self.flush()
 
-    def left(self, transport: ClientTransport, reason: int) -> None:
+    def close_left(self, transport: ClientTransport, reason: int) -> None:
         self._incoming.forget(transport)
         self.core.close(transport, reason)
         self.flush()

@@ -74,7 +74,7 @@ class Confirmations:
         self._rank(transport.remote)
         return found
 
-    def first_to_go(self) -> ClientTransport | None:
+    def first_to_evict(self) -> ClientTransport | None:
         """Return the transport to evict when there is no room; None if none is waiting."""
         while (initiator := self._counts.first()) is not None:
             transport = next(iter(self._of[initiator]))

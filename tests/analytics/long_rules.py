@@ -6,7 +6,7 @@ import os
 
 from dmsg.analytics.attention import needs_attention
 from dmsg.cli.pipeline.watch import _shown
-from dmsg.telemetry.spool_listing import Reason, shown
+from dmsg.telemetry.spool_listing import Reason, shorten_path
 from tests.analytics import spark_lives, spark_self_dealing, spark_settlement
 from tests.analytics.support import DAY, NOW, S1, Boot, ByRuns, LakeCase, write_file
 
@@ -53,9 +53,9 @@ class ListingTests(LakeCase):
         first = pipeline.run(self.sources())
         self.assertEqual(first.events, 3)
         expected = {
-            Reason.DANGLING: (1, shown(f"{self.spool}/relay")),
-            Reason.SPECIAL: (1, shown(f"{self.spool}/events-3.jsonl.gz")),
-            Reason.GONE: (1, shown(str(vanishing))),
+            Reason.DANGLING: (1, shorten_path(f"{self.spool}/relay")),
+            Reason.SPECIAL: (1, shorten_path(f"{self.spool}/events-3.jsonl.gz")),
+            Reason.GONE: (1, shorten_path(str(vanishing))),
             Reason.FORBIDDEN: (1, "/receipts"),
         }
         self.assertEqual(first.left, expected)
@@ -63,7 +63,7 @@ class ListingTests(LakeCase):
         self.assertEqual(lake.state().left, expected)
         told = [one.text for one in needs_attention(lake, lake.state(), now=NOW) if one.kind == "not read"]
         self.assertEqual(len(told), 4)
-        self.assertIn("not read, because the link leads to nothing: " + shown(f"{self.spool}/relay"), told)
+        self.assertIn("not read, because the link leads to nothing: " + shorten_path(f"{self.spool}/relay"), told)
         # Nothing new, but fewer faults: attention has to know.
         (self.spool / "events-3.jsonl.gz").unlink()
         second = self.run_jobs()
@@ -89,7 +89,7 @@ class NamelessTests(LakeCase):
         write_file(self.spool / "events-1.jsonl.gz", boot.rows)
         self.assertEqual(self.run_jobs().quarantined, 100)
         lake = self.pipeline().lake
-        state = lake.computed()
+        state = lake.computed_state()
         found = needs_attention(lake, state, now=NOW)
         self.assertNotIn("unanswered", {one.kind for one in found})
         _shown(state, found, NOW)

@@ -55,7 +55,7 @@ class PlantedCase(LakeCase):
         truth = [json.loads(line) for line in (Path(self.root) / TRUTH).read_text().splitlines()]
         self.assertEqual({one["kind"] for one in truth}, {*KINDS.values(), *FLAGS.values()})
         lake = self.pipeline().lake
-        shown = needs_attention(lake, lake.computed(), now=datetime.combine(NOW.date(), time(0, 1), UTC))
+        shown = needs_attention(lake, lake.computed_state(), now=datetime.combine(NOW.date(), time(0, 1), UTC))
         since = last - timedelta(RECENT_DAYS - 1)
         wanted = {(one["kind"], one["about"]) for one in truth if date.fromisoformat(one["day"]) >= since}
         wanted = {one for one in wanted if one[0] not in FLAGS.values()}
@@ -68,7 +68,7 @@ class PlantedCase(LakeCase):
         """On all days: the servers that are planted, and none else."""
         lake = self.pipeline().lake
         days = [last - timedelta(back) for back in range(4)]
-        dealings = [(one, str(day)) for day in days for one in find_dealings(lake, lake.computed(), day)]
+        dealings = [(one, str(day)) for day in days for one in find_dealings(lake, lake.computed_state(), day)]
         self.assertEqual(len({one.server for one, _ in dealings}), SERVERS)
         self.assertEqual(
             {(FLAGS[flag], one.server, day) for one, day in dealings for flag in one.flags},

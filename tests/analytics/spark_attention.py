@@ -254,7 +254,7 @@ class TablesTests(LakeCase):
 
     def test_findings_of_the_two_servers(self) -> None:
         lake = Story.told().pipeline().lake
-        found = needs_attention(lake, lake.computed(), now=NOW)
+        found = needs_attention(lake, lake.computed_state(), now=NOW)
         about = {(one.about, one.place) for one in found}
         self.assertIn((S2, "Settlement"), about)
         self.assertNotIn((S1, "Settlement"), about)
@@ -277,7 +277,7 @@ class TablesTests(LakeCase):
     def test_top_shows_the_same_rows_as_spark(self) -> None:
         """The same rows as Spark has, those of the newest day, the largest first; NULL last."""
         lake = Story.told().pipeline().lake
-        state = lake.computed()
+        state = lake.computed_state()
         for table, by in (("traffic_hour", "bytes"), ("settlement_day", "inflation"), ("uptime_day", "uptime")):
             arguments = (*PROGRAM, "analytics", "top", "--out", lake.root, table, "--by", by, "--rows", "3")
             said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={"PATH": "/nonexistent"})

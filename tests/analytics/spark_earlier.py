@@ -40,7 +40,7 @@ class TakenOverTests(LakeCase):
 
     def test_a_run_goes_on_with_them(self) -> None:
         """The gold tables are those that DuckDB makes of all files, the old and the new."""
-        before = Store(str(self.out)).computed()
+        before = Store(str(self.out)).computed_state()
         self.assertEqual((before.run, set(before.days)), (1, {str(DAY)}))
         self.assertIn("dmsg network", render(collect(Store(str(self.out)))))
         again = Boot(S1, "1" * 32, started=ms(DAY, "10:00:00"))
@@ -70,7 +70,7 @@ class TakenOverTests(LakeCase):
         found = compare(pipeline.lake, self.spool, self.checked, NOW.date())
         self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
         self.assertEqual(self.pipeline().run(sources).events, 0)
-        sections = {one.title: one.verdict for one in explain(pipeline.lake, pipeline.lake.computed(), S1, NEXT)}
+        sections = {one.title: one.verdict for one in explain(pipeline.lake, pipeline.lake.computed_state(), S1, NEXT)}
         self.assertEqual(sections["Settlement"], "agrees")
 
 

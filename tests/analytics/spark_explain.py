@@ -108,7 +108,7 @@ class TablesTests(LakeCase):
 
     def sections(self, server: str) -> dict[str, Section]:
         lake = Story.told().pipeline().lake
-        return {one.title: one for one in explain(lake, lake.computed(), server, DAY)}
+        return {one.title: one for one in explain(lake, lake.computed_state(), server, DAY)}
 
     def test_the_explanation_of_a_liar_names_the_conflicts(self) -> None:
         found = self.sections(S2)

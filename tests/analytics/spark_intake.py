@@ -24,7 +24,7 @@ from dmsg.analytics.schemas import EVENT, QUARANTINE, RAW
 from dmsg.analytics.sealed_files import Refused, Sealed, Target, convert, read
 from dmsg.analytics.store import Store
 from dmsg.telemetry.schema import BUCKETS
-from dmsg.telemetry.spool_listing import Reason, shown
+from dmsg.telemetry.spool_listing import Reason, shorten_path
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import DAY, NOW, S1, Boot, LakeCase, spark, write_file
 
@@ -273,19 +273,19 @@ class ListingTests(LakeCase):
         first = pipeline.run(self.sources())
         self.assertEqual((first.events, first.quarantined), (0, 1))
         expected = {
-            Reason.DANGLING: (1, shown(f"{self.spool}/relay")),
-            Reason.SPECIAL: (1, shown(f"{self.spool}/events-3.jsonl.gz")),
-            Reason.GONE: (1, shown(str(vanishing))),
+            Reason.DANGLING: (1, shorten_path(f"{self.spool}/relay")),
+            Reason.SPECIAL: (1, shorten_path(f"{self.spool}/events-3.jsonl.gz")),
+            Reason.GONE: (1, shorten_path(str(vanishing))),
             Reason.FORBIDDEN: (1, "/receipts"),
         }
         self.assertEqual(first.left, expected)
         lake = pipeline.lake
         self.assertEqual(lake.state().left, expected)
         store = Store(str(Story.told().out))  # Attention is about days, and this lake has none.
-        found = needs_attention(store, replace(store.computed(), left=lake.state().left), now=NOW)
+        found = needs_attention(store, replace(store.computed_state(), left=lake.state().left), now=NOW)
         told = [one.text for one in found if one.kind == "not read"]
         self.assertEqual(len(told), 4)
-        self.assertIn("not read, because the link leads to nothing: " + shown(f"{self.spool}/relay"), told)
+        self.assertIn("not read, because the link leads to nothing: " + shorten_path(f"{self.spool}/relay"), told)
         # Nothing new, but fewer faults: attention has to know.
         (self.spool / "events-3.jsonl.gz").unlink()
         second = self.run_jobs()

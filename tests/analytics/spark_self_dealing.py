@@ -196,6 +196,6 @@ class CommandTests(SynchronousTestCase):
     def test_too_many_pairs_are_not_judged(self) -> None:
         self.patch(explain, "PAIRS", 0)
         store = Store(str(Story.told().out))
-        sections = {one.title: one for one in explain.explain(store, store.computed(), S1, DAY)}
+        sections = {one.title: one for one in explain.explain(store, store.computed_state(), S1, DAY)}
         self.assertEqual(sections["Self-dealing"].verdict, "not judged")
         self.assertIn("more than 0 pairs of clients have credit on 2026-03-10", sections["Self-dealing"].lines[0])

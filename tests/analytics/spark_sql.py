@@ -30,7 +30,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "pipeline" / "questions.md"
 
 def asked(store: Store, sql: str, rows: int = 10_000) -> list[dict[str, Any]]:
     """The rows of a query, with times as Spark's ``collect`` has them."""
-    found = run_sql(store, store.computed(), sql, rows)
+    found = run_sql(store, store.computed_state(), sql, rows)
     return [
         {
             name: one.replace(tzinfo=None) if isinstance(one, datetime) else one
@@ -92,9 +92,9 @@ class QueryTests(SynchronousTestCase):
         self.assertEqual(secret.read_text(), "a\n1\n")
 
     def test_answers_are_bounded(self) -> None:
-        found = run_sql(self.store, self.store.computed(), "SELECT * FROM range(100000)", 7)
+        found = run_sql(self.store, self.store.computed_state(), "SELECT * FROM range(100000)", 7)
         self.assertEqual(([row[0] for row in found.rows], found.more), ([0, 1, 2, 3, 4, 5, 6], True))
-        self.assertFalse(run_sql(self.store, self.store.computed(), "SELECT * FROM range(7)", 7).more)
+        self.assertFalse(run_sql(self.store, self.store.computed_state(), "SELECT * FROM range(7)", 7).more)
 
     def test_values_are_those_of_python(self) -> None:
         (row,) = asked(
@@ -159,7 +159,7 @@ class StoredDayTests(LakeCase):
         write_file(story.spool / "again" / "events-9.jsonl.gz", rows[:200])
         story.run_jobs()
         store = Store(str(story.out))
-        self.assertTrue(store.stored_days("transports", store.computed()))
+        self.assertTrue(store.stored_days("transports", store.computed_state()))
         for name in VIEWS:
             self.assertEqual(_in_order(asked(store, f"SELECT * FROM {name}")), story.table(name, "silver"), name)
 

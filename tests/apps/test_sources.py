@@ -325,10 +325,10 @@ class UnmeasuredTests(ChangeCase):
         self.assertFalse(source.was_written_to())
         with self.file.open("ab") as file:
             file.write(b"more")
-        source.go_to(8)
+        source.seek(8)
         self.assertEqual((source.read(100), source.was_written_to()), (b"89", True))
         os.truncate(self.file, 3)
-        source.go_to(2)
+        source.seek(2)
         self.assertEqual(source.read(100), b"2")
         self.assertIn("it has 3 bytes now, and had 10", str(self.assertRaises(SourceChanged, source.read, 1)))
         source.close()

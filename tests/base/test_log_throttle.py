@@ -24,9 +24,9 @@ class LogThrottleTests(SynchronousTestCase):
         """They are one, and cost nothing."""
         clock = Clock()
         seldom = LogThrottle(clock.seconds, 10.0)
-        told = [seldom.left_out(number) for number in range(10 * MAX_KINDS)]
+        told = [seldom.count_left_out(number) for number in range(10 * MAX_KINDS)]
         self.assertEqual(told.count(0), MAX_KINDS + 1)
         self.assertLessEqual(len(seldom._reported), MAX_KINDS + 1)
         clock.advance(10.0 * MAX_KINDS)
-        self.assertEqual(seldom.left_out("new"), 0)
+        self.assertEqual(seldom.count_left_out("new"), 0)
         self.assertEqual(len(seldom._reported), 1)

@@ -111,7 +111,7 @@ class RowTests(SynchronousTestCase):
             for row in options.rows:
                 if not isinstance(row.kind, Number) or row.default_text or row.default is None:
                     continue
-                self.assertEqual(row.kind.read(row.said_default), row.default, f"{name} --{row.name}")
+                self.assertEqual(row.kind.read(row.default_in_words), row.default, f"{name} --{row.name}")
 
     def test_values_of_secrets_are_hidden(self) -> None:
         self.assertNotIn("token-of-the-page", repr(ServerSettings(page_token=b"token-of-the-page")))

@@ -32,8 +32,8 @@ def table(rows: Sequence[Option]) -> str:
     ]
     for row in sorted(rows, key=lambda row: row.name):
         names = f"`--{row.name}`" + (f", `-{row.short}`" if row.short else "")
-        value = "" if isinstance(row.kind, Flag) else row.kind.takes
-        cells = [names, value + (", mode 0600" if row.secret else ""), row.said_default, row.help]
+        value = "" if isinstance(row.kind, Flag) else row.kind.accepted_text
+        cells = [names, value + (", mode 0600" if row.secret else ""), row.default_in_words, row.help]
         if reloads:
             cells.append("yes" if row.reloads else "")
         lines.append("| " + " | ".join(cells) + " |")

@@ -198,7 +198,7 @@ def envelope(data: bytes) -> None:
         read = wire.decode(data)
         wire.challenge(read)
         wire.times_error(read, 1_800_000_000)
-        wire.life(read, 1_800_000_000)
+        wire.remaining_life(read, 1_800_000_000)
         if wire.kind_of(read):
             wire.strict_challenge(read)
             wire.payload_of(read)

@@ -187,7 +187,7 @@ class StockClient(RawClient):
             if self.two_ids:
                 channel.name, message = body[1], body[2:]
             try:
-                channel.ciphers = channel.proposal.accepted(message)
+                channel.ciphers = channel.proposal.process_answer(message)
             except (HandshakeError, RemoteProtocolError):
                 self.panics.append("ChannelOpened is not understood; the first write panics")
         elif frame_type == SEND:

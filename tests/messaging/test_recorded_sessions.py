@@ -95,7 +95,7 @@ class Session:
                 one = Offer(self.keys["B"], self.keys["A"].public, offer, Profile.SKYWIRE, ephemeral=ephemeral)
                 self.b, answer = one.accept()
                 assert answer == data[4:]
-                self.a = self.proposal.accepted(answer)
+                self.a = self.proposal.process_answer(answer)
             elif event["kind"] == "Send":
                 opened = self.b if event["dir"] == UP else self.a
                 sent["A" if event["dir"] == UP else "B"].append(opened.open(data[6:]))

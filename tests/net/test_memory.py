@@ -83,7 +83,7 @@ class ServerMemoryTests(EntityCase):
         await self.until(lambda: factory.active_links)
         server.memory.check()
         (link,) = factory.active_links
-        self.assertEqual(link.holds, 29)
+        self.assertEqual(link.buffered_bytes, 29)
         quiet[0].transport.abortConnection()  # type: ignore[union-attr]
         await self.until(lambda: not factory.active_links)
 

@@ -89,7 +89,7 @@ class BrowserTests(PageCase):
         await self.until(lambda: watchers)
         # it hangs: nothing is said any more, and its connection stays; and there is no place for another one
         self.patch(sampler, "MAX_WATCHERS", 0)
-        next(iter(watchers)).tell = lambda content: None
+        next(iter(watchers)).send_changes = lambda content: None
         await deferToThread(browser.until, "!document.getElementById('lost').hidden")
         await self.until(lambda: not watchers)  # the script has asked anew
         self.patch(sampler, "MAX_WATCHERS", 16)

@@ -82,7 +82,7 @@ class Session:
         self.core.frames.append((CLOSE, carrier.stream.secure_end.seal_close(reason, REASON_SIZE)))
         self._streams.closed(carrier.stream, reason)
 
-    def left(self, transport: Line, reason: int) -> None:
+    def close_left(self, transport: Line, reason: int) -> None:
         pass
 
     def take(self, frames: list[tuple[int, bytes]]) -> None:
@@ -95,7 +95,7 @@ class Session:
                 tickets, unsent = stream.secure_end.resume_over(self.line, answer)
                 end = stream.secure_end
                 stream.requeue(unsent)
-                self._streams.moved(stream)
+                self._streams.note_resumed(stream)
                 stream.move(self.line.carrier)
                 stream.acknowledged_all(tickets)
             elif end.unproven is not None:
@@ -130,7 +130,7 @@ class FamilyTests(SynchronousTestCase):
         proposal = Proposal(ONE, TWO.public, hello)
         offer = Offer(TWO, proposal.payload)
         theirs, payload = offer.accept(hello)
-        mine, _ = proposal.accepted(payload)
+        mine, _ = proposal.process_answer(payload)
         self.ends: list[ClientStream] = []
         for number, result in enumerate((mine, theirs)):
             session, streams = self.sessions[number], self.streams[number]
@@ -179,10 +179,10 @@ class FamilyTests(SynchronousTestCase):
         result, payload = offer.accept(told)
         theirs.secure_end.answers = {two.line: theirs.secure_end.answer(result, offer.hello, told)}
         TransportCarrier(two, two.line, theirs)
-        result, answer = proposal.accepted(payload)
+        result, answer = proposal.process_answer(payload)
         carrier = TransportCarrier(one, one.line, mine)
-        one.core.frames.append((FWD, mine.secure_end.go_over(one.line, result, answer, hello.window)))
-        self.streams[0].moved(mine)
+        one.core.frames.append((FWD, mine.secure_end.attach_resumed(one.line, result, answer, hello.window)))
+        self.streams[0].note_resumed(mine)
         mine.move(carrier)
 
     def test_data_in_flight_is_sent_again(self) -> None:

@@ -141,7 +141,7 @@ class LossTests(StreamsCase):
         self.assertEqual((nowhere.in_flight(), other.carrier.in_flight()), (1, 0))
         one.end.in_flight.extend("abc")
         self.assertEqual(nowhere.in_flight(), 3)
-        self.table.moved(one)
+        self.table.note_resumed(one)
         self.searches[0][1].callback(None)
         self.assertEqual((self.table.suspended, self.table.resumed, one.has_ended), (1, 1, False))
         other.carrier.close(CloseReason.UNSPECIFIED)
@@ -208,7 +208,7 @@ class StandingTests(StreamsCase):
     def test_another_program_s_errors_end_no_stream_that_goes_on(self) -> None:
         stream = self.add()
         self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
-        self.table.moved(stream)
+        self.table.note_resumed(stream)
         self.searches[0][1].errback(DmsgError("late"))
         self.assertEqual((stream.has_ended, stream.reasons), (False, []))
 
@@ -258,7 +258,7 @@ class SearchTests(StreamsCase):
         """It looked for a better way, and meanwhile there is none at all."""
         self.searching.callback(None)
         self.assertEqual(len(self.searches), 2)
-        self.table.moved(self.stream)
+        self.table.note_resumed(self.stream)
         self.searches[1][1].callback(None)
         self.assertEqual(len(self.searches), 2)
 

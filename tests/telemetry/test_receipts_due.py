@@ -26,9 +26,9 @@ class ReceiptsDueTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.owed = ReceiptsDue(key(SERVER), -DUE_FOR)
 
-    def takes(self, payload: bytes, by: bytes, now: float = 0.0) -> ReceiptVerdict:
+    def check(self, payload: bytes, by: bytes, now: float = 0.0) -> ReceiptVerdict:
         """As it says."""
-        return self.owed.takes(payload, by, now)
+        return self.owed.check(payload, by, now)
 
     def carry(self, transport: bytes = TRANSPORT) -> None:
         self.owed.add_transport(transport, key(A), key(B))
@@ -36,11 +36,11 @@ class ReceiptsDueTests(SynchronousTestCase):
     def test_each_end_owes_a_single_receipt(self) -> None:
         self.carry()
         of_a, of_b = RECEIPT.sign(A), replace(RECEIPT, role=Role.RESPONDER, signer=B.public, peer=A.public).sign(B)
-        self.assertTrue(self.takes(of_a, key(A)))
-        self.assertFalse(self.takes(of_a, key(A)))
+        self.assertTrue(self.check(of_a, key(A)))
+        self.assertFalse(self.check(of_a, key(A)))
         self.owed.ended(TRANSPORT, 5.0)
-        self.assertTrue(self.takes(of_b, key(B)))
-        self.assertFalse(self.takes(of_b, key(B)))
+        self.assertTrue(self.check(of_b, key(B)))
+        self.assertFalse(self.check(of_b, key(B)))
         self.assertEqual(len(self.owed), 0)
 
     def test_receipts_that_are_not_due_are_refused(self) -> None:
@@ -58,8 +58,8 @@ class ReceiptsDueTests(SynchronousTestCase):
             (replace(RECEIPT, role=Role.RESPONDER).sign(A), key(A)),
             (replace(RECEIPT, peer=C.public).sign(A), key(A)),
         ):
-            self.assertFalse(self.takes(data, by))
-        self.assertTrue(self.takes(good, key(A)))
+            self.assertFalse(self.check(data, by))
+        self.assertTrue(self.check(good, key(A)))
 
     def test_due_receipts_expire(self) -> None:
         self.carry()
@@ -67,7 +67,7 @@ class ReceiptsDueTests(SynchronousTestCase):
         self.owed.ended(bytes(16), 5.0 + DUE_FOR - 1)
         self.assertEqual(len(self.owed), 1)
         self.owed.ended(bytes(16), 5.0 + DUE_FOR)
-        self.assertFalse(self.takes(RECEIPT.sign(A), key(A)))
+        self.assertFalse(self.check(RECEIPT.sign(A), key(A)))
         self.assertEqual(len(self.owed), 0)
 
     def test_the_number_of_due_receipts_is_bounded(self) -> None:
@@ -82,7 +82,7 @@ class ReceiptsDueTests(SynchronousTestCase):
         self.owed.ended(TRANSPORT, 20.0)
         self.owed.ended(bytes(16), 8.0 + DUE_FOR)
         self.assertEqual([one[0] for one in self.owed._ended], [9, 0])
-        self.assertTrue(self.takes(RECEIPT.sign(A), key(A)))
+        self.assertTrue(self.check(RECEIPT.sign(A), key(A)))
 
 
 class FormerTests(SynchronousTestCase):
@@ -93,21 +93,21 @@ class FormerTests(SynchronousTestCase):
 
     def test_once_and_for_a_while(self) -> None:
         good = RECEIPT.sign(A)
-        self.assertFalse(self.owed.takes(good, key(B), 101.0))
-        self.assertFalse(self.owed.takes(good[:-1] + bytes([good[-1] ^ 1]), key(A), 101.0))
-        self.assertFalse(self.owed.takes(replace(RECEIPT, server=C.public).sign(A), key(A), 101.0))
-        self.assertTrue(self.owed.takes(good, key(A), 101.0))
-        self.assertFalse(self.owed.takes(good, key(A), 102.0))
+        self.assertFalse(self.owed.check(good, key(B), 101.0))
+        self.assertFalse(self.owed.check(good[:-1] + bytes([good[-1] ^ 1]), key(A), 101.0))
+        self.assertFalse(self.owed.check(replace(RECEIPT, server=C.public).sign(A), key(A), 101.0))
+        self.assertTrue(self.owed.check(good, key(A), 101.0))
+        self.assertFalse(self.owed.check(good, key(A), 102.0))
         other = replace(RECEIPT, transport=bytes(16)).sign(A)
-        self.assertTrue(self.owed.takes(other, key(A), 99.9 + DUE_FOR))
-        self.assertFalse(self.owed.takes(replace(RECEIPT, transport=b"1" * 16).sign(A), key(A), 100.0 + DUE_FOR))
+        self.assertTrue(self.owed.check(other, key(A), 99.9 + DUE_FOR))
+        self.assertFalse(self.owed.check(replace(RECEIPT, transport=b"1" * 16).sign(A), key(A), 100.0 + DUE_FOR))
         self.assertEqual(self.owed._former, {})
 
     def test_former_receipts_are_marked(self) -> None:
         self.owed.add_transport(TRANSPORT, key(A), key(B))
         other = replace(RECEIPT, transport=bytes(16))
-        self.assertIs(self.owed.takes(RECEIPT.sign(A), key(A), 101.0), ReceiptVerdict.KNOWN)
-        self.assertIs(self.owed.takes(other.sign(A), key(A), 101.0), ReceiptVerdict.FORMER)
+        self.assertIs(self.owed.check(RECEIPT.sign(A), key(A), 101.0), ReceiptVerdict.KNOWN)
+        self.assertIs(self.owed.check(other.sign(A), key(A), 101.0), ReceiptVerdict.FORMER)
 
     def test_live_receipts_are_bounded_in_memory(self) -> None:
         self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 2)
@@ -115,10 +115,10 @@ class FormerTests(SynchronousTestCase):
         for number in range(1, 10):
             transport = bytes([number]) * 16
             self.owed.add_transport(transport, key(A), key(B))
-            self.assertTrue(self.owed.takes(replace(RECEIPT, transport=transport).sign(A), key(A), 101.0))
+            self.assertTrue(self.owed.check(replace(RECEIPT, transport=transport).sign(A), key(A), 101.0))
         self.assertEqual(len(self.owed._received), 4)
         self.assertIs(
-            self.owed.takes(replace(RECEIPT, transport=bytes(16)).sign(A), key(A), 101.0), ReceiptVerdict.FORMER
+            self.owed.check(replace(RECEIPT, transport=bytes(16)).sign(A), key(A), 101.0), ReceiptVerdict.FORMER
         )
         self.owed.ended(TRANSPORT, 100.0 + DUE_FOR)
         self.assertEqual((self.owed._received, self.owed._former), ({}, {}))
@@ -129,8 +129,8 @@ class FormerTests(SynchronousTestCase):
             (A, RECEIPT.sign(A)),
             (B, replace(RECEIPT, role=Role.RESPONDER, signer=B.public, peer=A.public).sign(B)),
         ):
-            self.assertTrue(self.owed.takes(data, key(by), 101.0))
-            self.assertFalse(self.owed.takes(data, key(by), 101.0))
+            self.assertTrue(self.owed.check(data, key(by), 101.0))
+            self.assertFalse(self.owed.check(data, key(by), 101.0))
 
     def test_so_many_of_one_and_in_all(self) -> None:
         self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 3)
@@ -141,7 +141,7 @@ class FormerTests(SynchronousTestCase):
         def taken(signer: SecKey, network: str) -> int:
             peer = B if signer is not B else A
             return sum(
-                self.owed.takes(
+                self.owed.check(
                     replace(RECEIPT, transport=bytes([number]) * 16, signer=signer.public, peer=peer.public).sign(
                         signer
                     ),

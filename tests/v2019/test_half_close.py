@@ -94,7 +94,7 @@ class EndTests(SecureCase):
             result, payload = offer.accept(told)
             answer = two.answer(result, offer.hello, told)
             self.assertIsNone(two.open_data(one.seal_end(None)))
-            accepted, hello = proposal.accepted(payload)
+            accepted, hello = proposal.process_answer(payload)
             one.attach(Carrier(), accepted, hello, 1000)
             two.resume_over(Carrier(), answer)
             if not data:

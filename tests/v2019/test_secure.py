@@ -90,7 +90,7 @@ def pair(window: int = INITIAL_WINDOW, token: bytes | None = None, tags: bool = 
     proposal = Proposal(A, B.public, Hello(7, window, token), ephemeral=EPHEMERAL_A)
     offer = Offer(B, proposal.payload, ephemeral=EPHEMERAL_B)
     there, payload = offer.accept(Hello(0, window, token))
-    here, hello = proposal.accepted(payload)
+    here, hello = proposal.process_answer(payload)
     one = SecureEnd(here.hash, initiator=True, window=window, token=token, tags=tags)
     two = SecureEnd(there.hash, initiator=False, window=window, token=token, tags=tags)
     one.attach(Carrier(), here, hello, window)
@@ -108,7 +108,7 @@ class AgreementTests(SynchronousTestCase):
         offer = Offer(B, proposal.payload)
         self.assertEqual(offer.hello, Hello(7, 1000, bytes(16)))
         there, payload = offer.accept(Hello(0, 2000))
-        here, hello = proposal.accepted(payload)
+        here, hello = proposal.process_answer(payload)
         self.assertEqual(hello, Hello(0, 2000))
         self.assertEqual((here.send_key, here.receive_key, here.hash), (there.receive_key, there.send_key, there.hash))
         self.assertEqual((here.remote, there.remote), (B.public, A.public))
@@ -188,7 +188,7 @@ class AgreementTests(SynchronousTestCase):
                     Offer(B, bytes(data))
                 else:
                     proposal = Proposal(A, B.public, Hello(7), ephemeral=EPHEMERAL_A)
-                    proposal.accepted(bytes(data))
+                    proposal.process_answer(bytes(data))
 
 
 class EndTests(SynchronousTestCase):
@@ -860,7 +860,7 @@ def vector_pair(tags: bool = False) -> tuple[SecureEnd, SecureEnd]:
     proposal = Proposal(A, B.public, replace(HELLO_A, tags=tags), ephemeral=EPHEMERAL_A)
     offer = Offer(B, proposal.payload, ephemeral=EPHEMERAL_B)
     there, payload = offer.accept(replace(HELLO_B, tags=tags))
-    here, hello = proposal.accepted(payload)
+    here, hello = proposal.process_answer(payload)
     one = SecureEnd(here.hash, initiator=True, token=HELLO_A.token, tags=offer.hello.tags)
     two = SecureEnd(there.hash, initiator=False, token=HELLO_A.token, tags=hello.tags)
     one.attach(Carrier(), here, hello, HELLO_A.window)
@@ -904,7 +904,7 @@ def make_vectors(tags: bool) -> dict[str, Any]:
     two.resume(offer_2.hello.resume)
     resume_b = Hello(0, two.offer_window(), resume=two.position())
     there_2, accept_2 = offer_2.accept(resume_b)
-    here_2, hello_2 = second.accepted(accept_2)
+    here_2, hello_2 = second.process_answer(accept_2)
     assert hello_2.resume is not None
     _, unsent = one.resume(hello_2.resume)
     one.attach(Carrier(), here_2, hello_2, resume_a.window)

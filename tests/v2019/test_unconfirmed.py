@@ -60,10 +60,10 @@ class TableTests(SynchronousTestCase):
         """Confirmed, or closed, in the same read: the session is told of it later, and finds it then."""
         one, two, three = (self.add(A) for _ in range(3))
         one.state, two.state = State.OPEN, State.CLOSED
-        self.assertIs(self.table.first_to_go(), three)
+        self.assertIs(self.table.first_to_evict(), three)
         self.assertEqual((len(self.table), set(self.table)), (3, {one, two, three}))
         three.state = State.OPEN
-        self.assertIsNone(self.table.first_to_go())
+        self.assertIsNone(self.table.first_to_evict())
         self.assertEqual(self.clock.getDelayedCalls(), [])
         for transport in (one, two, three):
             found = self.table.pop(transport)
@@ -74,12 +74,12 @@ class TableTests(SynchronousTestCase):
 
     def test_the_oldest_of_the_largest_initiator_is_evicted(self) -> None:
         """The oldest of who has most; among equals of who asked first."""
-        self.assertIsNone(self.table.first_to_go())
+        self.assertIsNone(self.table.first_to_evict())
         one = self.add(A)
         greedy = [self.add(B) for _ in range(3)]
         last = self.add(C)
         gone = []
-        while (transport := self.table.first_to_go()) is not None:
+        while (transport := self.table.first_to_evict()) is not None:
             self.table.pop(transport)
             gone.append(transport)
         self.assertEqual(gone[:2], greedy[:2])

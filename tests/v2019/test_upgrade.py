@@ -415,7 +415,7 @@ def make_vectors() -> dict[str, Any]:
     proposal = Proposal(A, B.public, HELLO_A, upgrade=True, ephemeral=EPHEMERAL_A)
     offer = Offer(B, proposal.keys + proposal.message, upgrade=True, ephemeral=EPHEMERAL_B)
     there, answer = offer.accept(HELLO_B)
-    here, _ = proposal.accepted(answer)
+    here, _ = proposal.process_answer(answer)
     assert here.hash == there.hash
     end = SecureEnd(here.hash, initiator=True, token=HELLO_A.token)
     end.attach(Carrier(), here, HELLO_B, HELLO_A.window)

@@ -184,7 +184,7 @@ def discovery_lines(stage: Scenario) -> DataFrame:
         "at", F.col("i") * MINUTE_MS - 40_000
     )
     posts = (
-        stage.minutes_there(stage.plan())
+        stage.minutes_present(stage.plan())
         .where(~_silent(stage, F.col("minute")))
         .withColumn("at", F.col("minute") * MINUTE_MS + 10_000)
         .withColumn("subject", F.col("producer"))

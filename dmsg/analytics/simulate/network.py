@@ -172,7 +172,7 @@ class Scenario:
         )
 
     @staticmethod
-    def minutes_there(plan: DataFrame) -> DataFrame:
+    def minutes_present(plan: DataFrame) -> DataFrame:
         """Return a row, with its number ``i``, for each minute in which a server was not away."""
         minute, away = F.col("minute"), F.col("away")
         return (

@@ -61,7 +61,7 @@ class WalkResult:
     _unmeasured: int = 0
 
     @contextmanager
-    def above(self, name: str) -> Iterator[tuple[int, str]]:
+    def open_parent(self, name: str) -> Iterator[tuple[int, str]]:
         """Open the directory that contains a top-level item.
 
         :param name: name under which the item is sent.
@@ -136,11 +136,11 @@ class OfferedFiles:
     def _opened(self, entry: Item) -> IO[bytes]:
         top, *parts = entry.path.split("/")
         if not parts:
-            with self._walked.above(top) as (at, name):
+            with self._walked.open_parent(top) as (at, name):
                 return open_regular(name, entry.path, at)
         if top != self._top or self._descent is None:
             self.close()
-            with self._walked.above(top) as (at, name):
+            with self._walked.open_parent(top) as (at, name):
                 self._descriptor = os.open(name, _READ_DIRECTORY, dir_fd=at)
             self._top, self._descent = top, Descent(self._descriptor)
         return open_regular(parts[-1], entry.path, self._descent.at(parts[:-1]))
@@ -181,7 +181,7 @@ def walk(
                 raise TransferError(f"two of the given files are called {name}")
             name = called or name
             walked.tops[name] = real
-            with walked.above(name) as (at, there):
+            with walked.open_parent(name) as (at, there):
                 mode = os.stat(there, dir_fd=at, follow_symlinks=False).st_mode
                 if stat.S_ISREG(mode):
                     _add_file(walked, there, name, at)

@@ -120,7 +120,7 @@ def _run(settings: HostSettings, *, show_qr: bool) -> None:
     from dmsg.cli.network.host_run import Host
 
     def ready() -> None:
-        notice(settings.who_may_come)
+        notice(settings.admission_text)
         tell(f"dmsg join {settings.invitation.text}", **_fields(settings))
         if show_qr:
             print_qr(f"dmsg join {settings.invitation.text}")

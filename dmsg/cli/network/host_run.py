@@ -117,7 +117,7 @@ class HostSettings:
         return self.discovery_port if self.tls is None else self.discovery_port + 1
 
     @property
-    def who_may_come(self) -> str:
+    def admission_text(self) -> str:
         """Text that says who can reach the network, and who is admitted."""
         ports = f"TCP ports {self.discovery_port} and {self.server_port}"
         kind = self._kind

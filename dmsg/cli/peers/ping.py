@@ -31,7 +31,7 @@ port_option = click.option(
 )
 
 
-def who_and_port(target: tuple[PubKey, int | None], port: int | None) -> tuple[PubKey, int | None]:
+def target_and_port(target: tuple[PubKey, int | None], port: int | None) -> tuple[PubKey, int | None]:
     """Combine ``KEY:PORT`` and ``--port``.
 
     :raises click.UsageError: they name two different ports.
@@ -103,7 +103,7 @@ def ping(
       dmsg ping alice:80
     """
 
-    key, at = who_and_port(who, port)
+    key, at = target_and_port(who, port)
     shown = _PingPrinter(count)
     if settings.agent is not None:
         request = {"do": "ping", "to": str(key), "count": count, "interval": interval, "timeout": timeout}

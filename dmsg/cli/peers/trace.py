@@ -12,7 +12,7 @@ from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, notice, say, state, tell
 from dmsg.cli.params import WHO, client_options_of, timeout_option
-from dmsg.cli.peers.ping import port_option, who_and_port
+from dmsg.cli.peers.ping import port_option, target_and_port
 from dmsg.clients.address_book import AddressBook
 from dmsg.errors import NOBODY_LISTENS, ConnectFailed
 from dmsg.keys import PubKey
@@ -52,7 +52,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
     from dmsg.cli.screen import print_table, screen
     from dmsg.streams.core.agreement import FEATURE
 
-    asked, at = who_and_port(who, port)
+    asked, at = target_and_port(who, port)
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

@@ -64,7 +64,7 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
     from dmsg.cli.screen import screen
 
     store = Store(out)
-    state = store.computed(as_of)
+    state = store.computed_state(as_of)
     wanted = date.fromisoformat(max(state.days)) if day is None else day.date()
     if str(wanted) not in state.days:
         raise DmsgError(f"the tables have no data of {wanted}; the newest day is {max(state.days)}")

@@ -41,7 +41,7 @@ def optimize(out: str) -> None:
     from dmsg.analytics.store import LEFT_BEHIND_HOURS, Store
 
     store = Store(out)
-    state = store.computed()
+    state = store.computed_state()
     with store.claim() as claim:
         removed = store.make_room(state, claim, SMALL_FILES, left_behind=LEFT_BEHIND_HOURS)
         store.finish(claim, replace(state, run=claim.number, at=claim.at))
@@ -64,7 +64,7 @@ def forget(out: str, before: datetime) -> None:
     from dmsg.analytics.store import Store
 
     store = Store(out)
-    state = store.computed()
+    state = store.computed_state()
     day = f"{before:%Y-%m-%d}"
     gone = [one for one in state.days if one < day]
     if len(gone) == len(state.days):

@@ -30,7 +30,7 @@ def self_dealing(out: str, day: datetime | None, as_of: datetime | None) -> None
     from dmsg.analytics.store import Store
 
     store = Store(out)
-    state = store.computed(as_of)
+    state = store.computed_state(as_of)
     wanted = date.fromisoformat(max(state.days)) if day is None else day.date()
     if str(wanted) not in state.days:
         raise DmsgError(f"the tables have no data of {wanted}; the newest day is {max(state.days)}")

@@ -77,7 +77,7 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
     if by is not None and GOLD[table].schema[by].dataType.typeName() == "array":
         raise WrongUse(f"{by} holds a list of numbers: tables cannot be sorted by it")
     store = Store(out)
-    state = store.computed(as_of)
+    state = store.computed_state(as_of)
     if day is not None and day not in state.days:
         raise DmsgError(f"nothing is known of {day}; the newest day is {max(state.days)}")
     only = day or (max(state.days) if table in DAILY else None)
@@ -158,7 +158,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     from dmsg.discovery.service.ranking import MAX_RANKED, sign_ranking
 
     store = Store(out)
-    rows = store.gold("placement", store.computed())
+    rows = store.gold("placement", store.computed_state())
     key = load_or_create_key(key_file, create=create)
     servers = []
     for row in sorted(rows, key=lambda row: (-row["weight"], row["server"]))[:MAX_RANKED]:

@@ -51,7 +51,7 @@ def sql(out: str, query: str, rows: int, as_csv: bool, as_of: datetime | None) -
     from dmsg.analytics.store import Store
 
     store = Store(out)
-    found = run_sql(store, store.computed(as_of), query, rows)
+    found = run_sql(store, store.computed_state(as_of), query, rows)
     if output.state.json:
         for row in found.rows:
             output.say(json.dumps(dict(zip(found.names, map(_plain, row), strict=True)), default=str))

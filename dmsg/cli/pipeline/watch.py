@@ -135,7 +135,7 @@ def _read_findings(out: str, as_of: datetime | None) -> tuple[State, list[Findin
     from dmsg.analytics.store import Store
 
     store = Store(out)
-    state = store.computed(as_of)
+    state = store.computed_state(as_of)
     at = datetime.fromtimestamp(state.at / 1000, UTC)
     now = datetime.now(UTC)
     return state, needs_attention(store, state, now=now if as_of is None else at), now

@@ -22,7 +22,7 @@ class KeyConflict:
         self._now = now
         self._posts: list[float] = []
 
-    def lost(self) -> bool:
+    def note_replaced(self) -> bool:
         """Record that the entry was replaced; return True if it should not be posted again for now."""
         now = self._now()
         self._posts = [at for at in self._posts if at > now - CONFLICT_TIME]

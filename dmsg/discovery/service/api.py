@@ -251,7 +251,7 @@ class DiscoveryAPI:
     def _get(self, request: IRequest, key: str) -> Deferred[bytes]:
         def absent(failure: Failure) -> Failure:
             if failure.check(EntryNotFound):
-                self._telemetry.absent(request.getClientAddress(), key)
+                self._telemetry.record_absent(request.getClientAddress(), key)
             return failure
 
         return self._store.ask(self._entries.get, key).addCallbacks(lambda body: entry_response(request, body), absent)
@@ -404,7 +404,7 @@ class DiscoveryAPI:
         """
         return await self._store.ask(self._entries.counts), await self._store.ask(self._entries.size)
 
-    async def some_servers(self, limit: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    async def servers_of_each_kind(self, limit: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
         """Return entries of three kinds of servers, at most ``limit`` of each.
 
         The kinds are listed servers, quiet servers that were seen, and servers that stopped posting within the last

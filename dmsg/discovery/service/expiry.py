@@ -39,10 +39,10 @@ class DropLog:
         self._metrics = metrics
         self._log_throttle = LogThrottle(seconds, LOG_INTERVAL)
 
-    def tell(self, reason: str, place: str, number: int) -> None:
+    def count(self, reason: str, place: str, number: int) -> None:
         """Count entries; see :data:`~dmsg.discovery.store.base.Dropped`."""
         self._metrics.dropped.labels(reason).inc(number)
-        if reason in ("ended", "deleted") or self._log_throttle.left_out() is None:
+        if reason in ("ended", "deleted") or self._log_throttle.count_left_out() is None:
             return
         why = "this address has reached its limit" if reason == "address" else "the limit for all entries is reached"
         whose = place or "an unknown address"

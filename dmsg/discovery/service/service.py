@@ -98,7 +98,7 @@ class Discovery(ListeningService):
         clock, moves = clock_of(description, self._reactor)
         drops = DropLog(self._reactor.seconds, self.metrics)
         limit = settings.limit_of(description)
-        store = await open_store(description, self._reactor, limit, self._random, clock, drops.tell)
+        store = await open_store(description, self._reactor, limit, self._random, clock, drops.count)
         self._running = running = self._make(store, clock, moves)
         if self._settings.ranking is not None:
             self._settings.ranking.watch(self._reactor)

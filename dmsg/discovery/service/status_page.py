@@ -21,7 +21,7 @@ from dmsg.discovery.service.api import DiscoveryAPI
 from dmsg.discovery.store.measured import StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.pages.history import Quantiles, in_each
+from dmsg.pages.history import Quantiles, bucket_counts
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
 from dmsg.telemetry.metrics import LATENCIES, Metrics
@@ -118,7 +118,7 @@ class DiscoveryStatus(StatusSource):
     async def _ask(self) -> None:
         status = str((await self._api.health_report())["status"])
         self._kinds, self._size = await self._api.counts()
-        self._servers = await self._api.some_servers(SHOWN_SERVERS)
+        self._servers = await self._api.servers_of_each_kind(SHOWN_SERVERS)
         self._status = status
 
     def _on_answer(self, result: object) -> None:
@@ -177,7 +177,7 @@ class DiscoveryStatus(StatusSource):
                     border = sample.labels["le"]
                     sums[border] = sums.get(border, 0.0) + sample.value
         ordered = list(sums.values()) or [0.0] * (len(LATENCIES) + 1)
-        return in_each(ordered)
+        return bucket_counts(ordered)
 
     def reasons(self) -> dict[str, float]:
         return {

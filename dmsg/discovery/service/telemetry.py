@@ -52,7 +52,7 @@ class DiscoveryTelemetry:
             source = self._source(address)
             self._telemetry.record_repeated("entry_refuse", (reason, source), {"reason": reason, "source": source})
 
-    def absent(self, address: IAddress | None, key: str) -> None:
+    def record_absent(self, address: IAddress | None, key: str) -> None:
         """Record a look-up of an absent entry."""
         if self._telemetry is not None:
             source = self._source(address)

@@ -136,7 +136,7 @@ def ignore_dropped(reason: str, place: str, number: int) -> None:
     """Ignore dropped entries; the default of :data:`Dropped`."""
 
 
-def listable(entry: Entry) -> bool:
+def is_listable(entry: Entry) -> bool:
     """Whether clients may be sent to the entry's server."""
     return entry.server is not None and entry.server.available_connections > 0
 

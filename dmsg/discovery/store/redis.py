@@ -39,8 +39,8 @@ from dmsg.discovery.store.base import (
     IEntryStore,
     ends,
     ignore_dropped,
+    is_listable,
     kind,
-    listable,
     size_of,
 )
 from dmsg.discovery.store.nameplates import RedisNameplates
@@ -139,7 +139,7 @@ class RedisStore:
                 time_order(entry.timestamp),
                 body,
                 repr(now),
-                "1" if listable(entry) else "0",
+                "1" if is_listable(entry) else "0",
                 "1" if terms.refreshes else "0",
                 repr(NEVER if terms.checked else now),
                 kind(entry),

@@ -35,8 +35,8 @@ from dmsg.discovery.store.base import (
     StoreError,
     ends,
     ignore_dropped,
+    is_listable,
     kind,
-    listable,
     size_of,
 )
 from dmsg.discovery.store.nameplates import SQLiteNameplates
@@ -191,7 +191,7 @@ class SQLiteStore:
                         time_order(entry.timestamp),
                         body,
                         now,
-                        listable(entry),
+                        is_listable(entry),
                         not terms.refreshes,
                         now,
                         check_at,

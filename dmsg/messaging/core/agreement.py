@@ -37,7 +37,7 @@ class Proposal:
         self._handshake = Handshake(Pattern.KK, key, initiator=True, remote=remote, ephemeral=ephemeral)
         self.message = self._handshake.write_message()
 
-    def accepted(self, message: bytes) -> ChannelCiphers:
+    def process_answer(self, message: bytes) -> ChannelCiphers:
         """Process the remote's Noise message 2 and return the ciphers.
 
         :raises HandshakeError: the message is not an authentic answer to this OpenChannel.

@@ -83,7 +83,7 @@ class Congestion:
         else:
             source.served = True
 
-    def say(self, end: End, frame: bytes) -> bool:
+    def queue_control(self, end: End, frame: bytes) -> bool:
         """Queue a control frame behind a channel's backlog; return False if the channel has no backlog."""
         if not end.backlog:
             return False

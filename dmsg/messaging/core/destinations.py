@@ -35,7 +35,7 @@ class Destinations:
         self.choose = choose
         self._crowds = CrowdedRates()
 
-    def place(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
+    def assign_id(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
         """Return the id for a channel that its opener calls ``name``, or None, and the end that has that name now."""
         if peer.two_ids:
             # With two ids, the client's ids and the server's are separate.  Only an end that the client has named

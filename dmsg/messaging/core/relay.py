@@ -257,7 +257,7 @@ class Relay(ConnectionTable[RelayPeer]):
 
     def _say(self, end: End, frame: bytes) -> None:
         """Send a control frame of a channel, behind data of the channel that still wait."""
-        if not self.congestion.say(end, frame):
+        if not self.congestion.queue_control(end, frame):
             self._answer(end.peer, frame)
 
     def _answer(self, peer: RelayPeer, frame: bytes) -> None:
@@ -357,7 +357,7 @@ class Relay(ConnectionTable[RelayPeer]):
             self._answer(peer, answer)
 
     def _open(self, peer: RelayPeer, body: bytes, now: float) -> None:
-        here_id, there = self._destinations.place(peer, body[0])
+        here_id, there = self._destinations.assign_id(peer, body[0])
         found: tuple[RelayPeer, int, bytes] | DropReason
         if not peer.police.allows(Kind.OPEN, self.limits, now):
             found = DropReason.RATE_LIMITED

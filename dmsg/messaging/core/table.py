@@ -407,7 +407,7 @@ class ClientConnection:
             if name is not None:
                 channel.name = name
             channel.named = True
-            channel.ciphers = channel.proposal.accepted(message)
+            channel.ciphers = channel.proposal.process_answer(message)
         except HandshakeError as error:
             # The remote believes that the channel is open, so the channel has to be closed, not only forgotten.
             self.drops[DropReason.BAD_FRAME] += 1

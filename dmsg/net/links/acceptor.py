@@ -309,7 +309,7 @@ class Acceptor(Factory):
         """
         self._drops[refusal] += 1
         if host is not None and refusal not in _SILENT:
-            self.strangers.tell(host, refusal.value, detail)
+            self.strangers.log_refusal(host, refusal.value, detail)
         if refusal is DropReason.TOO_MANY_CONNECTIONS and not self._said_full:
             self._said_full = True
             _log.warn(
@@ -504,7 +504,7 @@ class Acceptor(Factory):
             remote = session.link.remote
             who = "" if remote is None else f"key {remote.short}"
             detail = ": ".join(one for one in (who, session.link.erred) if one)
-            self.strangers.tell(self._address_for_log(session.link), reason.value, detail)
+            self.strangers.log_refusal(self._address_for_log(session.link), reason.value, detail)
         # The mark is below the limit, so that a server at its limit does not log two lines for each client.
         if self._said_full and len(self._block_of) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False

@@ -467,7 +467,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         return self._user
 
     @property
-    def holds(self) -> int:
+    def buffered_bytes(self) -> int:
         """Number of bytes that the link buffers in both directions."""
         received = len(self._tail) + sum(map(len, self._held)) + self._unopened()
         if self.in_websocket is not None:

@@ -32,7 +32,7 @@ class RefusalLog:
         self._call: IDelayedCall | None = None
         self._stopped = False
 
-    def tell(self, address: str, reason: str, detail: str = "") -> None:
+    def log_refusal(self, address: str, reason: str, detail: str = "") -> None:
         """Log that a stranger was refused, or that its connection ended for ``reason``.
 
         :param detail: explanation in words, logged with the first refusal only.

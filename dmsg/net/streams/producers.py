@@ -42,7 +42,7 @@ class ProducerHolder:
         """Whether a closing stream must let the producer finish: a paused push producer, or any pull producer."""
         return self.producer is not None and (not self._streaming or self._paused)
 
-    def tell(self, unsent: int, empty: bool) -> bool:
+    def control(self, unsent: int, empty: bool) -> bool:
         """Pause or resume the producer.
 
         :param unsent: number of bytes that wait to be sent.

@@ -346,7 +346,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._schedule()
 
     def _tell_producer(self) -> None:
-        if self._producing.tell(self._outbox.size, not self._outbox.waiting) and self.disconnecting:
+        if self._producing.control(self._outbox.size, not self._outbox.waiting) and self.disconnecting:
             self._schedule()
 
     # --- receiving: IPushProducer ---

@@ -138,7 +138,7 @@ def ttl(timestamp: int, expiration: int, now: int) -> int | None:
     return left if left > 0 else None
 
 
-def life(envelope: Timed, now: int) -> int | None:
+def remaining_life(envelope: Timed, now: int) -> int | None:
     """Return how many seconds a relay keeps this message at most; None when it has expired.
 
     A sender's expiration counts up to :data:`MAX_EXPIRATION`.

@@ -187,7 +187,7 @@ class Delivery:
             self._read_again = True
             return False
         if not self._line:
-            self._store.waits(self)
+            self._store.note_waiting(self)
         self._line.append(message)
         self._lined += 1
         self._line_size += len(message.data)

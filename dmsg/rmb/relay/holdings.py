@@ -31,7 +31,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
     def __init__(self, reactor: IReactorTime, switch: Switch, memory: Memory) -> None:
         super().__init__(reactor, memory)
         self._switch = switch
-        memory.add(self._holdings, self.tell)
+        memory.add(self._holdings, self.log_dropped)
 
     def _holdings(self) -> Iterator[Holding]:
         self.next_check()

@@ -35,7 +35,7 @@ class LimitLog:
             # Each named twin is a line of the metrics, and twins are cheap to create, so the table is bounded.
             counted[twin if twin in counted or len(counted) < MAX_TWINS else 0] += 1
 
-    def tell(self, *, last: bool = False) -> None:
+    def log_refused(self, *, last: bool = False) -> None:
         """Log the refused messages since the last line, at most once a minute.
 
         :param last: whether the relay stops, so that the line is written at once.

@@ -103,7 +103,7 @@ class LookupLines:
         self._count(waiting.session, -len(waiting.mail.data))
         self._on_answered(waiting, result)
 
-    def lost(self, session: RelaySession) -> None:
+    def forget_lost(self, session: RelaySession) -> None:
         """Forget a session that has ended, so that it is not released later."""
         self._held.pop(session, None)
 

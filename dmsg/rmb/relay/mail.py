@@ -8,8 +8,8 @@ from dmsg.rmb.envelope.wire import (
     destination_of,
     error_envelope,
     kind_of,
-    life,
     life_ends,
+    remaining_life,
     source_of,
     wants_fail_fast,
 )
@@ -67,7 +67,7 @@ class Header:
 
     def is_over(self, now: float) -> bool:
         """Whether the life of the message has ended."""
-        return life(self, int(now)) is None
+        return remaining_life(self, int(now)) is None
 
     def until(self, now: float) -> float:
         """Return when a relay forgets the message, in seconds since 1970."""

@@ -48,7 +48,7 @@ class PeriodicChecks:
             self._poll,
             self._answer_expired,
             self._tell_who_is_here,
-            self._switch.limited.tell,
+            self._switch.limited.log_refused,
             self._switch.federation.round,
         ):
             try:

@@ -45,7 +45,7 @@ class Store(Protocol[_Delivery_contra]):
     def mark_busy(self, delivery: _Delivery_contra) -> None:
         """Note that the delivery has messages in its window."""
 
-    def waits(self, delivery: _Delivery_contra) -> None:
+    def note_waiting(self, delivery: _Delivery_contra) -> None:
         """Note that the delivery has messages in its line."""
 
     def ping_later(self, delivery: _Delivery_contra) -> None:

@@ -258,7 +258,7 @@ class RmbRelay(ListeningService):
         running.holdings.stop()
         if running.round.running:
             running.round.stop()
-        running.switch.limited.tell(last=True)
+        running.switch.limited.log_refused(last=True)
         running.switch.presence.stop()
         for session in list(running.switch.sessions.values()):
             call_isolated(session.end, Drop.DRAINING, GOING_AWAY, "the relay is shutting down")

@@ -45,7 +45,7 @@ class SessionHost(Store[Delivery], Protocol):
     growing: dict[RelaySession, None]
     parked: dict[RelaySession, None]
 
-    def later(self, call: Callable[[], None]) -> None:
+    def call_next_turn(self, call: Callable[[], None]) -> None:
         """Call something in the next reactor turn."""
 
     def connected(self, session: RelaySession) -> None:
@@ -57,7 +57,7 @@ class SessionHost(Store[Delivery], Protocol):
     def lost(self, session: RelaySession) -> None:
         """Note that a session's connection is lost."""
 
-    def fragmented(self, session: RelaySession, small: int) -> None:
+    def count_fragments(self, session: RelaySession, small: int) -> None:
         """Count the small fragments that a session sent."""
 
     def check_unfinished(self) -> None:
@@ -99,7 +99,7 @@ class RelaySession:
         self.parking = HeldMessages(
             self._receive,
             self.ledger.ping,
-            switch.later,
+            switch.call_next_turn,
             lambda: self._hold(HoldReason.PARKED),
             lambda: self._release(HoldReason.PARKED),
             lambda: len(self.delivery) > 0,
@@ -132,7 +132,7 @@ class RelaySession:
         self.socket = socket
         socket.grew = self._unfinished
         self.parking.take_turns(socket.share, self.owner)
-        socket.fragmented = self._fragmented
+        socket.on_fragments = self._count_fragments
         self.switch.connected(self)
 
     def _unfinished(self, size: int) -> None:
@@ -147,9 +147,9 @@ class RelaySession:
                 self.switch.growing.pop(self, None)
             self.switch.check_unfinished()
 
-    def _fragmented(self, small: int) -> None:
+    def _count_fragments(self, small: int) -> None:
         if not self.is_lost:
-            self.switch.fragmented(self, small)
+            self.switch.count_fragments(self, small)
 
     def _set_resends(self, resends: bool) -> None:
         self.ledger.durable = self.switch.durable and not resends

@@ -141,7 +141,7 @@ class Switch:
         if self.presence.remove(session):
             self.queue.note_absent(str(session.session))
         self.waiting.pop(session.delivery, None)
-        self.lookups.lost(session)
+        self.lookups.forget_lost(session)
         self.unfinished -= session.unfinished
         session.unfinished = 0
         self.growing.pop(session, None)
@@ -193,15 +193,15 @@ class Switch:
             if not delivery.count_delivered():
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
-    def waits(self, delivery: Delivery) -> None:
+    def note_waiting(self, delivery: Delivery) -> None:
         """Note that messages of a delivery wait in a line; implements :class:`~dmsg.rmb.relay.ports.Store`."""
         self.waiting[delivery] = None
 
-    def later(self, call: Callable[[], None]) -> None:
+    def call_next_turn(self, call: Callable[[], None]) -> None:
         """Call something in the next reactor turn."""
         self._clock.callLater(0, call)
 
-    def fragmented(self, session: RelaySession, small: int) -> None:
+    def count_fragments(self, session: RelaySession, small: int) -> None:
         """Count each small fragment of a session as a message, because it costs as much as one."""
         self.rules.charge(session.owner, small, self.now())
         if self._fragments.charge(str(session.owner), small, self._clock.seconds()) > 0.0:
@@ -416,9 +416,11 @@ class Switch:
                 connected.delivery.retry()
 
         keeping = self.queue.append(str(session), mail.data, mail.until, mail.sender)
-        keeping.addBoth(ended).addCallbacks(lambda number: self.kept(session, mail, number, other_relays), failed)
+        keeping.addBoth(ended).addCallbacks(
+            lambda number: self.settle_stored(session, mail, number, other_relays), failed
+        )
 
-    def kept(self, session: Session, mail: Message, number: QueueId, other_relays: frozenset[str]) -> None:
+    def settle_stored(self, session: Session, mail: Message, number: QueueId, other_relays: frozenset[str]) -> None:
         """Settle a message that was stored in the queue of ``session``, its receiver.
 
         Then wake the delivery of a connected receiver, or offer the message to other relays.

@@ -116,7 +116,7 @@ class Socket(HeldReading, TurnTaker):
     _unread: deque[bytes]
     grew: Callable[[int], None] | None = None
     """Callback invoked after each read with the bytes of the incomplete message."""
-    fragmented: Callable[[int], None] | None = None
+    on_fragments: Callable[[int], None] | None = None
     """Callback invoked after each read that had small fragments, with their number."""
     _bounded = False
     """Whether this end stops reading when it cannot send; only servers do, or both ends could wait for each other."""
@@ -165,8 +165,8 @@ class Socket(HeldReading, TurnTaker):
             self._feeding = None
             raise
         small, self._fragments.small = self._fragments.small, 0
-        if small and self.fragmented is not None:
-            self.fragmented(small)
+        if small and self.on_fragments is not None:
+            self.on_fragments(small)
         if self.grew is not None:
             self.grew(self.unfinished)
 

@@ -268,7 +268,7 @@ class Proposal:
         """Payload of the REQUEST frame."""
         return self.keys if self.upgrade else self.keys + self.message
 
-    def accepted(self, payload: bytes) -> tuple[HandshakeResult, Hello]:
+    def process_answer(self, payload: bytes) -> tuple[HandshakeResult, Hello]:
         """Process the answer; return the transport's keys and the responder's hello.
 
         :param payload: payload of the ACCEPT frame; in an upgrade, the two keys and the responder's message.

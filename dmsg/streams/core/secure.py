@@ -75,7 +75,7 @@ class SecureEnd(ResumableEnd):
 
     __slots__ = ()
 
-    def go_over(
+    def attach_resumed(
         self,
         transport: Transport,
         result: HandshakeResult,

@@ -242,7 +242,7 @@ class SecureTable(TransportTable):
         assert proposal is not None
         end = transport.secure
         try:
-            result, hello = proposal.accepted(payload)
+            result, hello = proposal.process_answer(payload)
             if hello.ended is not None:
                 self.close(transport)
                 events.append(Closed(transport, hello.ended, refused=True, by=EndedBy.REMOTE, end=end))
@@ -256,7 +256,7 @@ class SecureTable(TransportTable):
                 raise HandshakeError("ACCEPT does not resume the stream that was asked for")
             else:
                 cipher = agreed_cipher(proposal.hello, hello)
-                asking = end.go_over(transport, result, hello, transport.told_window, cipher)
+                asking = end.attach_resumed(transport, result, hello, transport.told_window, cipher)
                 self._outgoing.append(encode_frame(FWD, transport.id, asking))
         except HandshakeError:
             self._fail(transport, CloseReason.NOT_AUTHENTIC, events)

@@ -53,19 +53,19 @@ class SettingsTests(SynchronousTestCase):
             self.assertTrue(listens)
             for one in listens:
                 self.assertIn("interface=127.0.0.1", one)
-        self.assertIn("this machine alone", settings.who_may_come)
+        self.assertIn("this machine alone", settings.admission_text)
 
     def test_a_network_for_others_says_so_with_its_ports(self) -> None:
-        text = self.settings("203.0.113.5").who_may_come
+        text = self.settings("203.0.113.5").admission_text
         self.assertIn("open to anyone", text)
         for port in ("9090", "8080"):
             self.assertIn(port, text)
         self.assertIn("--allow", text)
-        self.assertNotIn("anyone", self.settings("203.0.113.5", allow=Path("members")).who_may_come)
+        self.assertNotIn("anyone", self.settings("203.0.113.5", allow=Path("members")).admission_text)
 
     def test_an_address_of_a_local_network_is_called_one(self) -> None:
-        self.assertIn("--public-address", self.settings("192.168.1.7").who_may_come)
-        self.assertNotIn("--public-address", self.settings("relay.example.org").who_may_come)
+        self.assertIn("--public-address", self.settings("192.168.1.7").admission_text)
+        self.assertNotIn("--public-address", self.settings("relay.example.org").admission_text)
 
     def test_live_pages_are_for_this_machine_alone(self) -> None:
         settings = self.settings("203.0.113.5")

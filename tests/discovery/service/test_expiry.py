@@ -24,7 +24,7 @@ class SweepTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.metrics = Metrics()
-        self.store = SQLiteStore(":memory:", on_dropped=DropLog(self.clock.seconds, self.metrics).tell)
+        self.store = SQLiteStore(":memory:", on_dropped=DropLog(self.clock.seconds, self.metrics).count)
         self.sweep = ExpirySweep(self.clock, self.store, self.clock.seconds)
         self.sweep.start()
         self.addCleanup(self.sweep.stop)

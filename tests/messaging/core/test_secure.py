@@ -31,7 +31,7 @@ class N_NoiseTests(SynchronousTestCase):
         ciphers, message = Offer(B, A.public, proposal.message, profile, ephemeral=two).accept()
         self.assertEqual(message.hex(), recorded["message2"])
         self.assertEqual((len(proposal.message), len(message)), (49, 49))
-        return proposal.accepted(message), ciphers
+        return proposal.process_answer(message), ciphers
 
     def test_N1_both_messages_as_recorded(self) -> None:
         self.agree(Profile.SEED)

@@ -82,7 +82,7 @@ class ProxiedCase(SynchronousTestCase):
         self.factory.proxies = TrustedProxies((ip_network(PROXY), ip_network("10.9.0.0/16")))
         self.number = 0
         self.told: list[str] = []
-        self.patch(self.factory.strangers, "tell", lambda address, reason, detail="": self.told.append(address))
+        self.patch(self.factory.strangers, "log_refusal", lambda address, reason, detail="": self.told.append(address))
 
     def key(self) -> SecKey:
         self.number += 1

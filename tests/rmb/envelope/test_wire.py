@@ -165,7 +165,7 @@ class EnvelopeTests(SynchronousTestCase):
             (1000, 4000, 1000, 3600),
             (1000, 4000, 1500, 3500),
         ):
-            self.assertEqual(wire.life(Envelope(timestamp=timestamp, expiration=expiration), now), left)
+            self.assertEqual(wire.remaining_life(Envelope(timestamp=timestamp, expiration=expiration), now), left)
 
     def test_the_payload_of_a_pong(self) -> None:
         """Behind what was plain; what was encrypted is for somebody else."""

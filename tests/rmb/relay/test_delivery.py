@@ -192,7 +192,7 @@ class QueueStore:
     def mark_busy(self, delivery: Delivery) -> None:
         self.told.append("busy")
 
-    def waits(self, delivery: Delivery) -> None:
+    def note_waiting(self, delivery: Delivery) -> None:
         self.told.append("waits")
 
     def ping_later(self, delivery: Delivery) -> None:

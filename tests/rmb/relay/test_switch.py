@@ -575,7 +575,7 @@ class PingLaterTests(SwitchCase):
 
     def test_a_call_for_the_next_turn_is_made_in_the_next_turn(self) -> None:
         calls: list[str] = []
-        self.switch.later(lambda: calls.append("called"))
+        self.switch.call_next_turn(lambda: calls.append("called"))
         self.assertEqual(calls, [])
         self.clock.advance(0)
         self.assertEqual(calls, ["called"])
@@ -586,9 +586,9 @@ class CostTests(SwitchCase):
 
     def test_small_fragments_above_the_limit_end_the_session(self) -> None:
         session, wire = self.connect(A)
-        self.switch.fragmented(session, int(FRAGMENT_BURST))
+        self.switch.count_fragments(session, int(FRAGMENT_BURST))
         self.assertIsNone(wire.ended)
-        self.switch.fragmented(session, 1)
+        self.switch.count_fragments(session, 1)
         self.assertEqual((wire.ended, self.drops()), ("too many small fragments", {Drop.FRAGMENTS: 1}))
 
     def test_sessions_with_the_largest_incomplete_messages_are_ended(self) -> None:

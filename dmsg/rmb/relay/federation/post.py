@@ -50,7 +50,7 @@ class _Posted:
     only_connected: bool
     answer: Deferred[int | None]
 
-    def tell(self, status: int | None) -> None:
+    def fire_answer(self, status: int | None) -> None:
         """Fire ``answer``, unless it has fired or was cancelled by a caller that lost interest."""
         if not self.answer.called:
             self.answer.callback(status)
@@ -81,7 +81,7 @@ class _Statuses(Protocol):
     def dataReceived(self, data: bytes) -> None:
         try:
             for number, status in self._lines.feed(data):
-                self._posted[number].tell(status)
+                self._posted[number].fire_answer(status)
         except (ValueError, IndexError):
             drop(self.transport)
 
@@ -202,7 +202,7 @@ class Poster:
         def over(_: object) -> None:
             line.under_way -= 1
             for posted in part:
-                posted.tell(0)
+                posted.fire_answer(0)
             if not line.under_way and line.leaves is None and self._lines.get(url) is line:
                 del self._lines[url]
 
@@ -210,7 +210,7 @@ class Poster:
 
     async def _post_batch(self, url: str, part: list[_Posted]) -> None:
         if len(part) == 1:
-            part[0].tell(await self._post_single(url, part[0].data, part[0].only_connected))
+            part[0].fire_answer(await self._post_single(url, part[0].data, part[0].only_connected))
             return
         body = batch.encode((posted.data, posted.only_connected) for posted in part)
         headers = Headers({"content-type": [batch.CONTENT_TYPE]})
@@ -229,7 +229,7 @@ class Poster:
             # Another program answers at this URL now, one that does not know batches.
             self._take_batches.pop(url, None)
         for posted in part:
-            posted.tell(503 if response.code == 503 else None)
+            posted.fire_answer(503 if response.code == 503 else None)
         await self._read(response, url)
 
     def close(self) -> Deferred[object]:

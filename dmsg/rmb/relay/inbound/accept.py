@@ -85,7 +85,7 @@ class InboundAcceptor:
         switch = self._switch
 
         def kept(number: QueueId) -> None:
-            switch.kept(mail.destination, mail, number, other_relays)
+            switch.settle_stored(mail.destination, mail, number, other_relays)
 
         def failed(failure: Failure) -> None:
             switch.rules.drops[Drop.QUEUE_FAILED] += 1

@@ -62,7 +62,7 @@ class Reserve:
         """Free the reserved space."""
         self._shrink(0)
 
-    def holds(self, path: str) -> bool:
+    def suffices_for(self, path: str) -> bool:
         """Whether a file is at most half as large as the reserve."""
         try:
             return os.path.getsize(path) <= self._size // 2

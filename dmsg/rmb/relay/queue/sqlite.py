@@ -193,7 +193,7 @@ class SQLiteQueue:
         self._commit()
         if self._removals and self._reserve is not None:
             self._reserve.release()
-            if self._reserve.holds(self._path + "-wal"):
+            if self._reserve.suffices_for(self._path + "-wal"):
                 self._checkpoint()
         found = self._removals.oldest()
         try:

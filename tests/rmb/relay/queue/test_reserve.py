@@ -69,8 +69,8 @@ class ReserveTests(SynchronousTestCase):
 
     def test_a_file_fits_into_the_reserve_up_to_half_of_its_size(self) -> None:
         """A missing file has nothing that must fit."""
-        self.assertTrue(self.reserve.holds(self.path))
+        self.assertTrue(self.reserve.suffices_for(self.path))
         for size, fits in ((0, True), (4999, True), (5000, True), (5001, False), (20_000, False)):
             with open(self.path, "wb") as file:
                 file.truncate(size)
-            self.assertIs(self.reserve.holds(self.path), fits, size)
+            self.assertIs(self.reserve.suffices_for(self.path), fits, size)

@@ -216,7 +216,7 @@ class _Reserve:
     def release(self) -> None:
         self.calls.append("release")
 
-    def holds(self, path: str) -> bool:
+    def suffices_for(self, path: str) -> bool:
         self.calls.append("holds")
         return self._small_log
 
