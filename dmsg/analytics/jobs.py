@@ -177,7 +177,7 @@ class Pipeline:
             # A new checkpoint counts its batches from 0 again, so each query is a source of its own.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
-            # Lock order: the lock of this process first, then the claim, as the caller of catch_up() does. In the other
+            # Lock order: the lock of this process first, then the claim, as the caller of run_claimed() does. In the other
             # order two streams could deadlock, each holding what the other waits for.
             with lock:
                 with self._wait_for_claim(stop) as claim:
@@ -203,7 +203,7 @@ class Pipeline:
         return writer.trigger(processingTime=every).start()
 
     def run_claimed(self, on_claim: Callable[[Claim], object]) -> None:
-        """Claim the right to write and call ``after`` with the claim; do nothing if another run is writing."""
+        """Claim the right to write and call ``on_claim`` with the claim; do nothing if another run is writing."""
         with suppress(TablesBusy), self.lake.claim() as claim:
             self.lake.held = claim
             on_claim(claim)

@@ -202,7 +202,7 @@ class Admission:
         return any(changed)
 
     def watch(self, reactor: IReactorTime, on_change: Callable[[], None]) -> None:
-        """Check the files periodically, and call ``changed`` when keys have changed."""
+        """Check the files periodically, and call ``on_change`` when keys have changed."""
         if self.allow is None and self.deny is None:
             return
 

@@ -37,7 +37,7 @@ class TwinRegistry(Interface):
         """Return at most ``limit`` twins with ids above ``after``, in the order of their ids."""
 
     def watch(on_change: Callable[[Twin], None]) -> None:
-        """Call ``changed`` with every twin that is created or changed from now on."""
+        """Call ``on_change`` with every twin that is created or changed from now on."""
 
     def close() -> Deferred[None]:
         """Close files and connections."""

@@ -212,7 +212,7 @@ class TfchainRegistry:
         return Deferred.fromCoroutine(self._page(after, limit))
 
     def watch(self, on_change: Callable[[Twin], None]) -> None:
-        """Ignore ``changed``: tfchain has no change feed, and the cache in front asks again."""
+        """Ignore ``on_change``: tfchain has no change feed, and the cache in front asks again."""
 
     def close(self) -> Deferred[None]:
         result: Deferred[None] = self._pool.closeCachedConnections()
