@@ -56,13 +56,13 @@ class KeyLock:
 
 
 def hold_key(
-    path: str | os.PathLike[str], program: str, *, share: bool = False, advice: str = KEY_ADVICE, shown: str = ""
+    path: str | os.PathLike[str], program: str, *, share: bool = False, advice: str = KEY_ADVICE, display_path: str = ""
 ) -> KeyLock:
     """Lock a key file, or another file, for ``program``; the same process may do so several times.
 
     :param share: whether other holders that share the lock are accepted.
     :param advice: what a user can do who finds the file in use.
-    :param shown: name, for the message, of the thing in use; by default the path of the file.
+    :param display_path: name, for the message, of the thing in use; by default the path of the file.
     :raises KeyInUse: another program holds the lock; the message says which one, and what to do.
     """
     real = os.path.realpath(path)
@@ -71,14 +71,14 @@ def hold_key(
         again = KeyLock(real, first.descriptor, first.lock_file)
         _held[real].append(again)
         return again
-    lock = _hold_beside(real, program, share, advice, shown or real)
+    lock = _hold_beside(real, program, share, advice, display_path or real)
     if lock is None:
-        lock = _hold_itself(real, share, advice, shown or real)
+        lock = _hold_itself(real, share, advice, display_path or real)
     _held[real] = [lock]
     return lock
 
 
-def _hold_beside(real: str, program: str, share: bool, advice: str, shown: str) -> KeyLock | None:
+def _hold_beside(real: str, program: str, share: bool, advice: str, display_path: str) -> KeyLock | None:
     """Lock the file beside a key file; return None if nothing can be written there."""
     beside = real + LOCK_SUFFIX
     while True:
@@ -96,7 +96,7 @@ def _hold_beside(real: str, program: str, share: bool, advice: str, shown: str) 
             os.close(descriptor)
             if share:
                 return KeyLock(real, None, None)
-            raise KeyInUse(_in_use(shown, who, advice))
+            raise KeyInUse(_in_use(display_path, who, advice))
         # The former holder may just have removed the file that was opened.
         if is_at(descriptor, Path(beside)):
             break
@@ -107,7 +107,7 @@ def _hold_beside(real: str, program: str, share: bool, advice: str, shown: str) 
     return KeyLock(real, descriptor, beside)
 
 
-def _hold_itself(real: str, share: bool, advice: str = KEY_ADVICE, shown: str = "") -> KeyLock:
+def _hold_itself(real: str, share: bool, advice: str = KEY_ADVICE, display_path: str = "") -> KeyLock:
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -121,14 +121,14 @@ def _hold_itself(real: str, share: bool, advice: str = KEY_ADVICE, shown: str = 
         os.close(descriptor)
         if share:
             return KeyLock(real, None, None)
-        raise KeyInUse(_in_use(shown or real, "", advice))
+        raise KeyInUse(_in_use(display_path or real, "", advice))
     return KeyLock(real, descriptor, None)
 
 
-def _in_use(shown: str, holder: str, advice: str) -> str:
+def _in_use(display_path: str, holder: str, advice: str) -> str:
     words = holder.strip().split(" ", 2)
     by = f"{words[2]} (process {words[0]}, since {words[1]})" if len(words) == 3 else "another program"
-    return f"{shown} is in use by {printable(by)}: {advice}"
+    return f"{display_path} is in use by {printable(by)}: {advice}"
 
 
 def this_program(*words: str) -> str:

@@ -33,7 +33,7 @@ class AgentClient:
     The class has those methods of :class:`~dmsg.v2019.client.Client` that programs use to connect and to listen.  But
     ``listen`` returns a Deferred, because the agent has to say whether the port is free.
 
-    :param found: the agent, from :func:`dmsg.agent.find_agent`.
+    :param agent: the agent, from :func:`dmsg.agent.find_agent`.
     :param program: name of this program in ``dmsg status``.
     :param on_warning: callback invoked with each warning for the program's user.
     """
@@ -41,14 +41,14 @@ class AgentClient:
     def __init__(
         self,
         reactor: Reactor,
-        found: FoundAgent,
+        agent: FoundAgent,
         program: str,
         *,
         on_warning: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
         self._reactor = reactor
-        self._key = found.key
-        self._connections = AgentConnections(reactor, found.path, program)
+        self._key = agent.key
+        self._connections = AgentConnections(reactor, agent.path, program)
         self._services: set[AgentListeningPort] = set()
         self._on_warning = on_warning
         self.status = "online"

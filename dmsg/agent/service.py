@@ -43,7 +43,7 @@ class Agent(TwistedService):
     """Agent, with its client, its socket, and the programs that are connected.
 
     :param path: path of the socket; its directory is created for this user alone.
-    :param down: callback invoked when a program asks the agent to stop.
+    :param on_down: callback invoked when a program asks the agent to stop.
     :ivar bridges: streams that programs use.
     :ivar services: services by port.
     :ivar untaken: open streams that their program has not accepted yet, by number.
@@ -52,13 +52,13 @@ class Agent(TwistedService):
     name = "dmsg-agent"
 
     def __init__(
-        self, reactor: Reactor, client: Client, path: Path, discovery: tuple[str, ...], down: Callable[[], None]
+        self, reactor: Reactor, client: Client, path: Path, discovery: tuple[str, ...], on_down: Callable[[], None]
     ) -> None:
         self._reactor = reactor
         self.client = client
         self._path = path
         self._discovery = discovery
-        self._on_down = down
+        self._on_down = on_down
         self._since = time.time()
         self._began = reactor.seconds()
         self._port: IListeningPort | None = None

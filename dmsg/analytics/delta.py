@@ -375,13 +375,13 @@ class Delta:
     def merge_small(
         self,
         least: int,
-        may: Callable[[File], bool] = lambda file: True,
+        is_mergeable: Callable[[File], bool] = lambda file: True,
         rewrite: Callable[[Sequence[File]], Iterable[Part]] | None = None,
     ) -> int:
         """Compact the small files of each partition that has many.
 
         :param least: number of small files at which a partition is compacted.
-        :param may: whether a file may be merged. A partition that holds a file which may not is left alone.
+        :param is_mergeable: whether a file may be merged. A partition that holds a file which may not is left alone.
         :param rewrite: writes the rows of small files to few files, in executors. Without it, or for less than
             :data:`MERGED_HERE`, this process merges them.
         :returns: number of partitions compacted.
@@ -395,7 +395,7 @@ class Delta:
             key = tuple(file.values[name] for name in self.partitions)
             if file.size < SMALL_FILE:
                 small.setdefault(key, []).append(file)
-            if not may(file):
+            if not is_mergeable(file):
                 held.add(key)
         wanted = sorted(key for key, files in small.items() if len(files) >= least and key not in held)
         if rewrite is not None and sum(file.size for key in wanted for file in small[key]) > MERGED_HERE:

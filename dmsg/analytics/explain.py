@@ -77,9 +77,9 @@ def other_crash_days(store: Store, state: State, server: str, day: date) -> set[
     return {one for one in ends if one != day and abs((one - day).days) <= RECENT}
 
 
-def find_server(names: Sequence[str], said: str) -> list[str]:
+def find_server(names: Sequence[str], beginning: str) -> list[str]:
     """Return the names that begin with ``said``."""
-    return sorted({name for name in names if name.startswith(said.lower())})
+    return sorted({name for name in names if name.startswith(beginning.lower())})
 
 
 def _time(at: datetime, day: date) -> str:

@@ -177,8 +177,8 @@ class Pipeline:
             # A new checkpoint counts its batches from 0 again, so each query is a source of its own.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
-            # Lock order: the lock of this process first, then the claim, as the caller of run_claimed() does. In the other
-            # order two streams could deadlock, each holding what the other waits for.
+            # Lock order: the lock of this process first, then the claim, as the caller of run_claimed() does. In the
+            # other order two streams could deadlock, each holding what the other waits for.
             with lock:
                 with self._wait_for_claim(stop) as claim:
                     self.lake.held = claim
@@ -388,24 +388,26 @@ class Pipeline:
         taken = self._with_day_over(replace(taken, torn_files=torn), before)
         return replace(taken, days=self._days_to_refine(taken, before))
 
-    def _with_day_over(self, taken: NewLines, before: State) -> NewLines:
+    def _with_day_over(self, new_lines: NewLines, before: State) -> NewLines:
         """Add the day that was the last until now, if it has sessions. Those that seemed open may be lost."""
-        own = {day for some in taken.changed.values() for day in some}
+        own = {day for some in new_lines.changed.values() for day in some}
         last = max(before.days, default=None)
         if last is None or max(own, default=last) <= last:
-            return taken
+            return new_lines
         files = self.lake.table("", "bronze").files()
         if not any(file.values["family"] == "session" and file.values["dt"] == last for file in files):
-            return taken
-        sessions = {*taken.changed.get("session", ()), last}
-        return replace(taken, days=sorted({*taken.days, last}), changed={**taken.changed, "session": sessions})
+            return new_lines
+        sessions = {*new_lines.changed.get("session", ()), last}
+        return replace(
+            new_lines, days=sorted({*new_lines.days, last}), changed={**new_lines.changed, "session": sessions}
+        )
 
-    def _days_to_refine(self, taken: NewLines, before: State) -> list[str]:
+    def _days_to_refine(self, new_lines: NewLines, before: State) -> list[str]:
         """Return the days to refine, without those beside new events that the new events cannot change."""
-        own = {day for some in taken.changed.values() for day in some}
-        beside = [day for day in taken.days if day not in own]
+        own = {day for some in new_lines.changed.values() for day in some}
+        beside = [day for day in new_lines.days if day not in own]
         if not beside:
-            return taken.days
+            return new_lines.days
         lake = self.lake
         return sorted(own | concerned_days(lake.table("", "bronze"), lake.fresh_files(before.batches), beside))
 

@@ -170,8 +170,8 @@ class Lake(Store):
         found = reader.parquet(uri).groupBy("_metadata.file_path").agg(F.count(F.lit(1)), *times).collect()
         return {directory + unquote(path).rpartition(directory)[2]: tuple(counts) for path, *counts in found}
 
-    def _merge_small(self, table: Delta, least: int, may: Callable[[File], bool]) -> None:
-        table.merge_small(least, may, partial(self._merge_files, table))
+    def _merge_small(self, table: Delta, least: int, is_mergeable: Callable[[File], bool]) -> None:
+        table.merge_small(least, is_mergeable, partial(self._merge_files, table))
 
     def _merge_files(self, table: Delta, files: Sequence[File]) -> list[Part]:
         """Write the rows of small files to few files."""
@@ -184,9 +184,9 @@ class Lake(Store):
         self._write(self._rows(table, lambda file: file.path in chosen).coalesce(count), table, directory)
         return table.written_files(directory, partial(self._count, table))
 
-    def _rows(self, table: Delta, wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
-        """Return the rows of those files of a table for which ``wanted`` is true."""
-        files = [file for file in table.files(version) if wanted(file)]
+    def _rows(self, table: Delta, is_wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
+        """Return the rows of those files of a table for which ``is_wanted`` is true."""
+        files = [file for file in table.files(version) if is_wanted(file)]
         if (held := self.hold(table, files)) is not None:
             return self._of_memory(table, held)
         names = [f"`{name}`" for name in table.schema.fieldNames()]

@@ -276,7 +276,7 @@ class Runs:
         if table.version() % TIDY_AT == 0:
             table.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
-    def record_phase(self, own: _Row, phase: str, said: str = "", *, forget: bool = False) -> _Row:
+    def record_phase(self, own: _Row, phase: str, text: str = "", *, forget: bool = False) -> _Row:
         """Write the new phase of the current run to its row. The phase ``BEGUN`` renews the run's claim to the tables.
 
         :param forget: remove the run's row instead of keeping it.
@@ -285,7 +285,7 @@ class Runs:
         table, rows = self._read_rows()
         if table is None or not rows or (rows[-1].run, rows[-1].owner, rows[-1].phase) != (own.run, own.owner, BEGUN):
             raise self.taken_over()
-        row = replace(own, at=int(self._clock() * 1000) if phase == BEGUN else own.at, phase=phase, said=said)
+        row = replace(own, at=int(self._clock() * 1000) if phase == BEGUN else own.at, phase=phase, said=text)
         kept = [*rows[:-1], *([] if forget else [row])]
         self.write(table, _runs_to_keep(kept) if phase == DONE else kept)
         return row
@@ -379,11 +379,11 @@ class Claim:
         self.check()
         self._end(DONE, json.dumps({"format": FORMAT, **state.__dict__}))
 
-    def _end(self, phase: str, said: str = "") -> None:
+    def _end(self, phase: str, text: str = "") -> None:
         # Set before the lock is taken: a renewal that waits for the lock then gives up instead of writing once more.
         self._over.set()
         with self._speaking:
-            self._row = self._runs.record_phase(self._row, phase, said, forget=phase == GIVEN_UP)
+            self._row = self._runs.record_phase(self._row, phase, text, forget=phase == GIVEN_UP)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

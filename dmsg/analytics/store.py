@@ -227,8 +227,8 @@ class Store:
                 _remove_empty(Path(table.uri))
         return removed
 
-    def _merge_small(self, table: Delta, least: int, may: Callable[[File], bool]) -> None:
-        table.merge_small(least, may)
+    def _merge_small(self, table: Delta, least: int, is_mergeable: Callable[[File], bool]) -> None:
+        table.merge_small(least, is_mergeable)
 
     def forget(self, claim: Claim, before: str) -> State:
         """Delete all rows of the days before ``before``.

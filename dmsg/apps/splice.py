@@ -124,13 +124,13 @@ class _Source:
         self._transport.resumeProducing()
 
 
-def join(one: SplicedConnection, two: SplicedConnection) -> None:
+def join(left: SplicedConnection, right: SplicedConnection) -> None:
     """Splice two connected connections."""
-    for half, other in ((one, two), (two, one)):
+    for half, other in ((left, right), (right, left)):
         if other.loss is not None:
             _end(transport_of(half), other.loss)
             return
-    for half, other in ((one, two), (two, one)):
+    for half, other in ((left, right), (right, left)):
         frame = getattr(other.transport, "max_frame", None)
         if frame is not None and isinstance(half.transport, Connection):
             # A read that fills whole frames leaves no small frame behind them.
@@ -138,15 +138,15 @@ def join(one: SplicedConnection, two: SplicedConnection) -> None:
             send_more(half.transport)
         # If this process is killed, or ends in the next turn, the program at the TCP connection must see no clean end.
         set_reset_on_close(half.transport, True)
-    one.partner, two.partner = two, one
-    assert one.transport is not None and two.transport is not None
-    first, second = transport_of(one), transport_of(two)
+    left.partner, right.partner = right, left
+    assert left.transport is not None and right.transport is not None
+    first, second = transport_of(left), transport_of(right)
     first.registerProducer(_Source(second), True)
     second.registerProducer(_Source(first), True)
-    for half, other in ((one, two), (two, one)):
+    for half, other in ((left, right), (right, left)):
         if half.reading_ended:  # The end of data came before the other connection was open.
             other.end_writing()
-    if not one.reading_ended:
+    if not left.reading_ended:
         first.resumeProducing()
 
 
@@ -154,7 +154,7 @@ class SpliceFactory(Factory):
     """Factory that splices each incoming connection with one that ``connect`` makes for it.
 
     :param connect: called with a factory; its Deferred fires once the connection is open.
-    :param allowed: returns whether an address may connect.
+    :param is_allowed: returns whether an address may connect.
     """
 
     noisy = False
@@ -163,12 +163,12 @@ class SpliceFactory(Factory):
         self,
         connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
         *,
-        allowed: Callable[[IAddress], bool] = lambda address: True,
+        is_allowed: Callable[[IAddress], bool] = lambda address: True,
         on_failed: Callable[[Failure], None] = lambda failure: None,
         max_joints: int = MAX_SPLICES,
     ) -> None:
         self._connect = connect
-        self.admits = self._allowed = allowed
+        self.admits = self._allowed = is_allowed
         self._on_failed = on_failed
         self._max = max_joints
         self._halves: dict[SplicedConnection, None] = {}
@@ -212,7 +212,7 @@ class SpliceFactory(Factory):
 
 
 def dial(
-    one: SplicedConnection,
+    connection: SplicedConnection,
     connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
     on_failed: Callable[[Failure], None],
 ) -> None:
@@ -222,13 +222,13 @@ def dial(
     factory.noisy = False
 
     def connected(_: IProtocol) -> None:
-        join(one, two)
+        join(connection, two)
 
     def not_connected(failure: Failure) -> None:
         if not failure.check(CancelledError):
             on_failed(failure)
-        if one.loss is None and one.transport is not None:
-            one.transport.abortConnection()  # type: ignore[attr-defined]
+        if connection.loss is None and connection.transport is not None:
+            connection.transport.abortConnection()  # type: ignore[attr-defined]
 
     connect(factory).addCallbacks(connected, not_connected).addErrback(
         lambda failure: _log.failure("unhandled error while two connections were joined", failure)

@@ -65,9 +65,9 @@ def key_in(path: str | None) -> PubKey | None:
     return None
 
 
-def _is_suitable(settings: ClientSettings, found: FoundAgent) -> bool:
+def _is_suitable(settings: ClientSettings, agent: FoundAgent) -> bool:
     """Whether the settings ask for nothing that the agent's connections may not have."""
     usual = (ServerChoice(), RESUME_TIMEOUT, False, False, AUTO)
     asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share, settings.cipher)
-    same_network = set(settings.discovery) == set(found.discovery)
-    return same_network and asked == usual and settings.encryption == found.encryption
+    same_network = set(settings.discovery) == set(agent.discovery)
+    return same_network and asked == usual and settings.encryption == agent.encryption

@@ -89,18 +89,18 @@ async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: b
     return await compare_numbers(reactor, await rendezvous.accept_code(reactor, client, code, timeout=timeout), verify)
 
 
-async def compare_numbers(reactor: Reactor, agreed: CodeAgreement, verify: bool) -> CodeAgreement:
+async def compare_numbers(reactor: Reactor, agreement: CodeAgreement, verify: bool) -> CodeAgreement:
     """Ask the user to compare the numbers of both sides, if an option asks for that.
 
     :raises CodeUsedUp: the numbers differ.
     """
     if verify:
-        say(f"verify: {agreed.verifier}", err=True)
+        say(f"verify: {agreement.verifier}", err=True)
         if not await ask(reactor, "Does the other side show the same?", default=False):
             raise CodeUsedUp(
                 "the other side shows a different number, so it may be somebody else: begin again with a new code"
             )
-    return agreed
+    return agreement
 
 
 def print_qr(text: str) -> None:

@@ -233,7 +233,7 @@ async def _time_there(reactor: Reactor, examination: Examination, url: str) -> N
     _clock(examination, url, response, wall, took)
 
 
-def _clock(examination: Examination, url: str, response: IResponse, asked_at: float, took: float) -> None:
+def _clock(examination: Examination, url: str, response: IResponse, asked_at: float, seconds: float) -> None:
     said = response.headers.getRawHeaders("date", [None])[0]
     try:
         there = parsedate_to_datetime(said).timestamp()
@@ -243,7 +243,7 @@ def _clock(examination: Examination, url: str, response: IResponse, asked_at: fl
         )
         return
     # The server read its clock at some time between request and answer, and reports whole seconds.
-    off = there + 0.5 - (asked_at + took / 2)
+    off = there + 0.5 - (asked_at + seconds / 2)
     if abs(off) <= CLOCK_OFF:
         examination.print_result(Verdict.OK, "clock", f"the clock agrees with that of {url}")
     else:

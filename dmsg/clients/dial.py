@@ -49,8 +49,8 @@ class _SessionTransport:
 class _SessionMarker(TwistedProtocol):
     """Protocol that stands for a session in ClientService."""
 
-    def __init__(self, down: Callable[[], None]) -> None:
-        self._down = down
+    def __init__(self, on_down: Callable[[], None]) -> None:
+        self._down = on_down
 
     def connectionLost(self, reason: Failure = Failure(DmsgError("lost"))) -> None:
         self._down()

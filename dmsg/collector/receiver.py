@@ -236,7 +236,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
 class ReceiverFactory(Factory[ReceiverProtocol]):
     """Factory of a collector's streams.
 
-    :param allowed: whether a key may send files.
+    :param is_allowed: whether a key may send files.
     :ivar file_count: number of files kept since the start.
     :ivar byte_count: bytes of these files.
     :ivar refusals: number of refusals by reason.
@@ -246,12 +246,12 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
     noisy = False
 
     def __init__(
-        self, reactor: IReactorTime, store: Store, allowed: Callable[[PubKey], bool], wall: Callable[[], float]
+        self, reactor: IReactorTime, store: Store, is_allowed: Callable[[PubKey], bool], wall: Callable[[], float]
     ) -> None:
         self.reactor = reactor
         self.store = store
         self.wall = wall
-        self._allowed = allowed
+        self._allowed = is_allowed
         self._streams: list[ReceiverProtocol] = []
         self._turns: defaultdict[PubKey, DeferredLock] = defaultdict(DeferredLock)
         self._log_throttle = LogThrottle(reactor.seconds, LOG_INTERVAL)

@@ -44,7 +44,7 @@ def parts(
     }
 
 
-def whole_page(source: StatusSource, found: Parts, searched: str = "", answer: Table | None = None) -> Tag:
+def whole_page(source: StatusSource, parts: Parts, searched: str = "", answer: Table | None = None) -> Tag:
     """Return the whole page."""
     title = f"{source.kind} {source.key[:8]}…" if source.key else source.kind
     head = tags.head(
@@ -61,7 +61,7 @@ def whole_page(source: StatusSource, found: Parts, searched: str = "", answer: T
         tags.code(source.key) if source.key else "",
         tags.p("No connection: this page shows the last known state.", id="lost", hidden="hidden"),
     )
-    body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in found.items())))
+    body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in parts.items())))
     if source.search_key:
         header(_search(source.search_key, searched))
         if answer is not None:
@@ -78,18 +78,18 @@ def flatten(tag: Tag) -> str:
     return found[0].decode()
 
 
-def table(one: Table) -> Tag:
+def table(content: Table) -> Tag:
     """Return a table with its title."""
     # A column is aligned right if all of its cells are numbers, otherwise left.
     kinds = [
-        "number" if one.rows and all(_is_number(row[column]) for row in one.rows) else "text"
-        for column in range(len(one.columns))
+        "number" if content.rows and all(_is_number(row[column]) for row in content.rows) else "text"
+        for column in range(len(content.columns))
     ]
-    rows = [tags.tr(*(_cell(cell, kind) for cell, kind in zip(row, kinds, strict=True))) for row in one.rows]
+    rows = [tags.tr(*(_cell(cell, kind) for cell, kind in zip(row, kinds, strict=True))) for row in content.rows]
     if not rows:
-        rows = [tags.tr(tags.td(one.empty, colspan=str(len(one.columns)), class_="empty"))]
-    head = tags.thead(tags.tr(*(tags.th(name, class_=kind) for name, kind in zip(one.columns, kinds, strict=True))))
-    return tags.div(tags.h2(one.title), tags.div(tags.table(head, tags.tbody(*rows)), class_="wide"))
+        rows = [tags.tr(tags.td(content.empty, colspan=str(len(content.columns)), class_="empty"))]
+    head = tags.thead(tags.tr(*(tags.th(name, class_=kind) for name, kind in zip(content.columns, kinds, strict=True))))
+    return tags.div(tags.h2(content.title), tags.div(tags.table(head, tags.tbody(*rows)), class_="wide"))
 
 
 def _cell(text: str, kind: str) -> Tag:

@@ -309,11 +309,11 @@ class RmbClient(Service):
 
     # --- received messages ---
 
-    async def _on_rejected(self, rejected: MessageRejected) -> None:
-        _log.debug("a received message was dropped: {why}", why=str(rejected))
-        if rejected.wants_answer is not None:
-            code, request = rejected.wants_answer
-            await self._handlers.answer_error(request, code, str(rejected))
+    async def _on_rejected(self, rejection: MessageRejected) -> None:
+        _log.debug("a received message was dropped: {why}", why=str(rejection))
+        if rejection.wants_answer is not None:
+            code, request = rejection.wants_answer
+            await self._handlers.answer_error(request, code, str(rejection))
 
     async def _deliver(self, received: ReceivedMessage) -> None:
         """Hand a message to its handler or pending call; return once it is handed over, not once it is processed."""

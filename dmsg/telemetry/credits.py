@@ -116,11 +116,11 @@ def compute_credits(
 class _Reader:
     """Receipts of the day by transport and server, with the first day of each."""
 
-    def __init__(self, found: Credits, about: bytes | None) -> None:
-        self.found = found
+    def __init__(self, credits: Credits, about: bytes | None) -> None:
+        self.found = credits
         self.of_day: dict[bytes, dict[bytes, int]] = {}
         self._about = about
-        self._low, self._high = _number(found.first), _number(found.day)
+        self._low, self._high = _number(credits.first), _number(credits.day)
         self._count = 0
         self._earlier: list[tuple[str, Path]] = []
 
@@ -228,19 +228,19 @@ class _Word:
     received: int
 
 
-def _settle(found: Credits, server: bytes, receipts: dict[bytes, int]) -> None:
+def _settle(credits: Credits, server: bytes, receipts: dict[bytes, int]) -> None:
     """Add the credits that the receipts of one transport prove.
 
     :param receipts: first day of each receipt.
     """
     words: dict[tuple[Role, bytes, bytes], _Word] = {}
-    today = _number(found.day)
+    today = _number(credits.day)
     for data, day in receipts.items():
         try:
             receipt = _parsed(data)
         except ReceiptError as error:
             if day == today:
-                found.refused[str(error)] += 1
+                credits.refused[str(error)] += 1
             continue
         word = words.setdefault(
             (receipt.role, receipt.signer, receipt.peer), _Word(day, receipt.delivered_out, receipt.delivered_in)
@@ -254,7 +254,7 @@ def _settle(found: Credits, server: bytes, receipts: dict[bytes, int]) -> None:
             pairs.append((a, b, word, other))
     if not any(word.day == today for word in words.values()):
         return  # The server has handed in these receipts before.
-    total = found.servers.setdefault(server, ServerSum())
+    total = credits.servers.setdefault(server, ServerSum())
     if len(pairs) > 1:
         total.conflict += 1
         return
@@ -264,7 +264,7 @@ def _settle(found: Credits, server: bytes, receipts: dict[bytes, int]) -> None:
     ((a, b, one, other),) = pairs
     if max(one.day, other.day) != today:
         return
-    pair = found.pairs.setdefault((server, a, b), Pair())
+    pair = credits.pairs.setdefault((server, a, b), Pair())
     ab, ba = min(one.sent, other.received), min(other.sent, one.received)
     pair.transports += 1
     pair.bytes_ab += ab

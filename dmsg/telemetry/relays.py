@@ -80,23 +80,23 @@ class RelayTelemetry:
         forward.seen = back.seen = -2
         return TransportRecord(forward, back, payload, source.key, target, secure, self._now())
 
-    def accepted(self, carried: TransportRecord, payload: bytes) -> None:
-        if carried.request is None:
+    def accepted(self, record: TransportRecord, payload: bytes) -> None:
+        if record.request is None:
             return  # A repeated ACCEPT is left to the clients.
         now = self._now()
-        carried.accept(payload, now)
-        assert carried.identity is not None
-        self._open[carried] = now
-        if carried.secure:
-            self._receipts_due.add_transport(carried.identity, carried.source, carried.target)
+        record.accept(payload, now)
+        assert record.identity is not None
+        self._open[record] = now
+        if record.secure:
+            self._receipts_due.add_transport(record.identity, record.source, record.target)
         self._telemetry.record(
             "transport_open",
             {
-                "transport": carried.identity.hex(),
-                "src": carried.source,
-                "dst": carried.target,
-                "secure": carried.secure,
-                **_accept_time_fields(now - carried.opened),
+                "transport": record.identity.hex(),
+                "src": record.source,
+                "dst": record.target,
+                "secure": record.secure,
+                **_accept_time_fields(now - record.opened),
             },
         )
 
@@ -106,40 +106,40 @@ class RelayTelemetry:
             fields["dst"] = target
         self._telemetry.record_repeated("transport_refuse", (source.key, reason), fields, target)
 
-    def ended(self, carried: TransportRecord, reason: int, by: str) -> None:
+    def ended(self, record: TransportRecord, reason: int, by: str) -> None:
         now = self._now()
-        self._open.pop(carried, None)
-        counts = carried.counts()
+        self._open.pop(record, None)
+        counts = record.counts()
         fields = {
-            "src": carried.source,
-            "dst": carried.target,
-            "secure": carried.secure,
+            "src": record.source,
+            "dst": record.target,
+            "secure": record.secure,
             "reason": reason_name(reason),
             "by": by,
-            "duration_ms": round((now - carried.opened) * 1000),
-            **_since(carried, counts),
+            "duration_ms": round((now - record.opened) * 1000),
+            **_since(record, counts),
             "total_ab": counts[0],
             "total_ba": counts[1],
         }
-        for name, way in (("dropped_ab", carried.forward), ("dropped_ba", carried.back)):
+        for name, way in (("dropped_ab", record.forward), ("dropped_ba", record.back)):
             if way.dropped:
                 fields[name] = way.dropped
-        if carried.identity is not None:
-            self._receipts_due.ended(carried.identity, now)
-        if carried.identity is not None and carried.accepted is not None:
-            fields["transport"] = carried.identity.hex()
-            fields |= _accept_time_fields(carried.accepted - carried.opened)
+        if record.identity is not None:
+            self._receipts_due.ended(record.identity, now)
+        if record.identity is not None and record.accepted is not None:
+            fields["transport"] = record.identity.hex()
+            fields |= _accept_time_fields(record.accepted - record.opened)
         self._telemetry.record("transport_close", fields)
 
-    def progress(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
+    def progress(self, record: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
         now = None
         back = route.back
         if acks and back.asked_at is not None:
             now = self._now()
-            carried.sample(now - back.asked_at)
+            record.sample(now - back.asked_at)
             back.asked_at = None
         tick = self.relay.tick
-        if data and route.asked_at is None and tick - route.seen >= 2 and carried.accepted is not None:
+        if data and route.asked_at is None and tick - route.seen >= 2 and record.accepted is not None:
             route.asked_at = self._now() if now is None else now
             back.tick = -1
         route.seen = tick
@@ -204,13 +204,13 @@ def _accept_time_fields(seconds: float) -> dict[str, int]:
     return {"accept_ms": round(seconds * 1000), "accept_us": round(seconds * 1_000_000)}
 
 
-def _since(carried: TransportRecord, counts: tuple[int, int, int, int, int, int]) -> dict[str, object]:
+def _since(record: TransportRecord, counts: tuple[int, int, int, int, int, int]) -> dict[str, object]:
     """Return the counts since the last event of a transport, and reset them."""
-    before, carried.reported = carried.reported, counts
+    before, record.reported = record.reported, counts
     fields: dict[str, object] = {}
-    if carried.accepted is not None or counts != _NOTHING:
+    if record.accepted is not None or counts != _NOTHING:
         names = ("data_ab", "data_ba", "frames_ab", "frames_ba", "acks_ab", "acks_ba")
         fields = {name: now - then for name, now, then in zip(names, counts, before, strict=True)}
-    if carried.rtt is not None:
-        fields["rtt"], carried.rtt = carried.rtt, None
+    if record.rtt is not None:
+        fields["rtt"], record.rtt = record.rtt, None
     return fields

@@ -45,24 +45,24 @@ class StatementError(DmsgError):
     """The file is not a valid statement; the text says why."""
 
 
-def body_of(found: Credits) -> bytes:
+def body_of(credits: Credits) -> bytes:
     """Return all lines of a statement but the signature."""
     lines: list[Line] = [
         {
             "kind": "statement",
             "version": VERSION,
-            "day": str(found.day),
-            "first": str(found.first),
-            "inputs": len(found.inputs),
-            "servers": len(found.servers),
-            "pairs": len(found.pairs),
+            "day": str(credits.day),
+            "first": str(credits.first),
+            "inputs": len(credits.inputs),
+            "servers": len(credits.servers),
+            "pairs": len(credits.pairs),
         }
     ]
-    lines += [{"kind": "input", "sha256": digest} for digest in sorted(found.inputs)]
-    for server, total in sorted(found.servers.items()):
+    lines += [{"kind": "input", "sha256": digest} for digest in sorted(credits.inputs)]
+    for server, total in sorted(credits.servers.items()):
         counts = {name: getattr(total, name) for name in ("transports", "credited", "difference", "one_sided")}
         lines.append({"kind": "server", "server": server.hex(), "conflict": total.conflict, **counts})
-    for (server, initiator, responder), pair in sorted(found.pairs.items()):
+    for (server, initiator, responder), pair in sorted(credits.pairs.items()):
         names = {"server": server.hex(), "initiator": initiator.hex(), "responder": responder.hex()}
         counts = {"transports": pair.transports, "bytes_ab": pair.bytes_ab, "bytes_ba": pair.bytes_ba}
         lines.append({"kind": "pair", **names, **counts})

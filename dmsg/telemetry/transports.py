@@ -110,7 +110,7 @@ class Observer(Protocol):
         :param target: public key of the client that was asked for.
         """
 
-    def accepted(self, carried: TransportRecord, payload: bytes) -> None:
+    def accepted(self, record: TransportRecord, payload: bytes) -> None:
         """Record that the answer to a request was passed on."""
 
     def refused(self, source: Peer, target: bytes, reason: str) -> None:
@@ -119,13 +119,13 @@ class Observer(Protocol):
         :param target: public key of the client that was asked for, or the part of it that arrived.
         """
 
-    def ended(self, carried: TransportRecord, reason: int, by: str) -> None:
+    def ended(self, record: TransportRecord, reason: int, by: str) -> None:
         """Record the end of a transport.
 
         :param by: src, dst or server.
         """
 
-    def progress(self, carried: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
+    def progress(self, record: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
         """Record frames of a direction whose tick differs from the relay's: ``data`` data frames and ``acks`` ACKs."""
 
     def receipt(self, source: Peer, payload: bytes) -> bool:

@@ -142,10 +142,10 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int
     return found
 
 
-def _known(path: str, seen: ReceiptsSeen) -> str | None:
+def _known(path: str, receipts_seen: ReceiptsSeen) -> str | None:
     """Return the digest of a file that was checked before, or None."""
     try:
-        return seen.digest_of(path, os.stat(path))
+        return receipts_seen.digest_of(path, os.stat(path))
     except OSError:
         return None
 
@@ -240,28 +240,28 @@ def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _U
     return _CheckedFile(path, status, digest, fresh, receipts, reasons)
 
 
-def _accept(one: _CheckedFile, target: Path, seen: ReceiptsSeen, found: Verification) -> None:
+def _accept(checked_file: _CheckedFile, target: Path, receipts_seen: ReceiptsSeen, verification: Verification) -> None:
     """Give a checked file its name, after the receipts in it that came before were rejected."""
-    checked = _checked(target, one.digest)
-    seen.begin()
-    if one.fresh is not None and not checked.exists():
-        new = seen.are_new(one.receipts, one.digest)
+    checked = _checked(target, checked_file.digest)
+    receipts_seen.begin()
+    if checked_file.fresh is not None and not checked.exists():
+        new = receipts_seen.are_new(checked_file.receipts, checked_file.digest)
         repeated = new.count(False)
         if repeated:
-            _reject_repeated(one.fresh, new)
-        found.files += 1
-        found.believed += len(new) - repeated
-        found.refused += repeated + one.reasons.total()
-        found.reasons.update(one.reasons)
+            _reject_repeated(checked_file.fresh, new)
+        verification.files += 1
+        verification.believed += len(new) - repeated
+        verification.refused += repeated + checked_file.reasons.total()
+        verification.reasons.update(checked_file.reasons)
         if repeated:
-            found.reasons[REPEATED] += repeated
-    seen.add_file(one.path, one.status, one.digest)
-    seen.keep()
-    if one.fresh is not None:
+            verification.reasons[REPEATED] += repeated
+    receipts_seen.add_file(checked_file.path, checked_file.status, checked_file.digest)
+    receipts_seen.keep()
+    if checked_file.fresh is not None:
         if checked.exists():
-            one.fresh.unlink()
+            checked_file.fresh.unlink()
         else:
-            one.fresh.replace(checked)
+            checked_file.fresh.replace(checked)
 
 
 def _reject_repeated(fresh: Path, new: list[bool]) -> None:

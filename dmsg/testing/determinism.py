@@ -58,10 +58,10 @@ class Trace:
         return self._hash.hexdigest()
 
 
-def _shown(one: object) -> str:
-    if isinstance(one, bytes):
-        return f"{len(one)} bytes {blake2b(one, digest_size=8).hexdigest()}"
-    return str(one)
+def _shown(value: object) -> str:
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes {blake2b(value, digest_size=8).hexdigest()}"
+    return str(value)
 
 
 def _refuse_thread(thread: threading.Thread) -> NoReturn:

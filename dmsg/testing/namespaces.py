@@ -186,22 +186,22 @@ class NamespaceLab:
         if self._wire.stdout.readline() != "ok\n":
             raise LabError("the wire is broken")
 
-    def path(self, one: str, two: str, **settings: float) -> None:
+    def path(self, first: str, second: str, **settings: float) -> None:
         """Set the properties of both directions between two hosts.
 
         :param settings: ``delay`` in seconds, ``rate`` in bytes a second (0: any), ``loss`` and ``reorder`` as shares
             of packets.
         """
-        for source, target in ((one, two), (two, one)):
+        for source, target in ((first, second), (second, first)):
             self._order(**{"from": self.addresses[source], "to": self.addresses[target]}, **settings)
 
-    def partition(self, one: str, two: str) -> None:
+    def partition(self, first: str, second: str) -> None:
         """Drop all packets between two hosts."""
-        self.path(one, two, cut=1)
+        self.path(first, second, cut=1)
 
-    def heal(self, one: str, two: str) -> None:
+    def heal(self, first: str, second: str) -> None:
         """Let packets between two hosts pass again."""
-        self.path(one, two, cut=0)
+        self.path(first, second, cut=0)
 
     def reset(self, host: str, seconds: float = 0.5) -> None:
         """Reset the TCP connections of a host that carry data within ``seconds``."""

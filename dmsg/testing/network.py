@@ -76,9 +76,9 @@ class Network:
         """Return the path from one host to another."""
         return self._paths.setdefault((source.name, target.name), Path(self.clock, self.random, self.trace))
 
-    def both_ways(self, one: Host, two: Host) -> tuple[Path, Path]:
+    def both_ways(self, first: Host, second: Host) -> tuple[Path, Path]:
         """Return the paths from one host to another and back."""
-        return self.path(one, two), self.path(two, one)
+        return self.path(first, second), self.path(second, first)
 
     def by_address(self, address: str) -> Host | None:
         """Return the host that has an address."""

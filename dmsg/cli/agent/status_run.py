@@ -100,21 +100,21 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
         say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _path_text(names: AddressBook, one: Answer) -> str:
-    if one["away"] is not None:
-        return f"no way for {human_time(one['away'])}"
-    kind = f", {one.get('cipher', 'encrypted')}" if one["secure"] else ", not encrypted"
-    return f"by {_name(names, one['server'])}{kind}" if one["server"] else "?"
+def _path_text(names: AddressBook, stream: Answer) -> str:
+    if stream["away"] is not None:
+        return f"no way for {human_time(stream['away'])}"
+    kind = f", {stream.get('cipher', 'encrypted')}" if stream["secure"] else ", not encrypted"
+    return f"by {_name(names, stream['server'])}{kind}" if stream["server"] else "?"
 
 
-def _open_to(names: AddressBook, one: Answer) -> str:
+def _open_to(names: AddressBook, stream: Answer) -> str:
     """Return the text that says which peers may reach a service."""
-    if one.get("anyone") is None:
+    if stream.get("anyone") is None:
         return "its program says who may"
-    if one["anyone"]:
+    if stream["anyone"]:
         return "open to anyone who knows the key"
-    shown = [_name(names, key) for key in one["allow"][:SHOWN_ALLOWED]]
-    more = one["allowed"] - len(shown)
+    shown = [_name(names, key) for key in stream["allow"][:SHOWN_ALLOWED]]
+    more = stream["allowed"] - len(shown)
     return f"open to {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
 
 

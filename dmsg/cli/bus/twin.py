@@ -80,19 +80,19 @@ def twin() -> None:
     """
 
 
-def _show(found: Twin) -> None:
+def _show(twin: Twin) -> None:
     from dmsg.cli.screen import Screen
 
     if state.json:
-        say(json.dumps(found.as_dict()))
+        say(json.dumps(twin.as_dict()))
         return
     console = Screen(highlight=False, soft_wrap=True)
-    console.print(f"twin     {found.id}")
-    console.print(f"account  {found.address}")
-    console.print(f"relays   {', '.join(sorted(found.relays - {''})) or '(none)'}")
-    console.print(f"key      {found.pk.hex() if found.pk else '(none: messages to it are not encrypted)'}")
-    console.print(f"strict   {'yes' if found.strict else 'no'}")
-    console.print(f"counter  {found.counter}")
+    console.print(f"twin     {twin.id}")
+    console.print(f"account  {twin.address}")
+    console.print(f"relays   {', '.join(sorted(twin.relays - {''})) or '(none)'}")
+    console.print(f"key      {twin.pk.hex() if twin.pk else '(none: messages to it are not encrypted)'}")
+    console.print(f"strict   {'yes' if twin.strict else 'no'}")
+    console.print(f"counter  {twin.counter}")
 
 
 @twin.command()

@@ -57,9 +57,9 @@ class CopyFactory(Factory):
 
     noisy = False
 
-    def __init__(self, make: Callable[[], CopyPeer], allowed: Callable[[IAddress], bool]) -> None:
+    def __init__(self, make: Callable[[], CopyPeer], is_allowed: Callable[[IAddress], bool]) -> None:
         self._make = make
-        self.admits = self._allowed = allowed
+        self.admits = self._allowed = is_allowed
         self._last_error = ""
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:

@@ -91,35 +91,34 @@ class ParcelFactory:
             self._progress.remove_task(self._bar)
             self._bar = None
 
-    def report(self, sent: SentParcel, peer: PubKey | None = None) -> None:
+    def report(self, parcel: SentParcel, peer: PubKey | None = None) -> None:
         """Report that the parcel has arrived, after the progress bar is removed.
 
         :param peer: key of the receiver, if it was sent to a key.
         """
         if self.receiver:
-            print_beside_bars(self._progress, lambda: self._report_one(sent, peer))
+            print_beside_bars(self._progress, lambda: self._report_one(parcel, peer))
             return
-        if peer is not None and sent.sha256:
-            report("sent", self.fields["sent"][0], sent, peer)
-            say_changed(sent.changed)
+        if peer is not None and parcel.sha256:
+            report("sent", self.fields["sent"][0], parcel, peer)
+            say_changed(parcel.changed)
             return
         fields = self.fields if peer is None else {**self.fields, "peer": str(peer)}
         to = "" if peer is None else f" to {peer.text}"
-        text = (
-            f"sent {self.description}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
-        )
-        text += resumed_text(self.size - sent.size if self.size else 0)
-        tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
-        say_changed(sent.changed)
+        size, rate = human_size(parcel.size), human_size(parcel.rate)
+        text = f"sent {self.description}{to}: {size} in {parcel.seconds:.2f} s, {rate}/s"
+        text += resumed_text(self.size - parcel.size if self.size else 0)
+        tell(text, bytes=parcel.size, seconds=parcel.seconds, **fields)
+        say_changed(parcel.changed)
 
-    def _report_one(self, sent: SentParcel, peer: PubKey | None) -> None:
+    def _report_one(self, parcel: SentParcel, peer: PubKey | None) -> None:
         """Report that the parcel has arrived at one of several receivers."""
         fields = {**self.fields, "receiver": self.receiver, **({} if peer is None else {"peer": str(peer)})}
-        size, rate = human_size(sent.size), human_size(sent.rate)
-        text = f"sent {self.description} to {self.receiver}: {size} in {sent.seconds:.2f} s, {rate}/s"
-        text += resumed_text(self.size - sent.size if self.size else 0)
-        tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
-        say_changed(sent.changed)
+        size, rate = human_size(parcel.size), human_size(parcel.rate)
+        text = f"sent {self.description} to {self.receiver}: {size} in {parcel.seconds:.2f} s, {rate}/s"
+        text += resumed_text(self.size - parcel.size if self.size else 0)
+        tell(text, bytes=parcel.size, seconds=parcel.seconds, **fields)
+        say_changed(parcel.changed)
 
     def report_failure(self, error: BaseException, peer: PubKey | None = None) -> None:
         """Report that the parcel has not arrived at one of several receivers."""

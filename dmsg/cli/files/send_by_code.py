@@ -170,7 +170,7 @@ class _TransferDialogue:
     def _say(self, text: str) -> None:
         print_beside_bars(self._progress, lambda: notice(text))
 
-    async def take(self, agreed: CodeAgreement) -> Callable[[], None]:
+    async def take(self, agreement: CodeAgreement) -> Callable[[], None]:
         """Receive the whole parcel.
 
         :returns: function that prints the result. The caller removes the progress bar before calling it.
@@ -183,7 +183,7 @@ class _TransferDialogue:
             limit=self._max_size,
         )
         self._receiver = receiver
-        agreed.proceed(receiver)
+        agreement.proceed(receiver)
         try:
             with watch_connection(self._reactor, lambda: receiver.transport, self._patience, self._say):
                 taken = await receiver.done

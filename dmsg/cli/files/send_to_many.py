@@ -51,19 +51,19 @@ class _Deliveries:
         self.sent = 0
         self.failed: dict[str, BaseException] = {}
 
-    def begin(self, one: ParcelFactory, work: Awaitable[None], peer: PubKey | None = None) -> None:
+    def begin(self, factory: ParcelFactory, work: Awaitable[None], peer: PubKey | None = None) -> None:
         """Start the transfer to one receiver, which reports its own success."""
 
         async def deliver() -> None:
             try:
                 await work
             except _FAILURES as error:
-                self.failed[one.receiver] = error
-                one.report_failure(error, peer)
+                self.failed[factory.receiver] = error
+                factory.report_failure(error, peer)
             else:
                 self.sent += 1
             finally:
-                one.stop()
+                factory.stop()
 
         self._running.append(Deferred.fromCoroutine(deliver()))
 
@@ -111,30 +111,30 @@ async def send_to_receivers(
     deliveries, asking = _Deliveries(), DeferredLock()
     number = 0
 
-    def begin(agreed: CodeAgreement) -> None:
+    def begin(agreement: CodeAgreement) -> None:
         nonlocal number
         number += 1
-        one = make.for_receiver(f"receiver {number}")
-        one.say("has the code" if is_limit_only else f"has the code, {receivers - number} more may use it")
-        deliveries.begin(one, give(one, agreed))
+        factory = make.for_receiver(f"receiver {number}")
+        factory.say("has the code" if is_limit_only else f"has the code, {receivers - number} more may use it")
+        deliveries.begin(factory, give(factory, agreement))
 
-    async def give(one: ParcelFactory, agreed: CodeAgreement) -> None:
+    async def give(factory: ParcelFactory, agreement: CodeAgreement) -> None:
         if verify:
             # There is one terminal, so the person is asked about one receiver at a time.
             await asking.acquire()
             try:
-                one.say("compare the number with this receiver's")
-                await compare_numbers(reactor, agreed, verify)
+                factory.say("compare the number with this receiver's")
+                await compare_numbers(reactor, agreement, verify)
             except CodeUsedUp:
-                agreed.proceed(_Hangup())
+                agreement.proceed(_Hangup())
                 raise
             finally:
                 asking.release()
-        sender = one()
-        agreed.proceed(sender)
-        with watch_connection(reactor, lambda: sender.transport, client.streams.resume_timeout, one.say):
+        sender = factory()
+        agreement.proceed(sender)
+        with watch_connection(reactor, lambda: sender.transport, client.streams.resume_timeout, factory.say):
             sent = await sender.done
-        one.report(sent)
+        factory.report(sent)
 
     try:
         offered = await show_code(
@@ -177,17 +177,17 @@ async def send_to_group(
     """
     deliveries, at_once = _Deliveries(), DeferredSemaphore(GROUP_AT_ONCE)
 
-    async def give(one: ParcelFactory, key: PubKey) -> None:
+    async def give(factory: ParcelFactory, key: PubKey) -> None:
         await at_once.acquire()
         try:
-            await send_to_key(reactor, client, one, key, timeout)
+            await send_to_key(reactor, client, factory, key, timeout)
         finally:
             at_once.release()
 
     try:
         for name, key in members.items():
-            one = make.for_receiver(name)
-            deliveries.begin(one, give(one, key), key)
+            factory = make.for_receiver(name)
+            deliveries.begin(factory, give(factory, key), key)
         await deliveries.all_ended()
     finally:
         deliveries.cancel()

@@ -48,7 +48,7 @@ IDLE_TIMEOUT = 120
 class FileSite(BoundedSite):
     """Site with files for some or all peers, which prints a line for each request."""
 
-    def __init__(self, reactor: Reactor, resource: IResource, allowed: Callable[[IAddress], bool]) -> None:
+    def __init__(self, reactor: Reactor, resource: IResource, is_allowed: Callable[[IAddress], bool]) -> None:
         from dmsg.net.web.site import bounded_arguments
 
         seldom = LogThrottle(reactor.seconds)
@@ -58,7 +58,7 @@ class FileSite(BoundedSite):
                 notice(f"a request was refused: {reason}{more}")
 
         super().__init__(resource, **bounded_arguments(reactor, 0, refused, IDLE_TIMEOUT))
-        self.admits = self._allowed = allowed
+        self.admits = self._allowed = is_allowed
         self.displayTracebacks = False
 
     def buildProtocol(self, addr: IAddress | None) -> BoundedChannel | None:  # type: ignore[override]

@@ -146,7 +146,9 @@ class HostSettings:
         :raises KeyInUse: another ``dmsg host`` is running.
         """
         advice = "stop that, or name another --directory"
-        return hold_key(self.directory / "host", "dmsg host", advice=advice, shown=f"the directory {self.directory}")
+        return hold_key(
+            self.directory / "host", "dmsg host", advice=advice, display_path=f"the directory {self.directory}"
+        )
 
     def discovery_arguments(self) -> list[str]:
         """Return the arguments of ``twistd`` for discovery."""

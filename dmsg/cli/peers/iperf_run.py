@@ -124,11 +124,11 @@ class MeasurementFactory(Factory):
 
     noisy = False
 
-    def __init__(self, reactor: Reactor, allowed: Callable[[IAddress], bool], longest: float) -> None:
+    def __init__(self, reactor: Reactor, is_allowed: Callable[[IAddress], bool], longest: float) -> None:
         """:param longest: maximum seconds of one measurement."""
         self._reactor = reactor
         self._longest = longest
-        self.admits = self._allowed = allowed
+        self.admits = self._allowed = is_allowed
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         return (

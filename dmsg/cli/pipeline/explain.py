@@ -14,7 +14,7 @@ from dmsg.cli.pipeline.common import as_of_option, needs_tables, tables_option
 from dmsg.errors import DmsgError
 
 
-def _full_name(known: list[str], said: str) -> str:
+def _full_name(known: list[str], beginning: str) -> str:
     """Return the full name of the server that a prefix or an address book name means.
 
     :raises DmsgError: there is none, or there are several.
@@ -22,23 +22,23 @@ def _full_name(known: list[str], said: str) -> str:
     from dmsg.analytics.explain import find_server
     from dmsg.clients.address_book import AddressBook
 
-    found = find_server(known, said)
+    found = find_server(known, beginning)
     if not found:
         try:
-            found = find_server(known, AddressBook().find(said).hex())
+            found = find_server(known, AddressBook().find(beginning).hex())
         except DmsgError:
             pass
     if not found:
         raise DmsgError(
-            f"no server or discovery is called {said}; refused clients are in `dmsg analytics top actor` "
+            f"no server or discovery is called {beginning}; refused clients are in `dmsg analytics top actor` "
             "and `dmsg analytics top abuse_day`"
         )
-    if len(found) > 1 and said not in found:
+    if len(found) > 1 and beginning not in found:
         more = f" or {len(found) - 5} others" if len(found) > 5 else ""
         raise DmsgError(
-            f"{said or 'that'} may mean {', '.join(one[:12] for one in found[:5])}{more}: type more of the name"
+            f"{beginning or 'that'} may mean {', '.join(one[:12] for one in found[:5])}{more}: type more of the name"
         )
-    return said if said in found else found[0]
+    return beginning if beginning in found else found[0]
 
 
 @command()

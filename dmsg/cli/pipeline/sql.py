@@ -74,7 +74,7 @@ def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _show(found: Answer) -> None:
+def _show(answer: Answer) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -83,13 +83,13 @@ def _show(found: Answer) -> None:
     grid = Table()
     numbers = {
         index
-        for row in found.rows
+        for row in answer.rows
         for index, value in enumerate(row)
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    for index, name in enumerate(found.names):
+    for index, name in enumerate(answer.names):
         grid.add_column(Text(printable(name)), justify="right" if index in numbers else "left", overflow="fold")
-    for row in found.rows:
+    for row in answer.rows:
         grid.add_row(*(Text(_text(value)) for value in row))
     screen(10_000).print(grid)
 

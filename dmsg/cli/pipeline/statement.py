@@ -101,13 +101,13 @@ def _files(inputs: Path) -> list[Path]:
     return [Path(one.path) for one in listing.files]
 
 
-def _warn(found: Credits) -> None:
-    for path, reason in list(found.damaged.items())[:SHOWN]:
+def _warn(credits: Credits) -> None:
+    for path, reason in list(credits.damaged.items())[:SHOWN]:
         output.notice(f"{printable(str(path))} is left out: {reason}")
-    if len(found.damaged) > SHOWN:
-        output.notice(f"{len(found.damaged) - SHOWN:,} more files are left out")
-    for reason, count in found.refused.most_common(5):
-        output.notice(f"{count:,} receipts of {found.day} do not count: {reason}")
+    if len(credits.damaged) > SHOWN:
+        output.notice(f"{len(credits.damaged) - SHOWN:,} more files are left out")
+    for reason, count in credits.refused.most_common(5):
+        output.notice(f"{count:,} receipts of {credits.day} do not count: {reason}")
 
 
 @command("verify-statement")
@@ -162,7 +162,7 @@ def verify_statement(file: Path, inputs: Path | None, operator: str | None, abou
     output.tell(text, **fields, servers=head["servers"], pairs=head["pairs"], inputs=head["inputs"], remade=remade)
 
 
-def _remake(found: Statement, inputs: Path) -> None:
+def _remake(statement: Statement, inputs: Path) -> None:
     """Make the statement again from the files that it names.
 
     :raises DmsgError: files are missing, or the statement is another one.
@@ -170,18 +170,18 @@ def _remake(found: Statement, inputs: Path) -> None:
     from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError, body_of
 
-    named = {line["sha256"] for line in found.lines() if line["kind"] == "input"}
+    named = {line["sha256"] for line in statement.lines() if line["kind"] == "input"}
     files = _files(inputs)
-    everything = compute_credits(files, found.day, found.first)
+    everything = compute_credits(files, statement.day, statement.first)
     left = everything.inputs.keys() - named
-    again = compute_credits(files, found.day, found.first, only=named) if left else everything
+    again = compute_credits(files, statement.day, statement.first, only=named) if left else everything
     if missing := sorted(named - again.inputs.keys()):
         raise DmsgError(
             f"{len(missing):,} of the statement's {len(named):,} files of receipts are not in {inputs}, such as "
             f"the one with the SHA-256 {missing[0]}"
         )
-    if body_of(again) != found.body:
-        stated = {_name(line): line for line in found.lines() if line["kind"] in ("server", "pair")}
+    if body_of(again) != statement.body:
+        stated = {_name(line): line for line in statement.lines() if line["kind"] in ("server", "pair")}
         _tell_differences(stated, _lines_of(again))
         raise StatementError("the receipts that the statement names do not give this statement")
     if left:
@@ -192,13 +192,13 @@ def _remake(found: Statement, inputs: Path) -> None:
         _tell_differences(_lines_of(again), _lines_of(everything))
 
 
-def _lines_of(found: Credits) -> dict[str, Mapping[str, Any]]:
+def _lines_of(credits: Credits) -> dict[str, Mapping[str, Any]]:
     """Return the lines of servers and pairs that a statement would have, by their names."""
     lines: dict[str, Mapping[str, Any]] = {}
-    for server, total in found.servers.items():
+    for server, total in credits.servers.items():
         counts = {name: getattr(total, name) for name in _COUNTS if hasattr(total, name)}
         lines[f"server {server.hex()}"] = {"kind": "server", "server": server.hex(), **counts}
-    for (server, initiator, responder), pair in found.pairs.items():
+    for (server, initiator, responder), pair in credits.pairs.items():
         names = {"server": server.hex(), "initiator": initiator.hex(), "responder": responder.hex()}
         counts = {name: getattr(pair, name) for name in _COUNTS if hasattr(pair, name)}
         line = {"kind": "pair", **names, **counts}
@@ -227,14 +227,14 @@ def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str
     return len(different)
 
 
-def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
+def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> None:
     """Show the lines of one server or client, and compare them with its receipts."""
     from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError
 
-    stated = {_name(line): line for line in found.lines(about) if line["kind"] in ("server", "pair")}
+    stated = {_name(line): line for line in statement.lines(about) if line["kind"] in ("server", "pair")}
     if not output.state.json:
-        output.say(f"{found.day}, signed by {found.operator.text}")
+        output.say(f"{statement.day}, signed by {statement.operator.text}")
     for line in list(stated.values())[: None if output.state.json else SHOWN]:
         output.tell(_line_text(line), **line)
     if len(stated) > SHOWN and not output.state.json:
@@ -243,13 +243,13 @@ def _verify_lines(found: Statement, about: PubKey, inputs: Path | None) -> None:
         output.notice(f"{about.text} has no line in the statement")
     if inputs is None:
         return
-    own = compute_credits(_files(inputs), found.day, found.first, about)
+    own = compute_credits(_files(inputs), statement.day, statement.first, about)
     _warn(own)
     ours = {name: line for name, line in _lines_of(own).items() if about.hex() in name}
     if len([one for one in stated if one.startswith("server ")]) == 0 and stated:
         # A client's receipts say nothing of the whole sum of a server.
         ours = {name: line for name, line in ours.items() if line["kind"] == "pair"}
-    named = {line["sha256"] for line in found.lines() if line["kind"] == "input"}
+    named = {line["sha256"] for line in statement.lines() if line["kind"] == "input"}
     left = own.inputs.keys() - named
     if left:
         output.notice(

@@ -88,9 +88,9 @@ def watch(out: str, every: float) -> None:
                 console.print(shown)
 
 
-def _say_findings(found: list[Finding]) -> None:
+def _say_findings(findings: list[Finding]) -> None:
     """Print the findings as JSON, one object per line."""
-    for one in found:
+    for one in findings:
         output.say(
             json.dumps(
                 {
@@ -106,21 +106,21 @@ def _say_findings(found: list[Finding]) -> None:
         raise SystemExit(output.state.status)
 
 
-def _say_each_run(out: str, every: float, state: State, found: list[Finding]) -> NoReturn:
+def _say_each_run(out: str, every: float, state: State, findings: list[Finding]) -> NoReturn:
     """Print the findings of each run once."""
     from deltalake.exceptions import DeltaError
 
     from dmsg.analytics.delta import LakeError
 
     while True:
-        _say_findings(found)
+        _say_findings(findings)
         run = state.run
         while state.run == run:
             time.sleep(every)
             if _reader_is_gone():
                 raise SystemExit(output.EXIT_PIPE)
             with suppress(LakeError, DeltaError, OSError):  # The last result stays, and the next check is as planned.
-                state, found, _ = _read_findings(out, None)
+                state, findings, _ = _read_findings(out, None)
 
 
 def _reader_is_gone() -> bool:
@@ -146,20 +146,22 @@ def _short(name: str) -> str:
     return name[:SHOWN] if re.fullmatch("[0-9a-f]{16,}", name) else printable(name)
 
 
-def _fit_findings(console: Console, state: State, found: list[Finding], looked: datetime, problem: str = "") -> Group:
+def _fit_findings(
+    console: Console, state: State, findings: list[Finding], read_at: datetime, problem: str = ""
+) -> Group:
     """Return as many findings as the terminal has lines for, most urgent first, and the number of the others."""
     from dmsg.analytics.attention import shorten_findings
 
-    lines = shorten_findings(found)
+    lines = shorten_findings(findings)
     for count in range(len(lines), -1, -1):
         more = f"and {len(lines) - count} more: dmsg analytics attention" if count < len(lines) else ""
-        shown = _shown(state, lines[:count], looked, problem, more)
+        shown = _shown(state, lines[:count], read_at, problem, more)
         if not console.is_terminal or len(console.render_lines(shown)) < console.height:
             break
     return shown
 
 
-def _shown(state: State, found: list[Finding], looked: datetime, problem: str = "", more: str = "") -> Group:
+def _shown(state: State, findings: list[Finding], read_at: datetime, problem: str = "", more: str = "") -> Group:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -167,17 +169,17 @@ def _shown(state: State, found: list[Finding], looked: datetime, problem: str = 
     from dmsg.analytics.attention import Urgency, shorten_findings
 
     styles = {Urgency.NOW: "bold red", Urgency.SOON: "yellow", Urgency.NOTE: "dim"}
-    found = shorten_findings(found)
+    findings = shorten_findings(findings)
     grid = Table.grid(padding=(0, 2))
     for _ in range(2):
         grid.add_column(no_wrap=True)
     grid.add_column()
-    for one in found:
+    for one in findings:
         grid.add_row(Text(one.urgency.word, style=styles[one.urgency]), _short(one.about), Text(printable(one.text)))
     newest = max(state.days)
     computed = datetime.fromtimestamp(state.at / 1000, UTC)
-    head = f"run {state.run} of {computed:%Y-%m-%d %H:%M} UTC, events until {newest}; looked at {looked:%H:%M:%S}"
-    parts = [Text(head, style="dim"), grid if found or more else Text("nothing needs attention")]
+    head = f"run {state.run} of {computed:%Y-%m-%d %H:%M} UTC, events until {newest}; looked at {read_at:%H:%M:%S}"
+    parts = [Text(head, style="dim"), grid if findings or more else Text("nothing needs attention")]
     if more:
         parts.append(Text(more, style="dim"))
     if problem:

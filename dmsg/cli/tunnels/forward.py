@@ -92,7 +92,7 @@ def expose(
             target = f"{host}:{tcp_port}"
             listening = await listening_at(
                 client,
-                SpliceFactory(endpoint.connect, allowed=access, on_failed=lambda failure: warn(failure, target)),
+                SpliceFactory(endpoint.connect, is_allowed=access, on_failed=lambda failure: warn(failure, target)),
                 tcp_port if port is None else port,
                 access=access,
                 offers=f"{host}:{tcp_port}",

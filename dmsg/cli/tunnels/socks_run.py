@@ -76,12 +76,12 @@ class SocksFactory(Factory):
     def _lost(self) -> None:
         self._connections -= 1
 
-    def _dial(self, host: str, port: int, half: SplicedConnection) -> Deferred[IProtocol]:
+    def _dial(self, host: str, port: int, connection: SplicedConnection) -> Deferred[IProtocol]:
 
         try:
             address = peer_of(host, port)
         except UnknownName:
             return fail()
-        factory = Factory.forProtocol(lambda: half)
+        factory = Factory.forProtocol(lambda: connection)
         factory.noisy = False
         return self._client.connect(address, factory, timeout=self._timeout)

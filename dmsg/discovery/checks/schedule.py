@@ -237,26 +237,26 @@ class ServerChecks:
                 self._begin(one)
         return SOON if len(due) == IN_SLICE else CHECK_INTERVAL
 
-    def _begin(self, due: DueServer) -> None:
+    def _begin(self, due_server: DueServer) -> None:
         def over(result: object) -> None:
             self._under_way.discard(look)
             if isinstance(result, Failure) and not self._stopped:
                 _log.info("the check of a server could not be finished: {error}", error=str(result.value))
 
-        look = Deferred.fromCoroutine(self._check_server(due))
+        look = Deferred.fromCoroutine(self._check_server(due_server))
         self._under_way.add(look)
         look.addBoth(over)
 
-    async def _check_server(self, due: DueServer) -> None:
+    async def _check_server(self, due_server: DueServer) -> None:
         try:
-            entry = decode(due.json)
+            entry = decode(due_server.json)
         except EntryError:
             return
         if entry.server is None:
             return
         address = entry.server.address
         try:
-            why = await self._reason_against(entry, due.place, due.refreshes, due.listed)
+            why = await self._reason_against(entry, due_server.place, due_server.refreshes, due_server.listed)
         except CheckPostponed:
             await self._store.record_check(entry.static, address, None, self._now() + self._postpone())
             return
@@ -264,7 +264,7 @@ class ServerChecks:
         if not why:
             if self._failures.pop(entry.static, 0) >= UNLISTED_AFTER:
                 _log.info("server {key} is reachable again", key=entry.static)
-            next_look = now + (PROVED_FOR if due.refreshes else self._ttl / CHECKS_PER_TTL)
+            next_look = now + (PROVED_FOR if due_server.refreshes else self._ttl / CHECKS_PER_TTL)
             await self._store.record_check(entry.static, address, now, next_look, self._lasts)
             return
         failures = self._failures.pop(entry.static, 0) + 1
@@ -272,11 +272,11 @@ class ServerChecks:
             _log.info("server {key} is not reachable: {why}", key=entry.static, why=why)
         remember(self._failures, entry.static, failures, MAX_REMEMBERED)
         listed = failures < UNLISTED_AFTER
-        if failures >= TRIES and not due.refreshes:
+        if failures >= TRIES and not due_server.refreshes:
             self._failures.pop(entry.static, None)
             await self._store.record_check(entry.static, address, None, NEVER, listed=False)
             return
-        longest = LONGEST_REFRESHING if due.refreshes else LONGEST
+        longest = LONGEST_REFRESHING if due_server.refreshes else LONGEST
         delay = min(longest, self._ttl / CHECKS_PER_TTL * 2 ** min(failures - 1, 20))
         await self._store.record_check(entry.static, address, None, now + delay, listed=listed)
 
@@ -324,30 +324,32 @@ class ServerChecks:
                 break
         return why
 
-    async def _ask(self, way: _CheckedAddress, entry: Entry, refreshes: bool) -> str:
+    async def _ask(self, checked: _CheckedAddress, entry: Entry, refreshes: bool) -> str:
         """Check a server by a proof if one is due, else by a connection."""
-        target = way.number, way.port, entry.static
+        target = checked.number, checked.port, entry.static
         now = self._reactor.seconds()
         proved = self._proved.get(target)
-        known = proved is not None or way.listed
+        known = proved is not None or checked.listed
         if not refreshes and proved is not None and now - proved < PROVED_FOR:
-            return await self._check_once((way.number, way.port, ""), way, known, lambda: self._connect(way, None))
-        why = await self._check_once(target, way, known, lambda: self._prove(way, entry))
-        if not why and not self._hosts.has_room(way.number, entry.static, now):
+            return await self._check_once(
+                (checked.number, checked.port, ""), checked, known, lambda: self._connect(checked, None)
+            )
+        why = await self._check_once(target, checked, known, lambda: self._prove(checked, entry))
+        if not why and not self._hosts.has_room(checked.number, entry.static, now):
             return "there are as many servers at its address as may be"
         if not why:
             remember(self._proved, target, now, MAX_REMEMBERED)
         return why
 
     async def _check_once(
-        self, target: _Target, way: _CheckedAddress, known: bool, ask: Callable[[], Awaitable[str]]
+        self, target: _Target, checked: _CheckedAddress, known: bool, ask: Callable[[], Awaitable[str]]
     ) -> str:
         """Return the result of an earlier check or of one under way, or make a new check.
 
         :param known: whether the server has proved its key there before.
         """
         now = self._reactor.seconds()
-        anybody = way.number, way.port, ""
+        anybody = checked.number, checked.port, ""
         for one in (target, anybody):
             at, why = self._results.get(one, (-self._ttl, ""))
             # A successful connection does not say that the right server is there, so only its failure counts for other
@@ -362,65 +364,67 @@ class ServerChecks:
             if said is None:
                 raise CheckPostponed("another check of the server ended without a result")
             return said
-        self._allowance.take(way.number, way.port, way.place, is_known=known, now=now)
+        self._allowance.take(checked.number, checked.port, checked.place, is_known=known, now=now)
         self._pending[target] = []
         found: str | None = None
         try:
-            found = await self._in_turn(way, ask)
+            found = await self._in_turn(checked, ask)
         finally:
             for shared in self._pending.pop(target):
                 shared.callback(found)
         remember(self._results, target, (now, found), MAX_REMEMBERED)
         return found
 
-    def _queue(self, way: _CheckedAddress) -> FairQueue:
+    def _queue(self, checked: _CheckedAddress) -> FairQueue:
         """Return the queue in which a server waits for its check."""
-        if way.listed:
+        if checked.listed:
             return self._listed
-        if self._silences.is_exhausted(way.place, self._reactor.seconds()):
+        if self._silences.is_exhausted(checked.place, self._reactor.seconds()):
             return self._silent
-        return self._own_block if block_of(way.number) == way.place else self._other_blocks
+        return self._own_block if block_of(checked.number) == checked.place else self._other_blocks
 
-    async def _in_turn(self, way: _CheckedAddress, ask: Callable[[], Awaitable[str]]) -> str:
+    async def _in_turn(self, checked: _CheckedAddress, ask: Callable[[], Awaitable[str]]) -> str:
         """Run a check when its turn comes; charge the poster if the server stays silent."""
-        queue = self._queue(way)
+        queue = self._queue(checked)
         try:
-            await queue.acquire(way.place)
+            await queue.acquire(checked.place)
         except QueueCrowded:
             raise CheckPostponed("too many servers are waiting for their check") from None
         try:
             why = await ask()
             if why.startswith(NO_ANSWER):
-                self._silences.charge(way.place, 1.0, self._reactor.seconds())
+                self._silences.charge(checked.place, 1.0, self._reactor.seconds())
             return why
         finally:
-            queue.release(way.place)
+            queue.release(checked.place)
 
-    def _is_short(self, way: _CheckedAddress) -> bool:
+    def _is_short(self, checked: _CheckedAddress) -> bool:
         """Whether other servers wait for the slot of this unlisted server."""
-        return not way.listed and self._queue(way).is_scarce
+        return not checked.listed and self._queue(checked).is_scarce
 
-    async def _prove(self, way: _CheckedAddress, entry: Entry) -> str:
+    async def _prove(self, checked: _CheckedAddress, entry: Entry) -> str:
         openings = openings_of(entry, self._openings)
         # Handshakes that are tried in turn would each cost a silent server's full timeout.
-        if len(openings) > 1 and self._is_short(way):
-            tries = [Deferred.fromCoroutine(self._connect(way, opening(entry.key))) for opening in openings]
+        if len(openings) > 1 and self._is_short(checked):
+            tries = [Deferred.fromCoroutine(self._connect(checked, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)
             return "" if "" in found else found[0]
         why = "its entry names no protocol that can be checked"
         for opening in openings:
-            why = await self._connect(way, opening(entry.key))
-            if not why or (way.number, way.port, "") in self._results:
+            why = await self._connect(checked, opening(entry.key))
+            if not why or (checked.number, checked.port, "") in self._results:
                 break
         return why
 
-    async def _connect(self, way: _CheckedAddress, opening: Opening | None) -> str:
-        number, port = way.number, way.port
+    async def _connect(self, checked: _CheckedAddress, opening: Opening | None) -> str:
+        number, port = checked.number, checked.port
         self.looked += 1
         self._results.pop((number, port, ""), None)
         try:
-            reaching: Deferred[object] = maybeDeferred(self._reach, number, port, opening, way.carrier, way.name)
-            await reaching.addTimeout(SHORT_PATIENCE if self._is_short(way) else PATIENCE, self._reactor)
+            reaching: Deferred[object] = maybeDeferred(
+                self._reach, number, port, opening, checked.carrier, checked.name
+            )
+            await reaching.addTimeout(SHORT_PATIENCE if self._is_short(checked) else PATIENCE, self._reactor)
         except CancelledError:
             if self._stopped:
                 raise

@@ -25,10 +25,10 @@ class Deadlines:
         self.idle: float | None = None
         self._last_traffic = 0.0
 
-    def set(self, name: str, seconds: float | None, matters: Callable[[], bool]) -> None:
+    def set(self, name: str, seconds: float | None, is_relevant: Callable[[], bool]) -> None:
         """Set a deadline ``seconds`` from now, or cancel it if ``seconds`` is None.
 
-        :param matters: called when the time is over; the deadline counts if the callback returns True.
+        :param is_relevant: called when the time is over; the deadline counts if the callback returns True.
         """
         timer = self._timers.pop(name, None)
         if timer is not None:
@@ -38,7 +38,7 @@ class Deadlines:
 
         def late() -> None:
             del self._timers[name]
-            if matters():
+            if is_relevant():
                 self._on_timeout(name)
 
         self._timers[name] = self._reactor.callLater(seconds, late)

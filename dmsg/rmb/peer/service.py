@@ -352,11 +352,11 @@ class RmbPeer(Service):
 
     # --- the network ---
 
-    async def _on_rejected(self, rejected: MessageRejected) -> None:
-        self._say(rejected.drop, f"dropped: {rejected}")
-        if rejected.wants_answer is not None:
-            code, request = rejected.wants_answer
-            self._answer(request, b"", (code, str(rejected)))
+    async def _on_rejected(self, rejection: MessageRejected) -> None:
+        self._say(rejection.drop, f"dropped: {rejection}")
+        if rejection.wants_answer is not None:
+            code, request = rejection.wants_answer
+            self._answer(request, b"", (code, str(rejection)))
 
     async def _deliver(self, received: ReceivedMessage) -> None:
         """Hand a message to a service or client; return once it is in Redis."""

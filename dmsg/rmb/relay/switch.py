@@ -311,7 +311,7 @@ class Switch:
             self._refuse(mail.header, decision.drop, session.session)
             mail.settle()
 
-    def _unless_elsewhere(self, mail: Mail, otherwise: Callable[[], None]) -> None:
+    def _unless_elsewhere(self, mail: Mail, on_here: Callable[[], None]) -> None:
         """Put a message into the queue if another process on it has the session; otherwise call ``otherwise``."""
 
         def known(elsewhere: bool) -> None:
@@ -319,7 +319,7 @@ class Switch:
                 self.count_in(mail)
                 self._enqueue(mail.destination, mail)
             else:
-                otherwise()
+                on_here()
 
         self.queue.is_elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
 

@@ -27,7 +27,7 @@ class HeldMessages(TurnTaker):
 
     :param message: processes a stored message.
     :param ping: processes a stored ping.
-    :param later: calls something in the next reactor turn.
+    :param call_next_turn: calls something in the next reactor turn.
     :param hold: stops reading from the socket.
     :param release: resumes reading from the socket.
     :param confirms: whether the session has messages to confirm.
@@ -55,12 +55,12 @@ class HeldMessages(TurnTaker):
         self,
         message: Callable[[bytes], None],
         ping: Callable[[bytes], None],
-        later: Callable[[Callable[[], None]], object],
+        call_next_turn: Callable[[Callable[[], None]], object],
         hold: Callable[[], None],
         release: Callable[[], None],
         confirms: Callable[[], bool],
     ) -> None:
-        self._message, self._ping, self._in_next_turn = message, ping, later
+        self._message, self._ping, self._in_next_turn = message, ping, call_next_turn
         self._hold, self._release, self._confirms = hold, release, confirms
         self._for: set[object] = set()
         self._waiting: deque[tuple[bool, bytes]] = deque()

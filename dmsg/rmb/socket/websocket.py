@@ -153,10 +153,10 @@ class Socket(HeldReading, TurnTaker):
         """Key whose share of a reactor turn the socket uses: the twin, whatever the number of its sessions."""
         return getattr(self.receiver, "owner", id(self))
 
-    def _feed(self, found: Iterator[tuple[int, bytes]]) -> None:
-        self._feeding = found
+    def _feed(self, messages: Iterator[tuple[int, bytes]]) -> None:
+        self._feeding = messages
         try:
-            self._spend(self._take_all, found)
+            self._spend(self._take_all, messages)
         except frames.FrameTooLarge as error:
             self._give_up(TOO_LARGE, str(error))
         except FragmentError as error:
@@ -170,13 +170,13 @@ class Socket(HeldReading, TurnTaker):
         if self.grew is not None:
             self.grew(self.unfinished)
 
-    def _take_all(self, found: Iterator[tuple[int, bytes]]) -> None:
+    def _take_all(self, messages: Iterator[tuple[int, bytes]]) -> None:
         """Process as many frames as the owner's share of this turn allows."""
         share = self.share
         until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
-        for steps, (first, content) in enumerate(found, 1):
+        for steps, (first, content) in enumerate(messages, 1):
             self._take(first, content)
-            if self._feeding is not found:
+            if self._feeding is not messages:
                 return  # A callback made the socket forget the rest.
             # Limiting the number of frames alone is not enough, because a frame costs from 1 to 100 µs.
             if steps >= STEPS or (share is not None and share.now() >= until):

@@ -393,10 +393,10 @@ class ResumableEnd:
         """
         return self._agree(self.compare(remote))
 
-    def _agree(self, agreed: Agreement) -> Unsent:
+    def _agree(self, agreement: Agreement) -> Unsent:
         in_flight = self.in_flight
-        tickets = [in_flight.popleft()[1] for _ in range(agreed.frames)]
-        self.acknowledged, self._sent_hash = agreed.position, agreed.rolling
+        tickets = [in_flight.popleft()[1] for _ in range(agreement.frames)]
+        self.acknowledged, self._sent_hash = agreement.position, agreement.rolling
         while in_flight and not in_flight[0][0]:
             # Frames without data only ask for an acknowledgement, and the other end's position is one.
             tickets.append(in_flight.popleft()[1])

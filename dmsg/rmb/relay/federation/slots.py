@@ -155,24 +155,24 @@ class Slots(Generic[Item]):
             return _Kind.SLOW
         return None
 
-    def done(self, item: Item, took: float | None) -> None:
+    def done(self, item: Item, seconds: float | None) -> None:
         """End the attempt of an item.
 
-        :param took: seconds until a relay answered; None when none did.
+        :param seconds: seconds until a relay answered; None when none did.
         """
-        self.record_speed(self._attempts[item].relays, took)
+        self.record_speed(self._attempts[item].relays, seconds)
         self.cancel(item)
 
-    def record_speed(self, relays: Relays, took: float | None) -> None:
+    def record_speed(self, relays: Relays, seconds: float | None) -> None:
         """Record how quickly relays answered.
 
-        :param took: seconds until a relay answered; None when none did.
+        :param seconds: seconds until a relay answered; None when none did.
         """
-        if took is None:
+        if seconds is None:
             remember(self._failing, relays, None, REMEMBERED)
         else:
             self._failing.pop(relays, None)
-        if took is not None and took <= QUICK:
+        if seconds is not None and seconds <= QUICK:
             remember(self._quick, relays, None, REMEMBERED)
         else:
             self._quick.pop(relays, None)
