@@ -12,7 +12,7 @@ from dmsg.errors import DmsgError
 
 
 class AtomicWriteTests(SynchronousTestCase):
-    """By plain calls, on a real disk."""
+    """Writes on a real disk."""
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
@@ -20,7 +20,7 @@ class AtomicWriteTests(SynchronousTestCase):
         self.path = self.directory / "report.html"
 
     def left(self) -> list[str]:
-        """What is in the directory."""
+        """Return the names in the directory."""
         return sorted(path.name for path in self.directory.iterdir())
 
     def test_an_existing_file_is_replaced(self) -> None:

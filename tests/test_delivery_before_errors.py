@@ -1,4 +1,4 @@
-"""What came before something bad in the same read is delivered, whatever core it is, wherever the bad thing stands."""
+"""Data before invalid data in the same read is delivered, in each core and at each position."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PIECES = st.lists(st.binary(max_size=200), max_size=8)
 
 
 def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
-    """In pieces of these sizes, and the rest."""
+    """Return the stream in pieces of these sizes, and its rest."""
     pieces = []
     for size in cuts:
         pieces.append(stream[:size])
@@ -109,7 +109,7 @@ class CoreTests(SynchronousTestCase):
 
     @given(PIECES, CUTS)
     def test_messaging_frames_before_a_bad_one_are_delivered(self, plain: list[bytes], cuts: list[int]) -> None:
-        """Through its relay and into its client: a frame of a size that cannot be, in the other profile's words too."""
+        """The frames pass a relay and a client; the bad frame has an impossible size, in both profiles."""
         profile = Profile.SKYWIRE
         one = MessagingConnection(MESSAGING_KEYS["A"], profile)
         two = MessagingConnection(MESSAGING_KEYS["B"], profile)
@@ -182,7 +182,7 @@ class SessionTests(SecureCase):
     """A server puts something bad behind good frames of one read."""
 
     def poison(self, kind: int) -> None:
-        """Behind whatever B gets next, in the same record."""
+        """Insert invalid data behind the next data for B, in the same record."""
         self.b.core.ping(bytes(8))  # from here on it reads DRAIN
         done: list[bool] = []
 
@@ -197,7 +197,7 @@ class SessionTests(SecureCase):
         self.tamper(change)
 
     def test_data_before_an_error_is_delivered(self) -> None:
-        """It is delivered, and the stream goes on over other connections: nothing is missing, nothing comes twice."""
+        """The data is delivered, and the stream continues over other connections: no data is missing or repeated."""
         for kind in (REQUEST, DRAIN):
             mine, theirs = self.open()
             self.poison(kind)

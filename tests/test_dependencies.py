@@ -1,4 +1,6 @@
-"""What the code imports is what setup.cfg asks for.
+"""Comparison of the imports with the requirements in setup.cfg.
+
+A package that is installed only as another package's requirement may be missing on another machine.
 
 A package that came along with somebody else's tools is missed on a fresh machine.
 """
@@ -21,7 +23,7 @@ STUBS = {"_typeshed"}
 
 @cache
 def imported(folder: str) -> dict[str, str]:
-    """Each top-level module that is imported below a folder, and a file that does so."""
+    """Return each top-level module that is imported below a folder, with a file that imports it."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -58,7 +60,7 @@ def asked() -> dict[str, set[str]]:
 
 class DependencyTests(SynchronousTestCase):
     def missing(self, folder: str, *extras: str) -> dict[str, str]:
-        """What is imported below a folder and belongs to no distribution that is asked for by name."""
+        """Return the modules imported below a folder that belong to no required distribution."""
         lists = asked()
         wanted = set[str]().union(lists[""], *(lists[extra] for extra in extras))
         return {name: path for name, path in imported(folder).items() if not owners().get(name, {plain(name)}) & wanted}
@@ -72,7 +74,9 @@ class DependencyTests(SynchronousTestCase):
         self.assertEqual(self.missing("dmsg", *every), {})
 
     def test_imports_of_the_tests_are_declared(self) -> None:
-        """With what `make test` installs; only the tests of Spark may need what `make test-core` does not have."""
+        """The distributions are those of `make test`; only the tests of Spark may need distributions that `make
+        test-core` does not install.
+        """
         self.assertEqual(
             self.missing("tests", "fuzz", "mutation", "redis", "rmb", "spark", "test", "test-s3", "test-spark"), {}
         )

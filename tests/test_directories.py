@@ -18,7 +18,7 @@ STRANGER = 65534
 
 
 class DirectoryTests(SynchronousTestCase):
-    """Whose they are, and who may write there."""
+    """Owners and modes of the directories."""
 
     def setUp(self) -> None:
         self.root = Path(tempfile.mkdtemp())
@@ -74,7 +74,7 @@ class DirectoryTests(SynchronousTestCase):
         self.assertEqual(os.listdir(self.path), [])
 
     def test_a_log_created_by_another_user_is_refused(self) -> None:
-        """In a directory for all: a file, or a link to one of this user's."""
+        """The directory is writable for all; the log is a file, or a link to a file of this user."""
         if os.geteuid() != 0:
             raise SkipTest("only root can make files of another user")
         self.path.mkdir()

@@ -1,4 +1,4 @@
-"""What programs catch: which error is which."""
+"""Classes of the errors that programs catch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ class ErrorTests(SynchronousTestCase):
         self.assertEqual(dmsg.TransportClosed(250).reason, 250)
 
     def test_reasons_larger_than_a_byte(self) -> None:
-        """They are numbers as any other inside the library; where a wire has no room, none turns into a clean end."""
+        """Inside the library such a reason is an ordinary number. Where a wire has only a byte for it, it does not
+        become a clean end.
+        """
         self.assertEqual(dmsg.StreamLost(0x1234).close_reason, 0x1234)
         self.assertEqual(dmsg.TransportClosed(0x1234).reason, 0x1234)
         self.assertEqual([fit_close_reason(reason) for reason in (0, 255, 256, -1)], [0, 255, 12, 12])
         self.assertEqual([fit_close_reason(reason, 2) for reason in (256, 65535, 65536)], [256, 65535, 12])
 
     def test_a_connect_that_takes_too_long(self) -> None:
-        """It is the timeout that callers expect, and says what was tried."""
+        """The error is the timeout that callers expect, and its text names what was tried."""
         clock = Clock()
         client = Client(clock, KEYS["A"], ["http://127.0.0.1:9"])  # type: ignore[arg-type]
         self.patch(client._entries, "successor", lambda remote: _never())

@@ -72,7 +72,7 @@ class VectorTests(SynchronousTestCase):
                 self.assertRaises(KeyFormatError, PubKey.from_hex, case["text"])
 
     def test_the_short_form_fits_people_and_hosts(self) -> None:
-        """It fits into a label of DNS, and either form is read back, of either case."""
+        """The text fits into a label of a host name, and both forms are accepted, in upper and lower case."""
         for _ in range(50):
             key = SecKey.generate().public
             self.assertRegex(key.text, r"\A[a-z2-7]{53}\Z")
@@ -123,7 +123,7 @@ class VectorTests(SynchronousTestCase):
                 self.assertRaises(SignatureError, key.verify, payload, signature)
 
     def test_recovery_matches_the_reference(self) -> None:
-        """As the reference, but for the recovery at infinity, which it accepts."""
+        """The reference accepts a recovery at infinity in addition."""
         for case in self.vectors["recover_hash"]:
             signature = Signature(bytes.fromhex(case["sig"]))
             digest = bytes.fromhex(case["hash"])
@@ -142,7 +142,7 @@ class VectorTests(SynchronousTestCase):
 
 
 class KeyTests(SynchronousTestCase):
-    """What holds for any key."""
+    """Properties of any key."""
 
     @given(st.binary(min_size=1, max_size=40), st.binary(max_size=200))
     def test_only_signed_data_verifies(self, seed: bytes, payload: bytes) -> None:
@@ -266,7 +266,7 @@ class KeyFileTests(SynchronousTestCase):
         self.assertEqual(list(self.path.parent.glob("*key*")), [])
 
     def test_other_files_are_reported_before_their_mode(self) -> None:
-        """Nobody is advised to change the mode of /etc/passwd."""
+        """The advice to change the mode is not given for a file such as /etc/passwd."""
         with self.assertRaisesRegex(KeyFileError, "not a key file$"):
             read_key_file("/etc/passwd")
         self.path.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""What an index would show of the package."""
+"""Metadata of the package, as an index shows them."""
 
 from __future__ import annotations
 

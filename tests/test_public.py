@@ -1,4 +1,4 @@
-"""What programs may import."""
+"""Public names that programs may import."""
 
 import ast
 import inspect
@@ -54,7 +54,7 @@ class PublicTests(SynchronousTestCase):
                 self.assertTrue(inspect.getdoc(getattr(module, name)), f"{package}.{name} says nothing")
 
     def test_keywords_match_the_settings(self) -> None:
-        """What a checker of types lets programs say is what there is."""
+        """The keywords that a type checker accepts are the settings that exist."""
         self.assertEqual(get_type_hints(ServerChoice), get_type_hints(ServerChoiceOptions))
 
     def test_a_name_that_is_not_there(self) -> None:
@@ -99,14 +99,14 @@ class PublicTests(SynchronousTestCase):
 
 
 EXTRAS = "txredisapi autobahn google.protobuf nacl base58 mnemonic xxhash redis pyspark deltalake pyarrow py4j".split()
-"""What is installed only where somebody asks for it."""
+"""Modules that only extras install."""
 
 
 class BareTests(SynchronousTestCase):
     """``pip install dmsg`` and nothing else."""
 
     def test_entities_and_commands_need_no_extra(self) -> None:
-        """All modules but those of the bus and of the pipeline."""
+        """All modules are imported except those of the bus and of the pipeline."""
         names = [one.name for one in walk_packages([str(ROOT / "dmsg")], "dmsg.")]
         rest = [
             one for one in names if not re.match(r"dmsg\.(rmb|analytics|tap\.rmb_\w+|cli\.(bus|pipeline|demos))\b", one)

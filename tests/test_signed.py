@@ -32,7 +32,7 @@ KEYS = [SecKey.from_seed(b"signed %d" % number) for number in range(4)]
 
 class SignedCase(SynchronousTestCase):
     def all_differ(self, signed: Iterable[tuple[str, bytes]]) -> None:
-        """No two of them are signed by the same bytes."""
+        """Assert that no two objects have the same signed bytes."""
         seen: dict[bytes, str] = {}
         for name, data in signed:
             self.assertNotIn(data, seen, f"{name} and {seen.get(data)}")
@@ -40,7 +40,7 @@ class SignedCase(SynchronousTestCase):
 
 
 def envelope(change: Callable[[Any], None] = lambda one: None, kind: str = "request") -> Any:
-    """One with every field, and one of them changed."""
+    """Return an envelope with all fields, one of them changed."""
     one = Envelope(uid="uid", tags="t", timestamp=1000, expiration=60, schema="s", federation="f", plain=b"payload")
     one.source.twin, one.source.connection = 1, "a"
     one.destination.twin, one.destination.connection = 2, "b"
@@ -153,7 +153,7 @@ class EnvelopeTests(SignedCase):
         self.assertEqual(before, (wire.strict_challenge(signed), wire.frame_of_payload(signed), wire.challenge(signed)))
 
     def test_signed_bytes_match_handwritten_ones(self) -> None:
-        """As the documentation lays them out, written by hand."""
+        """The bytes are written by hand from the documentation."""
 
         def item(data: bytes) -> bytes:
             return len(data).to_bytes(4, "big") + data
@@ -217,7 +217,7 @@ class EntryTests(SignedCase):
         self.assertEqual(one.sign(KEYS[0]).signing_json(), one.signing_json())
 
     def test_each_field_of_a_deletion(self) -> None:
-        """And it is no entry."""
+        """A signed deletion is no signed entry."""
         one = Deletion(self.STATIC, 3, 1000)
         others = (replace(one, static=KEYS[1].public.hex()), replace(one, sequence=4), replace(one, timestamp=1001))
         bare = Entry("0.0.1", 3, 1000, self.STATIC, ClientMeta(()))
@@ -286,7 +286,7 @@ class BusTests(SignedCase):
         self.assertEqual(one.signed(), replace(one, id=2, signature=b"x").signed())
 
     def test_each_claim_of_a_token(self) -> None:
-        """And every letter of its text."""
+        """Each letter of the token's text counts, too."""
         alice = Identity("//Alice", "ed25519")
         made = [
             token.make(alice, Session(twin, sid), now, ttl, unique=False, asks=bool(asks))
@@ -310,7 +310,7 @@ class BusTests(SignedCase):
                 self.assertEqual(parsed.signed, token.parse(text).signed)
 
     def test_other_signed_objects_are_no_tokens(self) -> None:
-        """Another kind of object, signed by the same key."""
+        """The same key has signed an object of another kind."""
         alice = Identity("//Alice", "ed25519")
         claims = token._encode(b'{"sub":1,"iat":100,"exp":160}')
         for header, good in (

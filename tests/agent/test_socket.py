@@ -82,7 +82,7 @@ class AgentCase(EntityCase):
 
 
 class ProgramTests(AgentCase):
-    """What a program has of an agent."""
+    """Programs use the agent over its socket."""
 
     @asynchronous
     async def test_the_socket_is_this_users_alone(self) -> None:
@@ -97,7 +97,7 @@ class ProgramTests(AgentCase):
 
     @asynchronous
     async def test_each_direction_can_end_on_its_own(self) -> None:
-        """In both directions through the agent, for programs that listen too."""
+        """Both directions end independently through the agent, also for programs that listen."""
         await self.up()
         accepting, taken = Accepting(Halves), Accepting(Halves)
         port = self.peer.listen(accepting, 7)
@@ -125,7 +125,7 @@ class ProgramTests(AgentCase):
 
     @asynchronous
     async def test_a_stream_to_a_peer_is_acknowledged_and_bound_to_both_keys(self) -> None:
-        """It is a transport as any other: acknowledged, bound to both keys, closed with all that was written."""
+        """A stream to a peer is acknowledged, bound to both keys, and closed after all written data were sent."""
         await self.up()
         here, there = await self.joined()
         transport: LocalStream = here.transport
@@ -203,7 +203,9 @@ class ProgramTests(AgentCase):
 
     @asynchronous
     async def test_peers_reach_the_program_that_holds_the_port(self) -> None:
-        """What peers open comes to the program that has the port, with their keys; another cannot have it."""
+        """Streams of peers come to the program that has the port, with the peers' keys; another program cannot have
+        the port.
+        """
         await self.up()
         accepting = Accepting()
         port = await self.program.listen(accepting, 80)
@@ -294,7 +296,6 @@ class ProgramTests(AgentCase):
 
     @asynchronous
     async def test_more_streams_than_the_backlog_are_all_served(self) -> None:
-        """More than a backlog has place for: all of them are served."""
         await self.up()
         accepting = Accepting()
         await self.program.listen(accepting, 80)
@@ -333,7 +334,7 @@ class StrangeTests(AgentCase):
     """Programs of this user that keep to no rule: their connection ends, and nobody else's."""
 
     async def say(self, data: bytes) -> bytes:
-        """All that the agent answers."""
+        """Return the agent's whole answer."""
 
         def talk() -> bytes:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
@@ -413,7 +414,7 @@ class StrangeTests(AgentCase):
 
     @asynchronous
     async def test_peers_are_refused_when_a_program_accepts_no_streams(self) -> None:
-        """Its peers are refused when too many wait, and the agent goes on."""
+        """Peers are refused when too many streams wait for the program; the agent continues."""
         await self.up()
         self.patch(programs, "MAX_OF_SERVICE", 50)
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -434,7 +435,7 @@ class StrangeTests(AgentCase):
 
     @asynchronous
     async def test_status_and_down_are_answered_at_the_connection_limit(self) -> None:
-        """What the agent does can be asked all the same, and it can be stopped."""
+        """A program can still ask for the agent's state, and stop the agent."""
         await self.up()
         self.patch(service, "MAX_PROGRAMS", 20)
         channels = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(21)]

@@ -1,4 +1,4 @@
-"""What is said over the agent's socket: its bytes, and what is none of it."""
+"""Messages over the agent's socket: their bytes, and bytes that are no message."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ReaderTests(SynchronousTestCase):
                 pass
 
     def test_close_reasons_below_256_take_one_byte(self) -> None:
-        """Those of 2019 have the one byte that they always had."""
+        """Close reasons of 2019 have one byte, as before."""
         for reason, size in ((0, 1), (255, 1), (256, 2), (0xFFFFFFFF, 4)):
             payload = encode_close(reason)[5:]
             self.assertEqual((len(payload), parse_close(payload)), (size, reason))

@@ -104,7 +104,7 @@ asyncio.run(main())
 
 
 class EventLoopTests(ProgramCase):
-    """One program, one event loop after the other."""
+    """A program runs several event loops, one after the other."""
 
     @asynchronous
     async def test_a_second_run_has_a_reactor_of_its_own(self) -> None:

@@ -21,7 +21,7 @@ COMPARED = [name for name in GOLD if name != "quality_day"]
 
 
 class RunTests(LakeCase):
-    """What the incremental run promises."""
+    """Guarantees of an incremental run."""
 
     def killed_at(self, step: int) -> Any:
         """A progress that ends the run there."""
@@ -110,7 +110,7 @@ class RunTests(LakeCase):
 
 
 class QuarantineTests(spark_jobs.QuarantineTests):
-    """What is no event, and all tables of the rest."""
+    """Lines that are no events, and all tables of the other lines."""
 
     def take_in(self) -> tuple[int, int]:
         outcome = self.run_jobs()

@@ -12,7 +12,7 @@ from tests.analytics.support import DAY, NOW, S1, Boot, ByRuns, LakeCase, write_
 
 
 class CutTests(ByRuns, spark_settlement.CutTests):
-    """Three words."""
+    """Settlement with three counts for each transport, by runs over files."""
 
 
 class LivesTests(ByRuns, spark_lives.LivesTests):
@@ -33,7 +33,7 @@ class ListingTests(LakeCase):
     """Files that cannot be read beside readable events; ``spark_intake`` has the same beside lines that are none."""
 
     def test_what_cannot_be_read_ends_no_run(self) -> None:
-        """It is told until it can be read, and then it is read."""
+        """Files that cannot be read are reported until they can be read; then they are read."""
         boot = Boot(S1, "b")
         boot.event("start", DAY, "10:00:00", capacity=5)
         boot.beats(DAY, "10:01:00", 3, sessions=1)

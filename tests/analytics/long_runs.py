@@ -1,4 +1,6 @@
-"""What takes long: two million events against DuckDB, ten kills, a cluster, a stream (``make long WHICH=pipeline``)."""
+"""Long tests of the pipeline: two million events compared with DuckDB, ten kills, a cluster, a stream (``make long
+WHICH=pipeline``).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from tests.analytics.comparison import compare
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
 
 TRANSPORTS = int(os.environ.get("TRANSPORTS", "1000000"))
-"""Each is two events."""
+"""Number of transports; each has two events."""
 LAST_DAY = date.today() - timedelta(1)
 PATIENCE = 1800.0
 SUBMITTED = """
@@ -59,7 +61,7 @@ def simulate(where: Path, transports: int, servers: int, clients: int, days: int
 
 
 def gold(out: Path) -> dict[str, list[str]]:
-    """All gold tables, comparable."""
+    """Return all gold tables in a form that can be compared."""
     lake = Lake(spark(), str(out))
     state = lake.state()
     return {
@@ -98,7 +100,7 @@ class LongCase(SynchronousTestCase):
 
 
 class SizeTests(LongCase):
-    """Two engines on two million events."""
+    """Spark and DuckDB give the same answers on two million events."""
 
     def test_gold_is_what_duckdb_computes(self) -> None:
         simulate(self.root / "sim", TRANSPORTS, 40, 20_000, 5)
@@ -147,7 +149,9 @@ class KillTests(LongCase):
 
 
 class WritersTests(LongCase):
-    """Two runs at once, by different ways to one place: one is told, and nothing stands twice."""
+    """Two runs write to one place at once, by different spellings of its path: one is refused, and no row is stored
+    twice.
+    """
 
     def test_the_second_of_two_concurrent_runs_is_refused(self) -> None:
         simulate(self.root / "sim", 20_000, 6, 300, 2)
@@ -364,7 +368,7 @@ class TurnTests(LakeCase):
     """A stream and runs over the same tables."""
 
     def test_a_stream_and_runs_take_turns(self) -> None:
-        """What one has read the other does not, and a batch that Spark does again is not lost."""
+        """Files that one of them has read are not read by the other, and a batch that Spark repeats is not lost."""
         boot = Boot(S1, "boot-1")
         boot.event("start", DAY, "08:00:00", capacity=5)
         boot.beats(DAY, "08:00:30", 10, sessions=1, transports=0, capacity=5)

@@ -29,7 +29,7 @@ KINDS = {
     "entries:": "entries",
     "lookups:": "lookups",
 }
-"""What in a line of those that need attention tells of which kind of thing that is planted."""
+"""Words in a finding's line, by the kind of planted anomaly that they report."""
 
 
 FLAGS = {"closed group": "self-dealing", "burst": "burst"}
@@ -37,15 +37,15 @@ SERVERS = 13
 
 
 def kind_of(finding: Finding) -> str:
-    """What a line accuses somebody of."""
+    """Return the kind of anomaly that a finding reports."""
     return next((kind for words, kind in KINDS.items() if words in finding.text), finding.text)
 
 
 class PlantedCase(LakeCase):
-    """What is asked of any network."""
+    """Checks of the findings in any simulated network."""
 
     def check(self, seed: int) -> None:
-        """One seed: all that is planted is found, and nobody else is accused."""
+        """Check the network of one seed: all planted anomalies are found, and nothing else is reported."""
         last = NOW.date() - timedelta(1)  # a whole one
         simulation = Simulation(spark(), Network(4500, SERVERS, 60, 4, seed, last, fleet=True))
         simulation.write(Path(self.root))
@@ -65,7 +65,7 @@ class PlantedCase(LakeCase):
         self.what_tables_say(truth, last)
 
     def who_deals_with_himself(self, truth: list[dict[str, str]], last: date) -> None:
-        """On all days: the servers that are planted, and none else."""
+        """Check self-dealing on all days: exactly the planted servers are found."""
         lake = self.pipeline().lake
         days = [last - timedelta(back) for back in range(4)]
         dealings = [(one, str(day)) for day in days for one in find_dealings(lake, lake.computed_state(), day)]
@@ -76,7 +76,7 @@ class PlantedCase(LakeCase):
         )
 
     def what_tables_say(self, truth: list[dict[str, str]], last: date) -> None:
-        """What the tables say of all days."""
+        """Check the tables of all days."""
         uptime = self.table("uptime_day")
         crashes = {(row["server"], str(row["dt"])) for row in uptime if row["crashes"]}
         self.assertEqual(crashes, {(one["about"], one["day"]) for one in truth if one["kind"] == "crash"})
@@ -93,7 +93,7 @@ class PlantedCase(LakeCase):
         self.attacks()
 
     def attacks(self) -> None:
-        """Each kind that was planted, and none else, at all servers together."""
+        """Check attacks: exactly the planted kinds are found, over all servers together."""
         actors = self.table("actor")
         self.assertEqual({row["kind"] for row in actors}, {"scan", "flood", "handshakes", "entries", "lookups"})
         # three scan; a tag of a network is another one each day
@@ -108,7 +108,7 @@ class PlantedCase(LakeCase):
 
 
 class SeedTests(PlantedCase):
-    """Several networks."""
+    """Several seeds."""
 
     def test_seed_1_meets_the_ground_truth(self) -> None:
         self.check(seed=1)

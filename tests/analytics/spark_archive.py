@@ -1,4 +1,4 @@
-"""What Java is started with: the archive of Spark's classes, and the locale."""
+"""Options with which Java is started: the archive of Spark's classes, and the locale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs attention: each kind from rows written by hand, then from tables that were computed."""
+"""Findings that need attention: each kind from rows written by hand, then from computed tables."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual(shown[MOST_ATTACKS - 1].text, "scan: and 98 more (attention --json has all)")
 
     def test_what_is_silent_in_old_data(self) -> None:
-        """What was after the newest event nobody has told."""
+        """No events after the newest one are known, so nothing after it counts as silence."""
         gone, other = boot("b", NOON - timedelta(hours=3), ended="silent"), boot("a", NOON)
         fresh, later = (
             [one for one in self.found(NOON + timedelta(hours=hours), boot=[gone, other]) if one.kind == "silent"]
@@ -250,7 +250,7 @@ class NamelessTests(LakeCase):
 
 
 class TablesTests(LakeCase):
-    """Of the story of two servers: S2 crashed or fell silent, and lies."""
+    """Findings from the tables of two servers: S2 crashes or falls silent, and reports wrong counts."""
 
     def test_findings_of_the_two_servers(self) -> None:
         lake = Story.told().pipeline().lake
@@ -261,7 +261,6 @@ class TablesTests(LakeCase):
         self.assertTrue(all(one.text for one in found))
 
     def test_the_command_prints_the_same_findings_without_java(self) -> None:
-        """Without Java, and the same as in this process."""
         story = Story.told()
         lake = story.pipeline().lake
         arguments = (*PROGRAM, "analytics", "attention", "--out", lake.root, "--json")
@@ -270,7 +269,9 @@ class TablesTests(LakeCase):
         self.assertIn(S2, {line["about"] for line in lines if line["place"] == "Settlement"})
 
     def test_arrow_does_not_call_python_from_its_threads(self) -> None:
-        """Its reader of datasets would, on threads of its own; one that is late aborts a program that ends."""
+        """Arrow's reader of datasets would call Python from its own threads; a thread that is late aborts a program
+        that ends.
+        """
         for path in Path(dmsg.__file__).parent.rglob("*.py"):
             self.assertNotIn("to_pyarrow_", path.read_text(), str(path))
 
@@ -292,7 +293,9 @@ class TablesTests(LakeCase):
             self.assertEqual(servers, [row.server[:8] for row in rows[:3]], table)
 
     def test_watch_tells_each_run_once_and_ends_at_ctrl_c(self) -> None:
-        """To a file each run is told once; Ctrl-C ends it, and so does a reader that goes."""
+        """With its output in a file, the command reports each run once; Ctrl-C ends it, and so does a reader that
+        closes the pipe.
+        """
         root = Story.told().pipeline().lake.root
         for how, status in ((signal.SIGINT, EXIT_INTERRUPTED), (None, EXIT_PIPE)):
             watching = subprocess.Popen(

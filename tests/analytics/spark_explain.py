@@ -1,4 +1,4 @@
-"""What a verdict stands on: from rows written by hand, then from tables that were computed."""
+"""Explanations of verdicts: from rows written by hand, then from computed tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RowsTests(SynchronousTestCase):
     """Plain calls."""
 
     def latency(self, *p99: float, samples: int = SLOW_SAMPLES) -> Section:
-        """Of a day and of those before it."""
+        """Return the section on latency for a day's p99 and those of the days before."""
 
         def read(table: str, *, of: date = DAY) -> list[dict[str, Any]]:
             back = (DAY - of).days
@@ -69,7 +69,7 @@ class RowsTests(SynchronousTestCase):
         self.assertTrue(_life(boot | {"ended": "stopped"}, day).endswith("stopped cleanly"))
 
     def test_what_both_ends_bound_of_a_killed_server(self) -> None:
-        """In the verdict, even if nothing else was settled on that day."""
+        """The verdict contains the bounds, even if nothing else was settled on that day."""
         rows: list[dict[str, Any]] = [
             {"counted_bytes": 100, "least_bytes": 1_000_000, "most_bytes": 1_200_000},
             {"counted_bytes": 7, "least_bytes": None, "most_bytes": None},
@@ -104,7 +104,7 @@ class RowsTests(SynchronousTestCase):
 
 
 class TablesTests(LakeCase):
-    """Of the story of two servers: S1 is honest, S2 crashes and lies."""
+    """Explanations from the tables of two servers: S1 is honest, S2 crashes and reports wrong counts."""
 
     def sections(self, server: str) -> dict[str, Section]:
         lake = Story.told().pipeline().lake
@@ -150,7 +150,6 @@ class TablesTests(LakeCase):
         return [one["missing"] for one in rows if one["producer"] == server and one["dt"] == DAY and one["missing"]]
 
     def test_the_command_works_without_java_and_with_a_key_prefix(self) -> None:
-        """Without Java; by a beginning that is one server's."""
         root = Story.told().pipeline().lake.root
 
         def said(*arguments: str) -> tuple[str, str, int]:

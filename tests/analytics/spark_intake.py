@@ -253,7 +253,7 @@ class ListingTests(LakeCase):
             self.assertEqual(quiet, {self.spool: {}, self.checked: {str(self.checked): 1_000_000_000}})
 
     def test_what_cannot_be_read_ends_no_run(self) -> None:
-        """It is told until it can be read, and then it is read.
+        """Files that cannot be read are reported until they can be read; then they are read.
 
         The lines are no events, so that the runs compute no tables of days.
         """

@@ -46,7 +46,7 @@ def command(root: str, *arguments: str) -> str:
 
 
 class Killed(Exception):
-    """In place of kill -9, at a step of a run."""
+    """Error that takes the place of kill -9 at a step of a run."""
 
 
 class TakenUpTests(LakeCase):
@@ -150,7 +150,7 @@ class DoubledTests(SynchronousTestCase):
         self.assertEqual(quality["duplicates"], 44)
 
     def test_missing_and_duplicate_events_in_equal_number_are_found(self) -> None:
-        """As many events as there should be, with another sum or another sum of squares of their numbers."""
+        """The number of events is right, but the sum or the sum of squares of their numbers is not."""
         rows = self.rows()
         for gone, again in (([10], [20]), ([10, 12], [11, 11])):  # the second has the same sum, too
             (quality,) = Memory([*(row for row in rows if row["seq"] not in gone), *(rows[n] for n in again)]).table(
@@ -257,7 +257,7 @@ class QuarantineTests(LakeCase):
             return taken.quarantined, taken.torn_files
 
     def check_events(self) -> None:
-        """All that was whole is there, once."""
+        """Assert that each event of the complete files is stored exactly once."""
         rows = self.pipeline().lake.bronze(["beat", "life"]).collect()
         found = Counter((row.boot, row.type) for row in rows if row.type != "segment_end")
         expected = {("boot-1", "start"): 1, ("boot-1", "heartbeat"): 50}
@@ -360,7 +360,7 @@ class QuarantineTests(LakeCase):
 
 
 class RoomTests(LakeCase):
-    """What makes room, as commands, on a copy of the story's tables."""
+    """The commands that free space, on a copy of the tables."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -431,7 +431,7 @@ class DirectoriesTests(SynchronousTestCase):
 
 
 class TurnsTests(SynchronousTestCase):
-    """When a stream makes its tables."""
+    """Times at which a stream makes its tables."""
 
     def test_half_of_the_time_at_most(self) -> None:
         now = [100.0]

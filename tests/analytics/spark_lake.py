@@ -1,4 +1,6 @@
-"""One writer at a time, tables that others can open, what was there yesterday, and tables of an older dmsg."""
+"""Storage of the tables: one writer at a time, files that other programs can open, former states, and tables of an
+older dmsg.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ os._exit(9)
 
 
 class RunsTests(SynchronousTestCase):
-    """Who may write, and what counts."""
+    """Claims to write, and the runs that count."""
 
     def setUp(self) -> None:
         self.root = str(Path(self.mktemp()).absolute())
@@ -73,7 +75,7 @@ class RunsTests(SynchronousTestCase):
         self.assertEqual(self.runs.state().run, 1)
 
     def test_of_several_that_begin_at_once_one_does(self) -> None:
-        """Both have looked before either says so."""
+        """Both runs read the state before either writes its claim."""
         with self.runs.claim():
             pass
         seen = self.runs._open()
@@ -203,7 +205,7 @@ class DeltaTests(SynchronousTestCase):
         self.delta.commit(directory, number, **options)  # type: ignore[arg-type]
 
     def rows(self) -> list[tuple[int, str]]:
-        """As another program reads them."""
+        """Return the rows as another program reads them."""
         table = DeltaTable(str(self.place)).to_pyarrow_table()
         return sorted((row["n"], str(row["dt"])) for row in table.to_pylist())
 
@@ -270,7 +272,7 @@ class DeltaTests(SynchronousTestCase):
         self.assertRaises(LakeError, self.delta.files, 3)
 
     def test_what_is_kept_can_be_read_after_many_runs(self) -> None:
-        """Each run replaces what was there, and makes room, also of what the log does not name."""
+        """Each run replaces rows and removes old files, also files that the log does not name."""
         for number in range(1, 46):
             (self.place / f"run={number}.a" / "dt=2026-03-10").mkdir(parents=True)
             rows = pa.table({"n": pa.array([number], pa.int64())})
@@ -336,7 +338,7 @@ class DeltaTests(SynchronousTestCase):
 
 
 class CountTests(LakeCase):
-    """What the log says of files that Spark wrote."""
+    """Numbers in the log about files that Spark wrote."""
 
     def test_executors_count_what_footers_tell(self) -> None:
         lake = self.pipeline().lake

@@ -11,7 +11,7 @@ THIRD = DAY + timedelta(2)
 
 
 class LivesTests(RulesCase):
-    """Three days of servers, each with another misfortune; a discovery that sees all of them when they are there."""
+    """Three days of servers, each with a different fault; a discovery sees each server while it runs."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -143,7 +143,7 @@ class LivesTests(RulesCase):
 
 
 class LostTransportTests(RulesCase):
-    """What a server that was killed had carried."""
+    """Bytes that a killed server had carried."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -153,7 +153,7 @@ class LostTransportTests(RulesCase):
         boot.event("transport_progress", day, time, transport=name, src="a", dst="b", data_ab=ab, data_ba=ba)
 
     def signed(self, name: str, initiator: bool, out: int, received: int, **changed: str) -> None:
-        """After the server came back."""
+        """Add a receipt that is handed in after the server's restart."""
         one, other = ("A", "B") if initiator else ("B", "A")
         fields: dict[str, Any] = {"server": S1, "transport": name, "signer": one, "partner": other, **changed}
         said = {"initiator": initiator, "delivered_out": out, "delivered_in": received}

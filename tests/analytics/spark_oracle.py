@@ -11,7 +11,7 @@ from tests.analytics.support import NOW
 
 
 class OracleTests(SynchronousTestCase):
-    """Two engines, the same answers."""
+    """Spark and DuckDB give the same answers."""
 
     def test_gold_tables_equal_a_day_computed_by_hand(self) -> None:
         story = Story.told()

@@ -38,7 +38,7 @@ CHROMIUM = (
 
 
 def browse(page: Path, script: str) -> Any:
-    """What a script in the page says, as JSON, in headless Chromium."""
+    """Return the value of a script in the page as JSON, in headless Chromium."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise SkipTest("there is no Chromium here")
@@ -125,7 +125,7 @@ class ReportTests(LakeCase):
         self.assertGreater(seen["lines"], 3)
 
     def check_tiles(self, tiles: list[float], sums: dict[str, list[float]]) -> None:
-        """Each tile is the sum of its table, or of its chart."""
+        """Assert that each tile is the sum of its table or of its chart."""
         servers, clients, transports, carried, uptime, refused, complete = tiles
         self.assertEqual(servers, len(sums["0server"]))
         self.assertEqual(clients, sum(sums["1clients, last day"]))
@@ -151,7 +151,7 @@ class ReportTests(LakeCase):
 
 
 class PageTests(SynchronousTestCase):
-    """What needs no tables."""
+    """Parts of the report that need no tables."""
 
     def empty(self) -> Content:
         content = Content(datetime(2026, 1, 1, tzinfo=UTC), 1)

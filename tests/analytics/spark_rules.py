@@ -32,7 +32,7 @@ def counts(**filled: int) -> list[int]:
 
 
 class AbuseTests(SynchronousTestCase):
-    """Who floods, scans, churns, over all servers."""
+    """Clients that flood, scan or reconnect too often, over all servers."""
 
     def day(self, producer: str, who: str, day: date = DAY, score: float = 60.0, **values: Any) -> dict[str, Any]:
         row = {"producer": producer, "dt": day, "who": who, "kind": "scan", "score": score, "evidence": ""}
@@ -137,7 +137,7 @@ class AbuseTests(SynchronousTestCase):
 
 
 class NetworkTests(SynchronousTestCase):
-    """All servers together."""
+    """Totals of all servers."""
 
     def hours(self) -> list[dict[str, Any]]:
         """A server with many quick answers, and one with few slow ones."""
@@ -145,7 +145,7 @@ class NetworkTests(SynchronousTestCase):
         return [row | {"server": S1, "rtt": counts(b4=95)}, row | {"server": S2, "rtt": counts(b20=5)}]
 
     def test_percentiles_are_those_of_all_samples(self) -> None:
-        """Not an average of the servers' percentiles."""
+        """A percentile of the network is not an average of the servers' percentiles."""
         empty = [DAILY["traffic_hour"], DAILY["session_day"], SILVER["sessions"], DAILY["refusal_hour"]]
         hours = frame(self.hours(), DAILY["latency_hour"].schema)
         tables = [*(frame([], table.schema) for table in (*empty, DAILY["settlement_day"])), hours]
@@ -178,7 +178,7 @@ class NetworkTests(SynchronousTestCase):
 
 
 class PercentileTests(SynchronousTestCase):
-    """How far percentiles from buckets are from those of the times, by the table in the documentation."""
+    """Percentiles from buckets differ from exact percentiles by no more than the table in the documentation says."""
 
     def test_the_documented_errors(self) -> None:
         text = (Path(__file__).parents[2] / "docs" / "pipeline" / "tables.md").read_text()
@@ -224,7 +224,7 @@ class LostTests(SynchronousTestCase):
 
 
 class CapacityTests(SynchronousTestCase):
-    """How near servers are to their limits, and where clients are sent."""
+    """How close servers are to their limits, and to which servers clients are sent."""
 
     def forecast(self, *peaks: int, first: date = TODAY - timedelta(4), capacity_of: int = 100) -> dict[str, Any]:
         rows = [

@@ -93,7 +93,9 @@ class RuleTests(SynchronousTestCase):
         self.assertEqual(self.flags(), {S2: ["closed group"]})
 
     def test_clients_with_partners_who_deal_with_others_are_no_group(self) -> None:
-        """As users of one service: they use one server and have one partner, who has many."""
+        """Users of one service look like a group: they use one server and have one partner, but the partner has many
+        others.
+        """
         for number in range(60):
             self.carry(S2, f"user{number}", "service", 3000, hour=number % 24)
         self.assertEqual(self.flags(), {})
@@ -177,7 +179,7 @@ class PlantedTests(SynchronousTestCase):
 
 
 class CommandTests(SynchronousTestCase):
-    """Of the story of two servers."""
+    """The command on the tables of two servers."""
 
     def said(self, *arguments: str) -> tuple[str, str, int]:
         command = (*PROGRAM, "analytics", "self-dealing", "--out", str(Story.told().out), *arguments)

@@ -1,4 +1,4 @@
-"""Three words of transports that ended while data was on its way: who is honest, and who is not."""
+"""Three counts of transports that ended while data was in flight: which servers are honest, and which are not."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Words(RulesCase):
         self.receipts.event("receipt_checked", DAY, "23:00:00", **where, **said)
 
     def overflowing(self, server: str, lie: float = 1.0) -> None:
-        """As a copy of 400 MB left them whose receiver was slow: numbers of a real run."""
+        """Add the events of a 400 MB copy to a slow receiver, with the numbers of a real run."""
         for taken, told, got, dropped in (
             (89_980_884, 81_854_420, 89_915_392, 65_492),
             (60_162_136, 51_773_528, 60_096_468, 65_668),
@@ -99,7 +99,7 @@ class Words(RulesCase):
 
 
 class CutTests(Words):
-    """What both ends can know, and no more."""
+    """Bounds that both ends can prove for a transport that was cut off."""
 
     def test_who_lies_and_who_does_not(self) -> None:
         honest, liar, early, early_liar, peer_lost = (key(number) for number in range(1, 6))
@@ -144,7 +144,7 @@ class CutTests(Words):
         self.assertEqual((day[generous]["conflict"], day[generous]["inflated_bytes"]), (3, 150 * MB))
 
     def test_who_says_that_it_ended_everything_itself_is_not_called_honest(self) -> None:
-        """By whom a transport ended only the server says."""
+        """Only the server's own events say who ended a transport."""
         claims = ((key(1), "src", 1.03), (key(2), "server", 1.03), (key(3), None, 3.0), (key(4), "server", 1.0))
         for server, by, lie in claims:
             for _ in range(20):
@@ -175,7 +175,7 @@ class CutTests(Words):
         self.assertEqual((day[strangers]["verdict"], day[strangers]["conflict"]), ("agrees", 2))
 
     def test_who_was_no_end_says_nothing(self) -> None:
-        """After a start the server does not know who the ends were; its events before do."""
+        """After a restart the server does not know the ends of a transport, but its events from before name them."""
         server = key(1)
         names = [self.carried(server, (MB, MB, None)) for _ in range(4)]
         for number, name in enumerate(names):

@@ -41,7 +41,7 @@ def asked(store: Store, sql: str, rows: int = 10_000) -> list[dict[str, Any]]:
 
 
 class QueryTests(SynchronousTestCase):
-    """Of the story of two servers."""
+    """SQL queries of the tables of two servers."""
 
     def setUp(self) -> None:
         self.story = Story.told()

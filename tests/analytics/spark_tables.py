@@ -1,4 +1,4 @@
-"""Each gold table against values worked out by hand on a day of two servers."""
+"""Each gold table compared with values worked out by hand, for a day of two servers."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class Story(LakeCase):
 
 
 class TableTests(LakeCase):
-    """What must come out."""
+    """The expected rows of each table."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -358,7 +358,7 @@ class TableTests(LakeCase):
         self.assertEqual(len(self.rows("minute_day")), 3)
 
     def test_boot(self) -> None:
-        """Those that write receipts have numbers of their own, and are none."""
+        """Processes that write receipts have event numbers of their own, and do not count as boots."""
         ended = {row["boot"]: row["ended"] for row in self.rows("boot")}
         self.assertEqual(ended, {"boot-1": "stopped", "boot-2": "silent", "boot-3": "running", "boot-d": "silent"})
         self.check(self.row("boot", producer=S2), role="server", next_at=None, down_seconds=None)

@@ -30,7 +30,7 @@ class Conf:
 
 
 class TuningTests(SynchronousTestCase):
-    """How many tasks a shuffle has, and whose word counts."""
+    """Number of tasks of a shuffle, and precedence of settings."""
 
     def tuning(self, partitions: str, cores: int, *, may: bool = True) -> tuple[Tuning, Conf]:
         conf = Conf(**{SHUFFLE_PARTITIONS: partitions})
@@ -73,7 +73,7 @@ class TuningTests(SynchronousTestCase):
 
 
 class BroadcastTests(SynchronousTestCase):
-    """What grows with traffic is sent to every executor only if it is small."""
+    """Rows that grow with traffic are sent to every executor only if they are few."""
 
     def setUp(self) -> None:
         conf = spark().conf

@@ -24,7 +24,7 @@ class OfJava(Exception):
 
 
 class CauseTests(SynchronousTestCase):
-    """What the programs say, as they said it on a disk that was full."""
+    """Error texts of the programs, recorded on a full disk."""
 
     def test_who_says_so(self) -> None:
         for error in (

@@ -33,7 +33,7 @@ class JavaTests(SynchronousTestCase):
     """Stands for all of them where they cannot run."""
 
     def test_spark(self) -> None:
-        """Without pyspark or Java there is nothing to test."""
+        """Skip the tests if pyspark or Java is absent."""
         raise SkipTest(missing() or "")
 
 
@@ -51,7 +51,7 @@ def missing() -> str | None:
 
 
 def testSuite() -> unittest.TestSuite:
-    """What trial asks for."""
+    """Return the tests; trial calls this function."""
     loader = unittest.TestLoader()
     suite = unittest.TestSuite()
     if missing() is not None:

@@ -57,7 +57,7 @@ class WordTests(SynchronousTestCase):
         self.assertEqual(Code.parse(EXAMPLE), CODE)
 
     def test_a_mistyped_number_is_reported(self) -> None:
-        """Before anybody is asked: the number may lead to somebody else."""
+        """The mistake is reported before discovery is asked, because the number may belong to another code."""
         told = sum(not Code(number, CODE.words).fits for number in range(1000, 10_000))
         self.assertAlmostEqual(told / 9000, 1 - 2**-CHECK_BITS, places=2)
         error = self.assertRaises(CodeError, Code.parse, "5247-guitar-alpha-juice")
@@ -75,7 +75,7 @@ class WordTests(SynchronousTestCase):
         self.assertIn("too old", str(self.assertRaises(CodeError, Code.parse, "7-guitar-alpha")))
 
     def test_any_kind_of_dash_and_space_separates_words(self) -> None:
-        """Each kind of dash, alone and between spaces that may be no-break ones."""
+        """Each kind of dash is tested alone and between spaces, including no-break spaces."""
         code = CODE
         dashes = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
         for dash in (*dashes, "--", " ", "\u00a0", "\u202f"):
@@ -143,7 +143,6 @@ class WordTests(SynchronousTestCase):
             self.assertIn(f"{shown!r} is ", str(self.assertRaises(CodeError, Code.parse, text)))
 
     def test_the_password_is_the_bytes_both_ends_derive_from(self) -> None:
-        """Both ends derive their keys from these bytes."""
         self.assertEqual(CODE.password, b"guitar-alpha-juice")
 
     def test_words_are_completed_by_their_start(self) -> None:
@@ -188,12 +187,12 @@ def ends(
 
 
 def chance(known: bytes) -> Callable[[int], bytes]:
-    """As ``os.urandom``, and always the same."""
+    """Return a replacement of ``os.urandom`` that always returns the same bytes."""
     return lambda size: known[:size]
 
 
 class PakeTests(SynchronousTestCase):
-    """Two ends, without a stream."""
+    """Both ends of the key agreement, without a stream."""
 
     def test_both_sides_with_the_same_words_agree(self) -> None:
         receiver, sender = ends()
@@ -301,7 +300,7 @@ class PakeTests(SynchronousTestCase):
             self.assertLessEqual(len(end._buffer), MAX_MESSAGE + 3)
 
     def test_invalid_group_elements_are_refused(self) -> None:
-        """Of small order, not on the curve, of this end's own side."""
+        """Elements of small order, not on the curve, or for this end's own side."""
         for element in (
             bytes(32),
             b"\x01" + bytes(31),
@@ -345,7 +344,7 @@ class PakeTests(SynchronousTestCase):
 
 
 def make_vectors() -> str:
-    """What ``tests/vectors/codes.json`` has; made once."""
+    """Return the content of ``tests/vectors/codes.json``; it was written once."""
     runs = []
     for number, password in enumerate(("guitar-alpha", "zoo", "-".join(["abandon"] * 12))):
         case: dict[str, Any] = {"password": password, "binding": bytes([number] * 32).hex()}

@@ -63,7 +63,7 @@ class Recorded(Protocol):
 
 
 class ListenerTests(ChangeCase):
-    """What of a file is there already, and what a peer may ask for."""
+    """Files that are present at the receiver, and requests of peers that are refused."""
 
     def peer(self, root: Path, **options: Any) -> CopyPeer:
         return CopyPeer(reactor, root, **options)
@@ -84,7 +84,7 @@ class ListenerTests(ChangeCase):
 
     @asynchronous
     async def test_an_identical_file_counts_as_received(self) -> None:
-        """It counts as received, and is left as it is; another one stays, too."""
+        """The file is left unchanged; a file with other content stays, too."""
         there = self.there / "film"
         there.write_bytes(self.file.read_bytes())
         there.chmod(0o400)
@@ -103,7 +103,7 @@ class ListenerTests(ChangeCase):
 
     @asynchronous
     async def test_a_replaced_file_keeps_its_mode(self) -> None:
-        """It keeps its mode; what is no file, or may not be written, is not replaced."""
+        """A directory or device, or a file that may not be written, is not replaced."""
         there = self.there / "film"
         there.write_bytes(b"old")
         there.chmod(0o640)
@@ -270,7 +270,9 @@ class OldFilesTests(ChangeCase):
 
     @asynchronous
     async def test_a_receiver_of_0_1_is_sent_the_protocol_of_0_1(self) -> None:
-        """It refuses the parcel by words that the command knows; what is sent then is what 0.1 sent."""
+        """The receiver refuses the parcel with an error text that the command recognises; the command then sends what
+        0.1 sent.
+        """
         self.file.write_bytes(b"12345")
         refuses = Recorded((4, message('{"error": "file name is malformed"}')))
         refused, _ = await self.carry(FilesSender(walk([self.file])), refuses)

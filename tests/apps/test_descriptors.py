@@ -17,11 +17,11 @@ from dmsg.apps.partial_files import HeldPart, hold_part, part_name, part_of
 from dmsg.apps.transfer import TransferError
 
 STRANGER = 65534
-"""Another user of this machine."""
+"""User id of another user of this machine."""
 
 
 class DirectoryCase(SynchronousTestCase):
-    """One directory."""
+    """Test case with a directory."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp())
@@ -34,7 +34,7 @@ class DirectoryCase(SynchronousTestCase):
 
 
 class StrangerTests(DirectoryCase):
-    """Another user has made what has the name of a part, as everybody can in /tmp."""
+    """Another user has created a file with the name of a part, as anybody can in /tmp."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -57,7 +57,7 @@ class StrangerTests(DirectoryCase):
         self.part.rmdir() if self.part.is_dir() else self.part.unlink()
 
     def test_a_part_of_another_user_is_not_used(self) -> None:
-        """By root, who could: nothing of it is changed, and the line says whose it is."""
+        """The test runs as root, who could use the part: nothing in it is changed, and the message names its owner."""
         for kind in ("file", "directory", "link"):
             for wanted in (False, True):
                 self.plant(kind)
@@ -70,7 +70,7 @@ class StrangerTests(DirectoryCase):
                 self.remove()
 
     def test_a_user_meets_a_file_of_root_that_all_may_write(self) -> None:
-        """In a directory such as /tmp."""
+        """The file is in a directory such as /tmp."""
         shared = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, shared)
         shared.chmod(0o1777)
@@ -88,7 +88,7 @@ class StrangerTests(DirectoryCase):
         held.release()
 
     def test_entries_of_another_user_in_a_part_are_not_used(self) -> None:
-        """What another user left in a part's directory, from when that was open to him."""
+        """Another user created the entries while that user could write to the part's directory."""
         tree = part_of(self.root / "tree")
         tree.mkdir()
         (tree / "a").write_bytes(b"theirs")
@@ -102,7 +102,7 @@ class StrangerTests(DirectoryCase):
         self.assertEqual((tree / "a").read_bytes(), b"theirs")
 
     def test_file_systems_that_have_other_owners(self) -> None:
-        """As some that are mounted: all that is made there has one owner, whoever makes it."""
+        """Some mounted file systems give all files one owner, whoever creates them."""
         path = self.root / "a"
         path.write_bytes(b"")
         os.chown(path, STRANGER, STRANGER)
@@ -120,10 +120,10 @@ class StrangerTests(DirectoryCase):
 
 
 class ModeTests(DirectoryCase):
-    """What of this user's others could have written to."""
+    """Files of this user that other users could have written to."""
 
     def test_a_part_that_others_may_have_open(self) -> None:
-        """It is begun anew: who has it open writes to what nobody reads."""
+        """The part is begun again, so that a user who has the old file open writes to a file that nobody reads."""
         part = part_of(self.root / "film")
         part.write_bytes(b"1")
         part.chmod(0o622)
@@ -135,7 +135,7 @@ class ModeTests(DirectoryCase):
         held.release()
 
     def test_a_file_system_without_modes_allows_resuming(self) -> None:
-        """All its files are alike: it is gone on with."""
+        """All files of such a file system have the same mode, so a part is resumed."""
         path = self.root / "a"
         path.write_bytes(b"1")
         path.chmod(0o666)
@@ -165,7 +165,7 @@ class ReplacedTests(DirectoryCase):
         return place
 
     def test_an_entry_replaced_by_a_link_is_not_followed(self) -> None:
-        """No byte, mode or time goes to where it leads."""
+        """No byte, mode or time is written to the target of the link."""
         outside = Path(self.mktemp())
         outside.mkdir(mode=0o755)
         (outside / "file").write_bytes(b"mine")
@@ -189,7 +189,7 @@ class ReplacedTests(DirectoryCase):
         self.assertEqual(outside.stat().st_mode & 0o777, 0o755)
 
     def test_a_replaced_item_gets_no_final_name(self) -> None:
-        """It gets no name but the part's."""
+        """The item keeps the name of the part."""
         for kind in (FILE, DIRECTORY):
             entry = Item("a", kind, 0, 0o700)
             place = self.place(entry)
@@ -206,7 +206,7 @@ class ReplacedTests(DirectoryCase):
                 path.unlink() if kind == FILE else path.rmdir()
 
     def test_a_replaced_directory_does_not_redirect_the_transfer(self) -> None:
-        """What comes is where it began to come, whatever has that directory's name."""
+        """The transfer continues in the directory in which it began, whatever directory has that name now."""
         entry = Item("a", FILE, 0)
         place = self.place(entry)
         moved = Path(self.mktemp())

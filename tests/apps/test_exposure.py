@@ -1,4 +1,4 @@
-"""What peers see and write: names with dots, files of dmsg's own under any name, homes."""
+"""Files that peers can read and write: names with dots, dmsg's own files under any name, home directories."""
 
 from __future__ import annotations
 

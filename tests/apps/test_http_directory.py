@@ -43,7 +43,7 @@ class SiteCase(TestCase):
 
 
 class ListingTests(SiteCase):
-    """Of many files."""
+    """Listings of directories with many files."""
 
     @asynchronous
     async def test_listings_are_made_in_threads(self) -> None:
@@ -85,7 +85,7 @@ class ListingTests(SiteCase):
 
     @asynchronous
     async def test_listings_are_limited_and_queued(self) -> None:
-        """Who leaves while he waits takes no thread; when too many wait, the next is told so."""
+        """A request whose client leaves while it waits takes no thread; when too many wait, the next one is refused."""
         go = threading.Event()
         self.addCleanup(go.set)
         running: list[None] = []
@@ -112,7 +112,7 @@ class ListingTests(SiteCase):
 
     @asynchronous
     async def test_concurrent_requests_share_one_listing(self) -> None:
-        """Who asks for the same listing does not add work; who asks while it is made gets a newer one."""
+        """Requests for a listing that is being made wait for the next one, which is newer."""
         go = threading.Event()
         self.addCleanup(go.set)
         pages: list[None] = []
@@ -139,11 +139,11 @@ class ListingTests(SiteCase):
 
 
 class SizeTests(SiteCase):
-    """What the header says is what comes, whatever becomes of a file."""
+    """The body has the length in the header, whatever happens to the file."""
 
     @asynchronous
     async def test_a_proc_file_announces_no_content(self) -> None:
-        """It says that it has nothing."""
+        """Such a file has the size 0."""
         await self.serve(Path("/proc/sys/kernel"))
         expected = Path("/proc/sys/kernel/ostype").read_bytes()
         response, body = await self.get("ostype")
@@ -157,7 +157,7 @@ class SizeTests(SiteCase):
 
     @asynchronous
     async def test_a_file_that_changes_while_it_is_sent_keeps_its_announced_length(self) -> None:
-        """What is more is left out; what is less is an end that is none."""
+        """Added bytes are left out; if bytes are missing, the connection ends early."""
         await self.serve()
         film = self.root / "film"
         film.write_bytes(bytes(3_000_000))
@@ -183,7 +183,7 @@ class SizeTests(SiteCase):
 
     @asynchronous
     async def test_a_link_that_comes_to_be(self) -> None:
-        """Between the look and the opening."""
+        """The link replaces the file between its check and its opening."""
         outside = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, outside)
         (outside / "film").write_bytes(b"secret")

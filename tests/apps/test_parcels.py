@@ -76,7 +76,7 @@ def planted(root: Path, seed: int = 1) -> Path:
 
 
 def described(root: Path) -> dict[str, Any]:
-    """All that a copy has to keep."""
+    """Return all properties that a copy must preserve."""
     found: dict[str, Any] = {}
     for directory, names, files in os.walk(root):
         for name in (*names, *files):
@@ -100,7 +100,7 @@ def yes(offer: Offer) -> None:
 
 
 class ParcelCase(TestCase):
-    """Two directories and a connection."""
+    """Test case with two directories and a connection."""
 
     def setUp(self) -> None:
         self.here, self.there = Path(self.mktemp()), Path(self.mktemp())
@@ -128,7 +128,7 @@ class ParcelCase(TestCase):
         return await sender.done, taken
 
     async def fails(self, sender: ParcelSender, asked: Any = yes, **options: Any) -> tuple[str, str]:
-        """What each side says of it."""
+        """Return the error texts of both ends."""
         receiver = ParcelReceiver(Destination(self.there), asked, **options)
         await self.carry(sender, receiver)
         said = []
@@ -276,7 +276,7 @@ class FilesTests(ParcelCase):
 
     @asynchronous
     async def test_a_file_system_without_free_space_figures_is_not_full(self) -> None:
-        """As many in user space: that is not full."""
+        """Many file systems in user space report no figures; such a file system does not count as full."""
         (self.here / "a").write_bytes(bytes(1000))
         self.patch(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
         self.assertIsNone(Destination(self.there).free())
@@ -294,7 +294,7 @@ class FilesTests(ParcelCase):
 
 
 class ResumeTests(ParcelCase):
-    """What was cut goes on where it was."""
+    """An interrupted transfer is resumed where it stopped."""
 
     async def cut(self, sender: ParcelSender, after: int) -> None:
         """The receiver is gone when so many bytes are here."""
@@ -389,7 +389,7 @@ class ResumeTests(ParcelCase):
 
     @asynchronous
     async def test_another_tree_with_the_same_name_is_not_resumed(self) -> None:
-        """What only the first one had is not in the second; what was a directory may be a file."""
+        """Entries of the first tree alone do not appear in the second; a directory may have become a file."""
         first = planted(self.here)
         await self.cut(FilesSender(walk([first])), 900_000)
         self.writable()
@@ -404,7 +404,7 @@ class ResumeTests(ParcelCase):
 
     @asynchronous
     async def test_links_in_a_part_are_not_followed(self) -> None:
-        """They are not followed, whoever made them."""
+        """The owner of the link does not matter."""
         outside = Path(self.mktemp())
         outside.mkdir()
         (outside / "plain").mkdir()
@@ -428,7 +428,7 @@ class PeerTests(TestCase):
     """A receiver who wants more than he was offered, or says what cannot be."""
 
     def sender(self, *files: int) -> tuple[FilesSender, Any, list[Any]]:
-        """One with files of these sizes, whose offer has been taken or not yet."""
+        """Return a sender of files of these sizes, whose offer was accepted or is still open."""
         root = Path(self.mktemp())
         root.mkdir()
         for number, size in enumerate(files):
@@ -447,7 +447,7 @@ class PeerTests(TestCase):
 
     @asynchronous
     async def test_an_answer_before_the_offer_reads_no_file(self) -> None:
-        """It cannot know what there is: no file is read for it."""
+        """Such an answer cannot refer to the offer, so the sender reads no file for it."""
         for message in ({"whole": True}, {"have": [[0, 1, "0" * 64]]}, {"ok": True}):
             sender, transport, results = self.sender(1000)
             sender.dataReceived(encode(take=True) + encode(**message))
@@ -466,7 +466,7 @@ class PeerTests(TestCase):
 
     @asynchronous
     async def test_a_receipt_before_the_data_is_refused(self) -> None:
-        """It is not said to have arrived before it was sent."""
+        """The receiver cannot have received data that were not sent."""
         sender, transport, results = self.sender(20_000_000)
         sender.dataReceived(encode(take=True))
         await self.until(transport, b'"whole":true')
@@ -475,7 +475,7 @@ class PeerTests(TestCase):
 
     @asynchronous
     async def test_a_link_in_place_of_a_file(self) -> None:
-        """Somebody changes the tree while it waits to be sent."""
+        """The tree changes while the parcel waits to be sent."""
         sender, transport, results = self.sender(1000)
         source = next(iter(sender._offered._walked.tops.values()))
         source.unlink()
@@ -759,7 +759,7 @@ class LiarTests(TestCase):
 
     @asynchronous
     async def test_a_long_name_leaves_room_for_the_part_suffix(self) -> None:
-        """It has room beside it for what it is called until it is whole."""
+        """The suffix of a part fits behind the longest name of a file."""
         liar = Liar(self.there)
         name = "n" * 255
         liar.offer((name, FILE, 0, 1))
@@ -811,7 +811,7 @@ class NameTests(SynchronousTestCase):
 
 
 class WalkTests(SynchronousTestCase):
-    """What a sender finds."""
+    """Files and directories that a sender finds."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp())

@@ -1,4 +1,4 @@
-"""What is not whole yet: one transfer at a time writes it."""
+"""Partial files: one transfer at a time writes each of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 class HoldTests(SynchronousTestCase):
-    """Of one target."""
+    """Parts of one target."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp())
@@ -74,7 +74,7 @@ class HoldTests(SynchronousTestCase):
         self.assertEqual((part_of(self.root / "tree") / "a").read_bytes(), b"1")
 
     def test_a_part_of_another_kind_is_replaced_unless_in_use(self) -> None:
-        """It goes when nobody writes it; while somebody does it stays."""
+        """A part in use stays."""
         for directory in (False, True):
             held = self.hold(directory=directory)
             (self.part / "a" if directory else self.part).write_bytes(b"1")
@@ -104,7 +104,7 @@ class HoldTests(SynchronousTestCase):
         self.assertEqual(outside.read_bytes(), b"theirs")
 
     def test_a_resumed_part_is_made_private(self) -> None:
-        """What was complete already and has its mode can be gone on with; it is this user's alone."""
+        """A complete file with its final mode can be resumed as well; its mode is reduced to this user."""
         self.part.write_bytes(b"1")
         for mode in (0o000, 0o644):
             self.part.chmod(mode)
@@ -112,7 +112,7 @@ class HoldTests(SynchronousTestCase):
             self.assertEqual(self.part.stat().st_mode & 0o777, 0o600)
 
     def test_a_finished_part_gets_the_target_name(self) -> None:
-        """Its name is another one's part then, which stays."""
+        """The target's name may be the name of another target's part, which stays."""
         held = self.hold()
         self.part.write_bytes(b"whole")
         self.part.rename(self.target)
@@ -123,7 +123,7 @@ class HoldTests(SynchronousTestCase):
         self.assertEqual(os.listdir(self.root), ["film"])
 
     def test_a_part_released_during_the_request_is_begun_again(self) -> None:
-        """Who opened the part just before it became whole begins another one."""
+        """A process that opened the part just before it was completed begins another part."""
         held = self.hold()
         self.part.write_bytes(b"whole")
         opened = descriptors.open_ours
@@ -141,7 +141,7 @@ class HoldTests(SynchronousTestCase):
         second.release()
 
     def test_a_lock_lasts_until_its_process_ends(self) -> None:
-        """Its lock ends with it, however that ends."""
+        """The lock ends with its process, even if the process is killed."""
         process = subprocess.Popen(
             [sys.executable, "-c", LOCKS, self.target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -162,7 +162,7 @@ class HoldTests(SynchronousTestCase):
         self.assertRaises(FileNotFoundError, self.hold)
 
     def test_a_part_replaced_during_the_transfer_is_not_removed(self) -> None:
-        """What has the part's name then is not what was written, and is not taken away."""
+        """The file with the part's name is then another file and is not removed."""
         held = self.hold()
         self.part.unlink()
         self.part.symlink_to("elsewhere")
@@ -171,7 +171,7 @@ class HoldTests(SynchronousTestCase):
 
 
 class PlaceTests(SynchronousTestCase):
-    """Of the things of a parcel."""
+    """Names of the parts of a parcel's items."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp())
@@ -202,7 +202,7 @@ class PlaceTests(SynchronousTestCase):
 
 
 class PeerTests(SynchronousTestCase):
-    """What a listener says of a part that cannot be made."""
+    """Answer of a listener about a part that cannot be created."""
 
     def test_the_error_names_the_file(self) -> None:
         root = Path(self.mktemp())

@@ -38,7 +38,7 @@ from tests.support import asynchronous
 
 SIZE = 2_000_000
 NEVER = "Connection was aborted"
-"""What Twisted says of abortConnection, which is nothing for people."""
+"""Text of Twisted's error after abortConnection, which means nothing to users."""
 
 
 class ChangeCase(TestCase):
@@ -55,7 +55,7 @@ class ChangeCase(TestCase):
             path.write_bytes(bytes(SIZE))
 
     async def carry(self, one: Any, other: Any) -> list[Any]:
-        """What becomes of both sides."""
+        """Connect a sender and a receiver; return the results of both."""
         factory = Factory.forProtocol(lambda: other)
         listening = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(factory)
         self.addCleanup(listening.stopListening)
@@ -98,7 +98,7 @@ class ChangeCase(TestCase):
 
 
 class ParcelTests(ChangeCase):
-    """Between a code and its receipt."""
+    """Files that change between the code and the receipt of a parcel."""
 
     async def parcel(self, path: Path, change: Callable[[], object], *, old: bool = False) -> list[Any]:
         sender = FilesSender(walk([path]), on_accepted=change)
@@ -136,7 +136,7 @@ class ParcelTests(ChangeCase):
 
     @asynchronous
     async def test_a_file_written_to_while_sent_is_reported_at_both_ends(self) -> None:
-        """What was offered arrives, and both know."""
+        """The offered bytes arrive, and both ends are informed."""
         for path in (self.file, self.here / "tree"):
             file = path / "film" if path.is_dir() else path
 
@@ -153,7 +153,7 @@ class ParcelTests(ChangeCase):
 
     @asynchronous
     async def test_an_older_receiver_gets_the_offered_bytes(self) -> None:
-        """It gets what it knows; only the sender can say what happened."""
+        """Only the sender can report the change, because the older protocol has no message for it."""
         sent, taken = await self.parcel(self.file, lambda: None, old=True)
         self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
         (self.there / "film").unlink()
@@ -267,7 +267,9 @@ class CopyTests(ChangeCase):
 
     @asynchronous
     async def test_the_first_kind_of_transfer(self) -> None:
-        """It can say nothing between bytes: the sender says what happened, the receiver what did not arrive."""
+        """Its protocol has no message between the bytes: the sender reports the change, the receiver the missing
+        bytes.
+        """
         sender = OldFileSender(walk([self.file]), progress=lambda done: os.truncate(self.file, 10))
         ends = await self.carry(sender, ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertIs(type(ends[0]), SourceChanged)
@@ -281,7 +283,7 @@ class UnmeasuredTests(ChangeCase):
 
     @asynchronous
     async def test_proc_files_are_read_to_their_end(self) -> None:
-        """Those of /proc say that they have nothing, and have something."""
+        """Files of /proc have the size 0, but have content."""
         version = Path("/proc/version")
         await self.carry(FilesSender(walk([version])), ParcelReceiver(Destination(self.there), lambda offer: None))
         self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
@@ -298,7 +300,7 @@ class UnmeasuredTests(ChangeCase):
 
     @asynchronous
     async def test_sys_files_are_read_to_their_end(self) -> None:
-        """Those of /sys say that they have a page, and have less."""
+        """Files of /sys have the size of a page, but have less content."""
         path = next((path for path in Path("/sys/kernel/mm").rglob("*") if _has_less_than_it_says(path)), None)
         if path is None:
             self.skipTest("no file of /sys has less than it says")
@@ -318,7 +320,7 @@ class UnmeasuredTests(ChangeCase):
         self.assertIn("dmsg send - < FILE", str(error))
 
     def test_an_unmeasured_source_is_read_as_far_as_offered(self) -> None:
-        """It is read as far as it was offered, from where it is to go on."""
+        """Reading begins at the position at which the transfer is resumed."""
         self.file.write_bytes(b"0123456789")
         source = Source(open_regular(self.file, "film"), "film")
         self.assertEqual((source.size, source.read(4), source.read(100), source.read(1)), (10, b"0123", b"456789", b""))
@@ -350,7 +352,7 @@ class NameTests(SynchronousTestCase):
     """Other names of what this process has open."""
 
     def test_pipes_are_recognised(self) -> None:
-        """Of the shell, and named ones; all else is none."""
+        """Pipes of the shell and named pipes are pipes; all other files are not."""
         reading, writing = os.pipe()
         self.addCleanup(os.close, reading)
         os.write(writing, b"1")
@@ -383,7 +385,7 @@ class NameTests(SynchronousTestCase):
         self.assertEqual(open_pipe(link), (0, "standard input"))
 
     def test_an_open_file_is_sent_under_its_own_name(self) -> None:
-        """It is sent under its own name, and as a pipe when it has none any more."""
+        """A removed file has no name and is sent as a pipe."""
         path = Path(self.mktemp()).absolute()
         path.write_bytes(b"1")
         with path.open("rb") as file:

@@ -21,7 +21,7 @@ class TableTests(SynchronousTestCase):
         self.assertEqual(list(counter), [])
 
     def test_the_least_recently_remembered_entry_is_evicted(self) -> None:
-        """What is remembered again is the newest."""
+        """An entry that is remembered again is the newest."""
         known: OrderedDict[str, int] = OrderedDict()
         for number, key in enumerate("abcad"):
             remember(known, key, number, 3)

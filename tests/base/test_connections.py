@@ -14,7 +14,7 @@ MOST = 3
 
 @dataclass(eq=False)
 class Connection:
-    """One connection."""
+    """Connection for the table."""
 
     key: bytes
     closing: bool = False

@@ -26,7 +26,7 @@ class FairRateTests(SynchronousTestCase):
         self.now = 0.0
 
     def ask(self, count: int, *paths: Sequence[Hashable]) -> int:
-        """How many of so many requests of these sources in turn are within the rate."""
+        """Return how many of ``count`` requests, made by these sources in turn, are within the rate."""
         return sum(self.rate.take(paths[number % len(paths)], RATE, BURST, self.now) for number in range(count))
 
     def crowd(self, seconds: float, paths: Sequence[Sequence[Hashable]]) -> int:

@@ -1,4 +1,4 @@
-"""What was said lately."""
+"""Table of fingerprints of recent texts."""
 
 from __future__ import annotations
 

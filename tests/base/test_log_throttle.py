@@ -1,4 +1,4 @@
-"""One line of a kind in a while."""
+"""Log lines that are written at most once per interval and kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LogThrottleTests(SynchronousTestCase):
         self.assertIsNone(seldom.suffix("a"))
 
     def test_unbounded_kinds_share_one_entry(self) -> None:
-        """They are one, and cost nothing."""
+        """All kinds beyond the limit are counted together, without more memory."""
         clock = Clock()
         seldom = LogThrottle(clock.seconds, 10.0)
         told = [seldom.count_left_out(number) for number in range(10 * MAX_KINDS)]

@@ -1,4 +1,4 @@
-"""One account of memory: who gives first."""
+"""Account of memory: which holding is dropped first."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(self.gave[0], ("b", 250))
 
     def test_many_keys_at_one_address_count_as_one_owner(self) -> None:
-        """They are one owner: a single greater one elsewhere gives after them."""
+        """A single larger holding at another address is dropped after them."""
         for number in range(30):
             self.hold(("203.0.113.7", f"key {number}"), 30, OLD)
         self.hold(("198.51.100.1", "key"), 500, OLD)

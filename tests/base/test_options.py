@@ -86,7 +86,7 @@ class OneRowTests(SynchronousTestCase):
 
 
 class RowTests(SynchronousTestCase):
-    """What rows are like."""
+    """Rules that all rows of options keep."""
 
     def test_documented_option_tables_match_the_rows(self) -> None:
         """``python -m tests.docs.option_tables`` writes them."""
@@ -106,7 +106,7 @@ class RowTests(SynchronousTestCase):
             self.assertEqual(len(letters), len(set(letters)), name)
 
     def test_defaults_are_within_their_bounds(self) -> None:
-        """What the usage shows as default may be said."""
+        """The default in the usage is a valid value of the option."""
         for name, options in PLUGINS.items():
             for row in options.rows:
                 if not isinstance(row.kind, Number) or row.default_text or row.default is None:

@@ -8,7 +8,7 @@ from dmsg.base.urls import check_url
 
 
 class CheckTests(SynchronousTestCase):
-    """What a person or a stranger wrote as a URL."""
+    """URLs that a person or a stranger wrote."""
 
     def test_a_url_with_blanks_or_control_characters_is_refused(self) -> None:
         for url in ("http://a.example/\x1b[2J", "http://a.example/a b", "http://a.example:1\n", "http://a\u202eb:1"):

@@ -67,7 +67,7 @@ class SixServicesTests(AgentCase):
         self.assertEqual((await self.asked())["services"], [])
 
     async def use_them(self, key: str) -> None:
-        """From somebody else's side."""
+        """Use the services from another machine's side."""
         stranger = ("--no-agent",)
         self.assertEqual(await self.run_it("curl", *stranger, f"dmsg://{key}/a.txt"), "hello\n")
         (self.directory / "sent").write_bytes(os.urandom(100_000))
@@ -173,7 +173,9 @@ class FromPeerToPeerTests(ToolCase):
 
     @asynchronous
     async def test_a_directory_copy_resumes_without_fetching_again(self) -> None:
-        """What came is compared and not fetched again, nor refused because it is there."""
+        """Files that were received are compared and not fetched again; they do not count as existing files that must
+        not be replaced.
+        """
         ours, theirs = await self.two_peers()
         (ours / "photos" / "one.jpg").write_bytes(os.urandom(5_000_000))
         (ours / "film").write_bytes(b"film")

@@ -1,4 +1,4 @@
-"""One agent for all: dmsg up, status and down, and commands that work through it."""
+"""One agent for several commands: dmsg up, status and down, and commands that work through the agent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AgentCase(ToolCase):
         return told
 
     async def asked(self) -> dict[str, Any]:
-        """What ``dmsg status`` tells."""
+        """Return the answer of ``dmsg status``."""
         status, out, err = await self.run_command("status", "--json", **self.environment)
         self.assertEqual(status, 0, err)
         told: dict[str, Any] = json.loads(out)
@@ -64,7 +64,7 @@ class AgentCase(ToolCase):
 
 
 class LogTests(SynchronousTestCase):
-    """What an agent in the background says."""
+    """Log of an agent in the background."""
 
     def test_a_long_log_is_rotated(self) -> None:
         path = Path(self.mktemp()) / "deep" / "agent.log"
@@ -166,7 +166,9 @@ class UpTests(AgentCase):
 
     @asynchronous
     async def test_commands_with_the_agents_key_use_the_agent(self) -> None:
-        """Without a key or with the agent's: through it; with another key, or other wishes: not."""
+        """A command without a key, or with the agent's key, works through the agent; a command with another key or
+        other settings does not.
+        """
         await self.network()
         told = await self.up("-k", "alice.key")
         self.assertEqual(told["up"], str(self.key.public))

@@ -21,7 +21,7 @@ from tests.support import asynchronous
 
 
 class Command(ProcessProtocol):
-    """One run of ``dmsg``."""
+    """Run of ``dmsg``."""
 
     def __init__(self) -> None:
         self.out = b""

@@ -1,4 +1,4 @@
-"""What a shell completes, asked as shells ask."""
+"""Completion in shells, called in the same way as shells call it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.forking import COMMAND
 
 
 class CompletionTests(SynchronousTestCase):
-    """With an address book of two."""
+    """Completion with an address book of two names."""
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
@@ -87,7 +87,7 @@ class CompletionTests(SynchronousTestCase):
         self.assertEqual(self.run_(bash, "-c", script), "7-cat-guitar-zone 7-cat-guitar-zoo\n")
 
     def test_no_blank_in_the_middle_of_a_code(self) -> None:
-        """In bash; of the third word on it is whole."""
+        """In bash, a code is completed as a whole from its third word on."""
         bash = shutil.which("bash")
         assert bash is not None
         for typed, found in (("7-cat-guita", "nospace 7-cat-guitar-"), ("7-cat-guitar-zon", "7-cat-guitar-zone")):
@@ -106,7 +106,7 @@ class CompletionTests(SynchronousTestCase):
         self.assertEqual(said.split(), ["7-cat-guitar-zone", "7-cat-guitar-zoo"])
 
     def test_zsh_completes_at_tab(self) -> None:
-        """In a terminal of its own, where Tab is pressed."""
+        """The test presses Tab in a terminal of its own."""
         zsh = shutil.which("zsh")
         if zsh is None:
             raise SkipTest("there is no zsh here")

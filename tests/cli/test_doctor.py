@@ -36,7 +36,7 @@ class OtherNetworkTests(ToolCase):
 
     @asynchronous
     async def test_a_discovery_of_another_network_fails_at_once_in_one_line(self) -> None:
-        """And not after the time in which a discovery that is away may come back."""
+        """The command does not wait for the time in which an absent discovery may return."""
         there = Elsewhere(dmsg_discovery_available_servers=(404, NOBODY))
         port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Site(there))
         self.addCleanup(port.stopListening)
@@ -53,7 +53,7 @@ class DoctorTests(ToolCase):
     """Real processes."""
 
     async def examined(self, *arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
-        """Its status, and what it found, by check: the last of each."""
+        """Run `dmsg doctor`; return its exit status and the last result of each check."""
         status, out, err = await self.run_command("doctor", "--json", *arguments, DMSG_NAMES="names", **environment)
         self.assertEqual(err, "")
         found = {}
@@ -142,7 +142,7 @@ class DoctorTests(ToolCase):
 
     @asynchronous
     async def test_servers_of_the_other_protocol_are_named(self) -> None:
-        """They are no servers that are not reached."""
+        """Such servers are not reported as unreachable."""
         from dmsg.tap import messaging
 
         self.url = await self.start_discovery()

@@ -126,7 +126,7 @@ class OutputTests(ToolCase):
 
     @asynchronous
     async def test_failures_match_the_schema(self) -> None:
-        """Beside the line for people, with the status that the process has."""
+        """The object comes in addition to the line for people, and has the exit status of the process."""
         await self.network()
         stranger = SecKey.generate().public.hex()
         for arguments, status, kind in (

@@ -28,7 +28,7 @@ DMSG = [sys.executable, "-c", COMMAND]
 
 
 class PageTests(CommandCase):
-    """What man(1) shows."""
+    """Manual pages as man(1) shows them."""
 
     def test_every_command_has_a_manual_page(self) -> None:
         found = dict(pages(main, ("dmsg",)))
@@ -70,7 +70,7 @@ class TerminalTests(ToolCase):
     """Colours and bars."""
 
     def on_terminal(self, width: int, *arguments: str, **environment: str) -> str:
-        """What a command writes to a terminal of that width."""
+        """Return the output of a command at a terminal of this width."""
         master, slave = pty.openpty()
         ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}

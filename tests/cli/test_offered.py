@@ -1,4 +1,6 @@
-"""What a command offers, as a stranger meets it who has only the public key; and what everybody is told of it."""
+"""Services of a command as seen by a stranger who has only the public key, and the text that tells the user who may
+connect.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,7 @@ class HomeTests(AgentCase):
 
 
 class SaidTests(AgentCase):
-    """Each command that lets others in says who, in one line, and in its object."""
+    """Each command that accepts connections tells who may connect, in one line and in its JSON object."""
 
     @asynchronous
     async def test_every_command_says_what_peers_can_reach(self) -> None:

@@ -79,7 +79,9 @@ class KeyInUseTests(ToolCase):
 
     @asynchronous
     async def test_programs_that_share_a_key_are_notified_by_the_server(self) -> None:
-        """Both run; the newest is reached, each hears of the other, and the last entry stays when one stops."""
+        """Both run and each is notified of the other; the newest can be reached, and the last entry stays when one
+        stops.
+        """
         await self.network()
         first = self.start("receive", "--listen", "--anyone", "--dir", ".", "-k", "bob.key", **self.environment)
         await self.until(lambda: b"receiving at" in first.out)
@@ -214,7 +216,7 @@ class OutputTests(ToolCase):
 
 
 class WaitingTests(ToolCase):
-    """What is waited for is said."""
+    """A command that waits prints what it waits for."""
 
     @asynchronous
     async def test_a_discovery_that_is_away(self) -> None:
@@ -246,7 +248,9 @@ class WaitingTests(ToolCase):
 
     @asynchronous
     async def test_interrupted_in_the_first_and_the_last_turn(self) -> None:
-        """No traceback: the command begins after its handler is there, and may be over when the signal is handled."""
+        """No traceback is printed. A command starts after its signal handler is set; it may have ended when the signal
+        is handled.
+        """
         for last, status in (("await Deferred()", 130), ("return", 0)):
             command = self.start(code=INTERRUPTED % last)
             self.assertEqual((await command.ended, command.out, command.err), (status, b"", b""))
@@ -296,7 +300,7 @@ class ServeTests(ToolCase):
 
 
 class UnhandledTests(ToolCase):
-    """No command ends with an error that nobody handled."""
+    """No command ends with an unhandled error."""
 
     RUNS = int(os.environ.get("COMMAND_RUNS", "3"))
 

@@ -1,4 +1,4 @@
-"""How soon a command is there: what its help imports."""
+"""Time until a command starts: the modules that its help imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.cli.main import COMMANDS
 
 KEYS_OF_TWINS = ("twin", "rmb")
-"""Their options name kinds of keys, which other libraries know."""
+"""Commands whose options name kinds of keys, which other libraries define."""
 SHOW = """
 import os, sys
 import dmsg.cli.main

@@ -1,4 +1,4 @@
-"""What the command says to people who type from habit, or have nothing yet; all in this process."""
+"""Messages for people who type a command of another program, or who have no configuration yet; all in this process."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SuggestionTests(WordsCase):
         self.assertEqual(self.dmsg("name", "help", "add").output, self.dmsg("name", "add", "--help").output)
 
     def test_help_shows_a_commands_own_options(self) -> None:
-        """Those of the network, the same in every command, are shown when they are asked for."""
+        """The options of the network, which all commands share, are shown only on request."""
         short, whole = (self.dmsg("cp", option).output for option in ("--help", "--help-all"))
         self.assertIn("--writable", short)
         self.assertNotIn("--min-servers", short)
@@ -104,7 +104,7 @@ class SuggestionTests(WordsCase):
         self.assertEqual(places, sorted(places))
 
     def test_help_of_all_is_in_groups(self) -> None:
-        """Each command once, with a verb and an object, whole."""
+        """Each command is listed once, with a verb and an object, on one line."""
         said = self.dmsg("--help").output
         for title, rows in GROUPS.items():
             part = " ".join(said.partition(f"\n{title}:\n")[2].partition("\n\n")[0].split())
@@ -119,7 +119,7 @@ class SuggestionTests(WordsCase):
 
 
 class DiscoveryTests(WordsCase):
-    """One who has no discovery is told what it is, and how to get one."""
+    """A user without a discovery is told what a discovery is and how to get one."""
 
     def test_every_command_explains_the_missing_discovery(self) -> None:
         file = self.mktemp()
@@ -242,7 +242,7 @@ class HelpTests(WordsCase):
 
 
 class NarrowTests(SynchronousTestCase):
-    """On terminals of 40 to 60 columns everything that is shown can be read."""
+    """All output can be read on terminals of 40 to 60 columns."""
 
     def printed(self, width: int, *, terminal: bool = True) -> str:
         table = Table("", "server", "address", box=None, pad_edge=False)

@@ -75,7 +75,7 @@ class AnswersAtTheEnd(Protocol):
         self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
-        """It has left."""
+        """Record that the other end has closed."""
 
 
 class EndsFirst(AnswersAtTheEnd):
@@ -430,7 +430,7 @@ class TreeTests(ToolCase):
 
     @asynchronous
     async def test_an_older_listener_is_reported_without_a_hang(self) -> None:
-        """It says that it does not know that, and nothing hangs."""
+        """The listener answers that it does not know the request; the command ends."""
         await self.network()
         (self.directory / "shared").mkdir()
         self.addCleanup(let_go, self.directory)
@@ -497,7 +497,7 @@ class CopyTests(ToolCase):
 
     @asynchronous
     async def test_copies_preserve_modes_and_times(self) -> None:
-        """Who could not read a file cannot read its copy."""
+        """A user who could not read a file cannot read its copy."""
         await self.network()
         there = self.directory / "shared"
         there.mkdir()
@@ -519,7 +519,9 @@ class CopyTests(ToolCase):
 
     @asynchronous
     async def test_a_part_is_private_and_replaces_another_kind(self) -> None:
-        """It is nobody else's, and what of another kind has its name makes way; a long name has one, too."""
+        """The part belongs to this user alone, and a file of another kind with its name is replaced; a long name has a
+        part, too.
+        """
         await self.network()
         there = self.directory / "shared"
         there.mkdir()
@@ -600,7 +602,9 @@ class CopyTests(ToolCase):
 
     @asynchronous
     async def test_two_listeners_in_one_directory_give_a_file_one_writer(self) -> None:
-        """Of two keys, and so with two locks: the file has one writer all the same; and so has one that is fetched."""
+        """The listeners have two keys, and thus two locks; each file still has one writer, also a file that is
+        fetched.
+        """
         await self.network()
         for name in ("shared", "given"):
             (self.directory / name).mkdir()

@@ -1,4 +1,4 @@
-"""What strangers say, on a terminal and in a log; what is not for them, in a directory that is served."""
+"""Texts of strangers on a terminal and in a log, and files that are hidden in a served directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVIL = "\x1b]0;title\x07\x1b[2Jred\u202etxt.exe\nstranger 203.0.113.9: flood"
 
 
 class PrintableTests(SynchronousTestCase):
-    """Nothing of it does anything."""
+    """No character of the text controls the terminal."""
 
     def test_control_characters_in_text_are_escaped(self) -> None:
         self.assertEqual(printable("Größe 日本 ok"), "Größe 日本 ok")
@@ -82,7 +82,7 @@ class ServedTests(SynchronousTestCase):
         self.assertTrue(servable(str(root / "config"), os.path.realpath(root), hidden=False))
 
     def test_very_many_ranges(self) -> None:
-        """Each would be a part of the answer, and the same bytes again and again."""
+        """Each range would repeat the same bytes in the answer."""
         site: Any = file_site(self.root, hidden=False)
         for count, expected in ((MAX_RANGES, MultipleRangeStaticProducer), (MAX_RANGES + 1, NoRangeStaticProducer)):
             request: Any = DummyRequest([b"plain"])

@@ -15,7 +15,7 @@ ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
 
 
 class ReadingTests(SynchronousTestCase):
-    """It is read when it has changed, and not for each question."""
+    """The file is read when it has changed, and not for each question."""
 
     def setUp(self) -> None:
         self.path = Path(self.mktemp())

@@ -1,4 +1,4 @@
-"""Who is let in to knock: before any key is worked out."""
+"""Limits of handshakes, which apply before any key is computed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.count = 0
 
     def asked(self, count: float, *who: bytes, at: Any = None) -> int:
-        """How many of so many handshakes are let in, of these initiators in turn."""
+        """Return how many of ``count`` handshakes, from these initiators in turn, are admitted."""
         let_in = 0
         for number in range(int(count)):
             self.count += 1
@@ -115,7 +115,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.assertEqual(len(self.handshake_limits._known), 3)
 
     def test_initiators_refused_by_all_listeners_are_not_admitted(self) -> None:
-        """Nobody whom no listener takes; everybody, as long as one asks nothing, or there is none."""
+        """All initiators are admitted while a listener accepts anybody or there is no listener."""
         self.assertIsNone(self.here(A, request(1)))
 
         class Only:
@@ -131,10 +131,10 @@ class HandshakeLimitsTests(SynchronousTestCase):
 
 
 class ReplayTests(SecureCase):
-    """At a whole client."""
+    """Repeated requests at a client."""
 
     def test_a_request_said_again_costs_no_keys(self) -> None:
-        """By a client that has seen it go by, or by a relay."""
+        """The request is repeated by another client that has seen it, or by a relay."""
         raw = RawClient(KEYS["C"], SERVER_KEY.public)
         self.network.join(raw)
         self.network.settle()

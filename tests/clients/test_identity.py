@@ -8,7 +8,7 @@ from dmsg.clients.identity import Identity
 
 
 class DiscoveryTests(SynchronousTestCase):
-    """Which discovery a client asks."""
+    """Choice of the discovery that a client asks."""
 
     def test_malformed_urls_are_refused_before_any_request(self) -> None:
         for named in ("home", ["http://a.example:1", "home"], "ftp://a.example"):

@@ -40,7 +40,7 @@ class Servers:
 
 
 class Session:
-    """With a server, as a client sees it."""
+    """Session with a server, as a client uses it."""
 
     leaving = False
     connected = True
@@ -62,7 +62,7 @@ class Session:
 
 
 class HintTests(SynchronousTestCase):
-    """What DRAIN says."""
+    """Servers that a DRAIN frame names."""
 
     def set_up(self, *, only: list[PubKey] | None = None) -> None:
         self.clock = Clock()
@@ -159,7 +159,7 @@ class Keeper:
         self._told.append(seconds)
 
     def key_shared(self, address: str) -> None:
-        """Not asked about."""
+        """Accept the call; no test checks it."""
 
 
 class OnceTests(SecureCase):

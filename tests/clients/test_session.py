@@ -72,7 +72,7 @@ class Rules:
 
 
 class V2019Tests(Rules, SecureCase):
-    """Over transports of 2019."""
+    """The rules over transports of 2019."""
 
     resume_timeout = 0.0
 
@@ -84,7 +84,7 @@ class V2019Tests(Rules, SecureCase):
 
 
 class MessagingTests(Rules, ChannelCase):
-    """Over channels of the Messaging System."""
+    """The rules over channels of the Messaging System."""
 
     def open_stream(self) -> tuple[Any, Any]:
         return self.pair()

@@ -24,7 +24,7 @@ ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
 
 
 class Stream:
-    """Both ends, and what joins them."""
+    """Both ends of a stream and the connection between them."""
 
     def __init__(self, clock: Clock, factory: ReceiverFactory, key: Any = ALICE) -> None:
         built = factory.buildProtocol(DmsgAddress(key))
@@ -186,7 +186,7 @@ class ExchangeTests(SynchronousTestCase):
         self.assertEqual(self.answer(spool_name(1), packed(), other).kind, Kind.KEPT)
 
     def test_work_for_a_sender_is_serialised(self) -> None:
-        """Others do not wait for it, and what waits for a stream that is gone is not done."""
+        """Other senders do not wait, and work for a stream that has ended is not done."""
         held = self.successResultOf(self.factory.turn(ALICE).acquire())
         streams = [Stream(self.clock, self.factory) for _ in range(4)]
         answers = [stream.offer(spool_name(number), packed()) for number, stream in enumerate(streams)]

@@ -27,7 +27,7 @@ SOON = 30.0
 
 
 class ProcessTests(TestCase):
-    """Nothing is lost, and nothing stands twice."""
+    """No event is lost, and none is stored twice."""
 
     timeout = 120
 
@@ -89,7 +89,7 @@ class ProcessTests(TestCase):
         return sorted(self.root.glob("*/*/events-*.jsonl.gz"))
 
     def numbers(self) -> dict[str, list[int]]:
-        """Of each boot the numbers of its events, in all files that were kept."""
+        """Return the numbers of the events in all stored files, by boot."""
         found: dict[str, list[int]] = {}
         for path in self.kept():
             for line in gzip.decompress(path.read_bytes()).splitlines():

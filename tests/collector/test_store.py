@@ -1,4 +1,4 @@
-"""Where a collector keeps files."""
+"""Files that a collector stores."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class StoreTests(SynchronousTestCase):
         self.assertEqual(kept_files(self.root), {})
 
     def test_a_truncated_file_is_stored(self) -> None:
-        """What a crash left is all that there is of it; the pipeline reads it up to the tear."""
+        """After a crash nothing else of the file exists; the pipeline reads it up to its damaged end."""
         text = b"".join(
             b'{"producer": "02ab", "seq": %d, "x": "%s"}\n' % (n, os.urandom(50).hex().encode()) for n in range(9000)
         )
@@ -165,7 +165,7 @@ class StoreTests(SynchronousTestCase):
         self.assertRaisesRegex(FileRejected, "02ab belongs to", self.bring, spool_name(2), packed("02ab"))
 
     def test_the_same_name_by_two_streams(self) -> None:
-        """What was said to be kept stays."""
+        """The file that was confirmed stays."""
         first, second = packed(count=1), packed(count=2)
         parts = []
         for data in (first, second, first):

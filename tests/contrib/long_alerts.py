@@ -206,7 +206,7 @@ class FiringTests(EntityCase):
         return str(directory)
 
     async def prometheus(self, path: str, targets: list[str]) -> int:
-        """Its port."""
+        """Start Prometheus and return its port."""
         directory = Path(self.mktemp()).absolute()
         directory.mkdir(parents=True)
         rules = RULES.read_text()
@@ -259,7 +259,7 @@ class FiringTests(EntityCase):
         return bool(told["result"]) and float(told["result"][0]["value"][1]) >= starts
 
     async def queries(self, port: int) -> None:
-        """Each query of the dashboard is one, and all of its numbers are there."""
+        """Assert that each query of the dashboard is valid and returns numbers."""
         dashboard = json.loads(DASHBOARD.read_text())
         queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
         self.assertGreater(len(queries), 20)

@@ -18,12 +18,12 @@ PATIENCE = 900.0
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    """One step."""
+    """Run a step of the container file."""
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 class ImageTests(SynchronousTestCase):
-    """Each of its steps as a builder does it, and what runs in it."""
+    """The steps of the container file in the order of a build, and the programs in the image."""
 
     def done(self, *command: str) -> str:
         step = run(*command)

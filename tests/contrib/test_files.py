@@ -59,7 +59,7 @@ class UnitTests(SynchronousTestCase):
             self.assertEqual(done.returncode, 0, done.stdout[-600:])
 
     def test_unit_files_use_existing_options(self) -> None:
-        """What they start is parsed by the plugin itself."""
+        """The plugin itself parses the commands in the files."""
         from dmsg.tap import collector, discovery, messaging, rmb_peer, rmb_registry, rmb_relay, server
 
         taps = {
@@ -90,7 +90,7 @@ def _names(options: object) -> set[str]:
 
 
 class FilterTests(SynchronousTestCase):
-    """Before a server."""
+    """Filter rules in front of a server."""
 
     def test_the_nftables_rules_load(self) -> None:
         done = run("nft", "--check", "-f", str(CONTRIB / "nftables" / "dmsg.nft"))

@@ -15,7 +15,7 @@ ALERTS = re.findall(r"alert: (\w+)", RULES.read_text())
 
 
 def program(name: str) -> str:
-    """Where it is.  :raises SkipTest: nowhere here."""
+    """Return the path of a program.  :raises SkipTest: the program is not installed."""
     found = shutil.which(name)
     if found is None:
         raise SkipTest(f"there is no {name} here")
@@ -23,7 +23,7 @@ def program(name: str) -> str:
 
 
 class RulesTests(SynchronousTestCase):
-    """What promtool says of the files."""
+    """Checks of the files by promtool."""
 
     def test_promtool_accepts_the_rules(self) -> None:
         tool = program("promtool")

@@ -1,4 +1,4 @@
-"""What fuzzing has found reaches the same places in every run of the tests, and raises nothing."""
+"""Inputs that fuzzing has found, run again by every run of the tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fuzz.targets import TARGETS
 
 
 class CorpusTests(SynchronousTestCase):
-    """Each target with its seeds and its corpus."""
+    """Each target accepts its seeds and its corpus without an error."""
 
     def test_every_target_runs_its_corpus(self) -> None:
         begin = seeds()

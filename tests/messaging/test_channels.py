@@ -72,7 +72,7 @@ class ChannelCase(SynchronousTestCase):
         return self.successResultOf(opening)
 
     def pair(self) -> tuple[Any, Any]:
-        """Both ends of a new channel."""
+        """Return both ends of a new channel."""
         mine = self.open()
         return mine, self.factory.built[-1]
 
@@ -99,7 +99,7 @@ class C_ManagementTests(ChannelCase):
     """Channel management."""
 
     def test_send_does_not_confirm_delivery(self) -> None:
-        """Nothing is acknowledged: it fires when the link has it, and ``confirms`` says so."""
+        """The Deferred fires when the link has the data, because nothing is acknowledged; ``confirms`` is False."""
         mine, theirs = self.pair()
         self.assertFalse(mine.transport.confirms)
         sending = mine.transport.send(b"word")
@@ -424,7 +424,7 @@ class K_ClosingTests(ChannelCase):
         self.assertEqual(self.network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 1)
 
     def test_K3_the_timeout_begins_when_close_is_sent(self) -> None:
-        """As long as CloseChannel is behind other things on its way to the server, nothing is given up."""
+        """The timeout does not run while CloseChannel waits behind other data."""
         mine, raw = self.raw_pair()
         self.patch(self.a.link, "unsent", lambda: 1)
         mine.transport.loseConnection()
@@ -613,7 +613,7 @@ class X_DisconnectionTests(ChannelCase):
         self.assertIsNotNone(theirs.lost)
 
     def test_the_newest_link_of_a_key_wins(self) -> None:
-        """And the end of the older one takes nothing from it (the Go pool forgot the newer one)."""
+        """The end of the older link does not affect the newest one; the Go pool forgot the newest one."""
         mine, old = self.pair()
         newer = Accepting()
         session = self.network.client(B, newer)
@@ -630,7 +630,7 @@ class X_DisconnectionTests(ChannelCase):
 
 
 class StreamTests(ChannelCase):
-    """What the applications' transports promise beside bytes."""
+    """Guarantees of the applications' transports apart from their bytes."""
 
     def test_stream_deadlines_end_the_channel(self) -> None:
         for name, use in (

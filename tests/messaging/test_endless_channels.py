@@ -19,7 +19,7 @@ A, B = KEYS["A"], KEYS["B"]
 
 
 class HandshakeLimitsTests(SynchronousTestCase):
-    """At one client's core."""
+    """Limits in the core of one client."""
 
     def setUp(self) -> None:
         self.handshake_limits = HandshakeLimits(Clock().seconds, tuple)
@@ -35,7 +35,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         return events
 
     def test_the_key_agreements_of_one_read_are_limited(self) -> None:
-        """Each is a third of a millisecond of keys: the rest comes in the next turn."""
+        """Each key agreement takes a third of a millisecond, so the remaining ones are computed in the next turn."""
         data = bytearray(b"".join(self.opening(number) for number in range(40)))
         counts = []
         while data:
@@ -58,7 +58,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.assertEqual((len(self.core.channels), self.handshake_limits.refused), (3, 0))
 
     def test_channels_opened_and_closed_repeatedly_are_limited(self) -> None:
-        """What is opened and closed again and again in one name."""
+        """The channels have one name."""
         once = [self.opening(0, ping=True) + encode_close(Profile.SEED, 0)] * 3
         self.handshake_limits._of_stranger.charge(f"{KEYS['X'].public} {A.public}", ONE_STRANGER_BURST - 2, 0.0)
         for data in once:

@@ -24,7 +24,7 @@ from tests.messaging.support import KEYS, Network, vectors
 from tests.support import Accepting, Recorder
 
 ERAS = {"2019-03-06": (False, True), "2019-03-13": (True, True), "2019-04-15": (True, False)}
-"""From when on -> two ids, acknowledgements."""
+"""Two ids, and acknowledgements, by the date from which the Go code had them."""
 
 
 class LayerTests(SynchronousTestCase):
@@ -90,7 +90,7 @@ class OldNetwork(Network):
         super().__init__(Profile.SKYWIRE, **server_options)
 
     def stock(self, key: SecKey, era: str, **options: Any) -> StockClient:
-        """One that is connected."""
+        """Return a connected client of that date."""
         two_ids, acks = ERAS[era]
         client = StockClient(key, KEYS["S"].public, self.clock.callLater, two_ids=two_ids, acks=acks, **options)
         client.server_side = self.join(client)
@@ -113,7 +113,7 @@ class Leaving(Recorder):
 
 
 class LeavingDiallerTests(SynchronousTestCase):
-    """Those who open channels to an unmodified acceptor disconnect."""
+    """Clients that have opened channels to an unmodified acceptor disconnect."""
 
     def test_an_acceptor_recovers_its_ids(self) -> None:
         for era in ERAS:
@@ -170,7 +170,7 @@ class LeavingDiallerTests(SynchronousTestCase):
 
 
 class DialTests(SynchronousTestCase):
-    """This package opens a channel to a program of 2019."""
+    """A client of this package opens a channel to a program of 2019."""
 
     def reach(self, era: str, **options: Any) -> tuple[OldNetwork, Any, StockClient]:
         network = OldNetwork()
@@ -184,7 +184,7 @@ class DialTests(SynchronousTestCase):
         return network, mine.built[0], stock
 
     def test_a_short_message_and_its_end_arrive(self) -> None:
-        """One word, and the end: what ended the process of a stock acceptor."""
+        """This ended the process of an unmodified acceptor."""
         for era in ERAS:
             network, mine, stock = self.reach(era)
             mine.transport.write(b"hell")
@@ -242,7 +242,7 @@ class DialTests(SynchronousTestCase):
         self.assertEqual((channel.writes, channel.over, mine.built[0].data), (1, True, b"that is all"))
 
     def test_many_at_a_time(self) -> None:
-        """Each of its writers has a word under way: all of them are acknowledged."""
+        """Each writer has an unacknowledged message; all of them are acknowledged."""
         network, mine, stock = self.reach("2019-03-13")
         self.assertTrue(mine.transport.confirms)
         (channel,) = stock.accepted
@@ -302,7 +302,7 @@ class DialTests(SynchronousTestCase):
 
 
 class EndTests(SynchronousTestCase):
-    """What the program hears at the end says whether the other one has everything."""
+    """The event at the end of a channel tells whether the other end has received all data."""
 
     def reach(self, acks: bool | None) -> tuple[OldNetwork, Any, Any]:
         network = OldNetwork()
@@ -359,7 +359,6 @@ class EndTests(SynchronousTestCase):
         mine.lost.trap(ConnectionAborted)
 
     def test_sends_keep_10_ms_apart_unless_acknowledged(self) -> None:
-        """No two within 10 ms, unless the first is acknowledged."""
         network, mine, channel = self.reach(True)
         times: list[float] = []
         take = channel.message
@@ -418,7 +417,7 @@ class AcceptTests(SynchronousTestCase):
             self.assertEqual((protocol.data, channel.data, stock.panics), (b"first", b"waits", []), era)
 
     def test_two_clients_of_this_package_exchange_plain_bytes(self) -> None:
-        """Their bytes are theirs, whatever they begin with, and whatever the acceptor was told of others."""
+        """The bytes arrive unchanged, whatever they begin with, and whatever the acceptor knows about other clients."""
         for told in (None, True, False):
             network = OldNetwork()
             theirs, mine = Accepting(), Accepting()
@@ -434,7 +433,7 @@ class AcceptTests(SynchronousTestCase):
 
 
 class TwoIdsTests(SynchronousTestCase):
-    """Each side of a link names a channel as the other side likes."""
+    """The two sides of a link may use different ids for a channel."""
 
     def test_stock_clients_among_themselves(self) -> None:
         for one in ERAS:
@@ -459,7 +458,7 @@ class TwoIdsTests(SynchronousTestCase):
                 self.assertEqual((network.relay.channel_count, dialler.channels, acceptor.channels), (0, {}, {}))
 
     def test_the_dialect_of_a_client_is_remembered(self) -> None:
-        """One that has accepted a channel is known when it opens one, also over its next link."""
+        """A client that has accepted a channel is recognised when it opens one, also over its next link."""
         for era in ERAS:
             for other in (False, True):
                 network = OldNetwork(two_ids=other)
@@ -500,7 +499,7 @@ class TwoIdsTests(SynchronousTestCase):
         network.settle()
 
     def test_a_client_of_this_package_that_accepts(self) -> None:
-        """With two ids its own table and the server's are apart."""
+        """With two ids, the acceptor's own ids differ from the server's."""
         network = OldNetwork(two_ids=True)
         accepting, mine = Accepting(), Accepting()
         bob = network.client(KEYS["B"], accepting, two_ids=True)

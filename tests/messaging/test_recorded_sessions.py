@@ -46,7 +46,7 @@ RAW = frozenset({"corrupted NoiseMessage1", "does not exist"})
 
 
 class Session:
-    """One recording."""
+    """Recorded session."""
 
     def __init__(self, name: str) -> None:
         recorded = vectors(f"session_{name}")
@@ -77,7 +77,7 @@ class Session:
         return frame
 
     def plaintexts(self) -> dict[str, list[bytes]]:
-        """What A and what B sent, opened with the keys of both."""
+        """Return the plaintexts of A and of B, decrypted with the keys of both."""
         sent: dict[str, list[bytes]] = {"A": [], "B": []}
         offer: Any = None
         for event in self.events:
@@ -103,7 +103,7 @@ class Session:
 
 
 class ServerReplayTests(SynchronousTestCase):
-    """What clients said goes in; what the relay answered has to come out."""
+    """The relay receives the recorded frames of the clients and must send the recorded answers."""
 
     def replay(self, session: Session) -> int:
         clock = Clock()
@@ -146,7 +146,9 @@ class ServerReplayTests(SynchronousTestCase):
 
 
 class ClientReplayTests(SynchronousTestCase):
-    """What the relay said goes in, the application does what it did; what the client said has to come out."""
+    """The client receives the recorded frames of the relay, the application acts as recorded, and the client must send
+    the recorded frames.
+    """
 
     def replay(self, session: Session, who: str) -> int:
         clock = Clock()

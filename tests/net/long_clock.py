@@ -170,7 +170,7 @@ class SteppedClockTests(TestCase):
         await self.until(f"{text!r} comes back", lambda: stream.data[before:] == text.upper())
 
     async def reaches_bob(self) -> None:
-        """Somebody new does."""
+        """Assert that a new client can reach Bob."""
         pinging = self.run_child("ping", COMMAND, "ping", self.bob, "-c", "1", "-d", self.url)
         self.assertEqual(await self.soon(pinging.ended), 0, pinging._output)
 

@@ -18,7 +18,7 @@ from tests.support import asynchronous
 
 
 class BrowserTests(EntityCase):
-    """What a browser makes of ``http://KEY.dmsg/``."""
+    """``http://KEY.dmsg/`` in a browser."""
 
     @asynchronous
     async def test_a_site_at_a_key(self) -> None:

@@ -83,7 +83,7 @@ class _At:
 
 
 class ParsingTests(SynchronousTestCase):
-    """What is an address."""
+    """Texts that are addresses, and texts that are not."""
 
     def test_names_and_numbers_are_returned_as_they_are(self) -> None:
         for host in GOOD_HOSTS:

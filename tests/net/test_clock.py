@@ -70,7 +70,9 @@ class MonotonicReactorTests(SynchronousTestCase):
         self.assertEqual(call.getTime(), 130.0)
 
     def test_a_test_clock_is_unchanged(self) -> None:
-        """It stands for the reactor's clock; who needs a date is given ``clock.seconds`` as well."""
+        """A test clock takes the place of the reactor's clock; code that needs dates receives ``clock.seconds`` as
+        well.
+        """
         clock = Clock()
         use_monotonic_clock(clock)
         self.assertEqual(clock.seconds(), 0.0)
@@ -80,7 +82,7 @@ class MonotonicReactorTests(SynchronousTestCase):
 
 
 class StepTests(SynchronousTestCase):
-    """What is kept by a date, and what is said when the date jumps."""
+    """Values that are kept by date, and the log line when the date jumps."""
 
     def setUp(self) -> None:
         self.clock, self.off = Clock(), 1_700_000_000.0

@@ -1,4 +1,4 @@
-"""One real network on loopback: what a user of the library meets."""
+"""Real network on loopback, as a user of the library experiences it."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ class EndpointTests(EntityCase):
 
     @asynchronous
     async def test_twisted_web_and_treq(self) -> None:
-        """As ``docs/howto/web`` shows."""
+        """The test follows ``docs/howto/web``."""
         url = await self.start_discovery()
         await self.start_server(f"--discovery={url}")
         alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)

@@ -1,4 +1,6 @@
-"""What ended or stalled the 2019 reference, over real TCP.  Numbers are those of its list of defects."""
+"""Faults that ended or stalled the 2019 reference, over real TCP.  Numbers are those of the reference's list of
+defects.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from tests.net.support import EntityCase
 from tests.support import SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder, asynchronous
 
 TERMINATED = 128 + 15
-"""What twistd ends with after it stopped its services for a SIGTERM."""
+"""Exit status of twistd after it stopped its services for a SIGTERM."""
 
 
 class Raw(Protocol):
@@ -73,7 +75,7 @@ class FaultCase(EntityCase):
         return responder_id
 
     async def assert_serves(self, server: Any) -> None:
-        """Two new clients reach each other through it."""
+        """Assert that two new clients reach each other through the server."""
         one, two = await self.raw_client(server), await self.raw_client(server)
         own_id = await self.open(one, two)
         one.send(Frame(FWD, 2, b"\0\1alive").encode())
@@ -128,7 +130,7 @@ class StrangerTests(FaultCase):
 
     @asynchronous
     async def test_2_silent_and_slow_connections_by_the_hundred(self) -> None:
-        """Others connect at once."""
+        """Other clients connect at once."""
         server = await self.start_server()
         raws = await gatherResults(
             [
@@ -340,7 +342,7 @@ class ClientTests(FaultCase):
 
     @asynchronous
     async def test_9_ten_thousand_deferred_acks(self) -> None:
-        """There they overflow one record and the transport dies silently."""
+        """In the reference, the ACKs overflow a record and the transport ends silently."""
         url = await self.start_discovery()
         await self.start_server(f"--discovery={url}")
         alice = await self.start_client(url, min_servers=1, encryption="off")
@@ -483,7 +485,7 @@ class CrowdTests(FaultCase):
 
     @asynchronous
     async def test_a_thousand_clients_exchange_messages(self) -> None:
-        """Each has a transport to another; each message is acknowledged, and received once and in order."""
+        """Each client has a transport to another one; each message is acknowledged, and received once and in order."""
         server = await self.start_server()
         port = server.ports[0].getHost().port
         turn = TurnFlush(reactor)

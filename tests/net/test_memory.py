@@ -16,7 +16,7 @@ class ServerMemoryTests(EntityCase):
     """Real TCP; the limit is small."""
 
     async def look(self, server: Any) -> None:
-        """As time passes."""
+        """Let the server measure its links, as a timer would."""
         await self.until(lambda: server.memory.dropped, 60)
 
     async def pairs(self, url: str, number: int, **options: Any) -> list[tuple[Any, Any]]:

@@ -1,4 +1,4 @@
-"""When memory that was freed is given back to the system."""
+"""Return of freed memory to the system."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class AllocatorTests(SynchronousTestCase):
         self.assertEqual(self.kept, 0)
 
     def test_fruitless_requests_to_the_allocator_back_off(self) -> None:
-        """And again soon when there is more, or less is held."""
+        """The next request comes sooner when more memory was freed, or when less is held."""
         self.stuck = 30 * MIB
         self.look(3600)
         asked = self.allocator.releases

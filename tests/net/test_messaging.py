@@ -45,7 +45,7 @@ class MessagingCase(EntityCase):
         return await self.start_server("--drain-timeout=0", *options, tap=messaging_tap)
 
     async def start_messaging_client(self, url: str, **options: Any) -> Client:
-        """One that others can find."""
+        """Start a client that other clients can find."""
         client: Client = await self.start_client(url, family=Client, **options)
         return client
 
@@ -205,7 +205,7 @@ class NetworkTests(MessagingCase):
 
     @asynchronous
     async def test_a_client_that_does_not_read_holds_its_sender(self) -> None:
-        """Its sender waits, with little in the server's memory; other clients go on; then all of it arrives."""
+        """The sender waits, with little in the server's memory, and other clients continue; then all data arrives."""
         url = await self.start_discovery()
         server = await self.start_messaging_server(f"--discovery={url}")
         alice, bob, carol, friend = [await self.start_messaging_client(url, min_servers=1) for _ in range(4)]
@@ -355,7 +355,7 @@ class OldClientTests(CommandCase, MessagingCase):
 
     @asynchronous
     async def test_a_word_from_standard_input_arrives(self) -> None:
-        """One word at its standard input, to one who waits for it."""
+        """The sender reads a message from its standard input; the receiver waits for one message."""
         for era, options in (
             ("2019-03-06", ["--acks", "yes"]),
             ("2019-03-13", ["--acks", "yes"]),
@@ -381,7 +381,7 @@ class OldClientTests(CommandCase, MessagingCase):
 
     @asynchronous
     async def test_an_unknown_dialect_is_an_error_with_advice(self) -> None:
-        """Without the option a program of between is not spoken to, and the error says what to do."""
+        """Without the option, the client does not talk to a program of that time, and the error says what to do."""
         url = await self.start_discovery()
         server = await self.start_messaging_server(f"--discovery={url}", "--profile=skywire")
         stock = await self.stock(url, server, "2019-03-13")

@@ -22,7 +22,7 @@ class OldServerTests(EntityCase):
     """Servers of 2019."""
 
     async def start_old(self, url: str, mark: str = "0.0.1") -> Any:
-        """One; ``mark`` is what its entry says, as far as a program before it left something there."""
+        """Start an old server; ``mark`` is the version that another program left in its entry."""
         server = await self.start_server(f"--discovery={url}")
         server.factory.relay.__class__ = OldRelay
         server.registration._mark = lambda version: mark
@@ -55,7 +55,7 @@ class OldServerTests(EntityCase):
 
     @asynchronous
     async def test_between_two_of_ours_streams_are_secure(self) -> None:
-        """With ports, whatever the policy; the server passes on plain REQUESTs only."""
+        """The streams have ports, whatever the policy; the server passes on only plain REQUESTs."""
         url = await self.start_discovery()
         server = await self.start_old(url)
         for policies in (("require", "require"), ("prefer", "require"), ("require", "prefer")):
@@ -73,7 +73,7 @@ class OldServerTests(EntityCase):
 
     @asynchronous
     async def test_a_remote_that_takes_no_upgrades(self) -> None:
-        """One of dmsg 0.1: the error names what both can do."""
+        """The remote is a client of dmsg 0.1. The error names what both programs can do."""
         url = await self.start_discovery()
         await self.start_old(url)
         alice = await self.start_client(url, min_servers=1)
@@ -89,7 +89,7 @@ class OldServerTests(EntityCase):
 
     @asynchronous
     async def test_a_stream_goes_on_over_servers_of_both_kinds(self) -> None:
-        """From one of 2019 that dies to one of today, and back when that one leaves."""
+        """The stream moves from a server of 2019 that is killed to a server of today, and back when that one leaves."""
         self.patch(servers, "CHECK_INTERVAL", 0.2)
         url = await self.start_discovery()
         first = await self.start_old(url)

@@ -35,13 +35,13 @@ def failregex() -> list[re.Pattern[str]]:
 
 
 def lines(child: Any) -> list[str]:
-    """What a process has said."""
+    """Return the output lines of a process."""
     output: bytes = child._output
     return output.decode().splitlines()
 
 
 class OperateTests(EntityCase):
-    """One server, real signals."""
+    """A server process with real signals."""
 
     async def start_child(self, text: str) -> Any:
         """A server with these settings; the file may be changed."""
@@ -63,7 +63,7 @@ class OperateTests(EntityCase):
         return None
 
     async def refused(self, key: SecKey) -> str:
-        """What a client is told that cannot connect."""
+        """Return the reason with which a client is refused."""
         client = Client(reactor, key, [self.url])
         client.startService()
         try:
@@ -77,7 +77,7 @@ class OperateTests(EntityCase):
 
     @asynchronous
     async def test_lists_change_without_a_restart(self) -> None:
-        """By SIGHUP and by the change of the file alone; live connections too."""
+        """The lists change by SIGHUP and by the change of the file alone, also for existing connections."""
         alice, bob = SecKey.generate(), SecKey.generate()
         self.url = await self.start_discovery()
         self.directory = Path(self.mktemp()).absolute()
@@ -153,7 +153,7 @@ class OperateTests(EntityCase):
 
     @asynchronous
     async def test_a_full_server_says_so(self) -> None:
-        """To the client, once in its log, and at /health."""
+        """The client is informed, the log has one line, and /health shows it."""
         child = await self.start_child('max-connections = 1\nmetrics = "tcp:0:interface=127.0.0.1"\n')
         metrics = await child.line(r"/metrics and /health are at .*port=(\d+)")
         base = f"http://127.0.0.1:{metrics[1].decode()}"
@@ -183,7 +183,7 @@ class OperateTests(EntityCase):
 
     @asynchronous
     async def test_strangers_are_named_summed_up_and_banned(self) -> None:
-        """What the filter in the documentation reads is what the log says."""
+        """The filter in the documentation matches the log lines."""
         child = await self.start_child("max-per-address = 3\n")
         port = int((await child.line(r"listens on .*port=(\d+)"))[1])
         garbage = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]

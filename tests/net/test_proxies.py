@@ -21,7 +21,7 @@ from dmsg.net.proxies import MAX_ANSWER, Proxy, ProxyEndpoint, ProxyError, parse
 
 
 class ChoiceTests(SynchronousTestCase):
-    """Which proxy the environment names for a host."""
+    """Proxy that the environment names for a host."""
 
     def test_the_variable_of_dmsg_goes_before_those_of_all_programs(self) -> None:
         environment = {"ALL_PROXY": "socks5://c", "https_proxy": "http://b:3128", "DMSG_PROXY": "http://a"}
@@ -74,7 +74,7 @@ class _Kept(Protocol):
 
 
 class HandshakeCase(SynchronousTestCase):
-    """One connection through a proxy that the test plays."""
+    """Test case with a connection through a proxy whose part the test takes."""
 
     def begin(self, url: str, host: str = "relay.example", port: int = 8080) -> None:
         self.clock = Clock()
@@ -89,7 +89,7 @@ class HandshakeCase(SynchronousTestCase):
         return data
 
     def answer(self, data: bytes) -> None:
-        """What arrives goes to whoever has the connection."""
+        """Deliver data to the protocol of the connection."""
         protocol = getattr(self.at.transport, "protocol", None) or self.at.protocol
         protocol.dataReceived(data)
 
@@ -191,7 +191,7 @@ class SocksTests(HandshakeCase):
 
 
 class EndpointTests(SynchronousTestCase):
-    """Whom an outgoing connection is made to."""
+    """Destination of an outgoing connection."""
 
     def connected_to(self, host: str, **environment: str) -> tuple[str, int]:
         for name in ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):

@@ -71,7 +71,7 @@ class RedisCase(EntityCase):
         self.addCleanup(self.redis.stop)
 
     async def seconds_of(self, call: Any) -> tuple[float, Any]:
-        """How long a Deferred takes, and what it fires with, an exception too."""
+        """Return the seconds until a Deferred fires, and its result, which may be an exception."""
         began = reactor.seconds()
         try:
             result = await call
@@ -100,7 +100,7 @@ class ConnectionTests(RedisCase):
 
     @asynchronous
     async def test_a_frozen_redis_is_reconnected(self) -> None:
-        """Its SELECT is not answered in time: txredisapi's own factory would never try again."""
+        """The SELECT command is not answered in time; txredisapi's own factory would never try again."""
         connection = lazy_redis(self.redis.url, reply_timeout=0.5)
         self.addCleanup(connection.disconnect)
         await connection.set("key", "value")
@@ -135,7 +135,7 @@ class HangUp(Protocol):
 class FirstTests(TestCase):
     @asynchronous
     async def test_a_first_connection_that_ends_at_select(self) -> None:
-        """Nothing of it is left unhandled, and it is tried again."""
+        """No unhandled error remains, and the connection is tried again."""
         port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(HangUp))
         self.addCleanup(port.stopListening)
         connection = lazy_redis(f"redis://127.0.0.1:{port.getHost().port}/1")

@@ -63,7 +63,7 @@ class ResumeTests(EntityCase):
         return child.ended.addBoth(lambda _: None)
 
     async def memory_of(self, child: Any) -> bytes:
-        """All that a process can write to, read from outside."""
+        """Return the writable memory of a process, read from outside."""
         parts = []
         with (
             open(f"/proc/{child.transport.pid}/maps") as maps,
@@ -94,7 +94,7 @@ class ResumeTests(EntityCase):
 
     @asynchronous
     async def test_a_rolling_restart_loses_no_data(self) -> None:
-        """Each of two servers leaves in turn under load; a new one stands for it first."""
+        """Two servers leave one after the other under load; a new server replaces each of them first."""
         url = await self.start_discovery()
         children = await self.start_children(url, 2)
         one, two = await self.stream(url)
@@ -121,7 +121,7 @@ class ResumeTests(EntityCase):
     @skipUnless(os.path.exists("/proc/self/mem"), "reads the memory of another process through /proc")
     @asynchronous
     async def test_server_memory_has_no_plaintext_of_secure_streams(self) -> None:
-        """Its memory is searched: a plain transport leaves the marker there, a secure one does not."""
+        """The server's memory is searched: a plain transport leaves the marker in it, a secure one does not."""
         url = await self.start_discovery()
         ((_, child),) = (await self.start_children(url, 1)).items()
         found = {}

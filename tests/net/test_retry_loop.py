@@ -79,7 +79,7 @@ class RetryLoopTests(SynchronousTestCase):
 
     @given(st.lists(st.sampled_from(["soon", "later", "now", "time", "end", "error"]), max_size=30))
     def test_every_request_is_served_in_any_order(self, steps: list[str]) -> None:
-        """Nobody who asked for it waits for ever."""
+        """No caller waits for ever."""
         self.setUp()
         self.under_way = Deferred()
         asked_at = -1.0
@@ -167,7 +167,9 @@ class LoopTests(SynchronousTestCase):
                 publisher._publishing.stop()
 
     def test_a_lost_server_and_its_replacement_are_posted_together(self) -> None:
-        """One POST, and not two for each client of a server that died; none other takes longer than before."""
+        """The client posts once, not twice for each client of the lost server, and no other post takes longer than
+        before.
+        """
         clock = Clock()
         questions: Any = Questions(0, ERRORS[0])
         servers = ["aa", "bb"]
@@ -194,7 +196,7 @@ class LoopTests(SynchronousTestCase):
         self.assertEqual(publisher.published, ("cc",))
 
     def test_a_server_that_has_moved(self) -> None:
-        """It is looked for where its entry says it is, and nowhere else, once it cannot be reached where it was."""
+        """The server is looked for only at the address in its entry, after its former address has failed."""
         clock = Clock()
         address = "127.0.0.1:9"
         tried: list[tuple[float, str]] = []

@@ -77,7 +77,7 @@ class SiteTests(EntityCase):
         self.addCleanup(lambda: maybeDeferred(port.stopListening))
 
     async def raw(self, request: bytes) -> bytes:
-        """What is answered to bytes."""
+        """Return the answer to these bytes."""
         one: Any = await DmsgClientEndpoint(self.alice, self.bob.public_key, 80).connect(Accepting())
         one.transport.write(request)
         await self.until(lambda: one.data and one.lost)

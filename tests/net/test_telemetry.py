@@ -21,7 +21,7 @@ from tests.support import Accepting, Recorder, asynchronous
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
-    """All of the finished files."""
+    """Return all events of the finished files."""
     found = []
     for path in sorted(directory.glob("events-*.jsonl.gz")):
         found += [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
@@ -109,7 +109,7 @@ class TelemetryTests(EntityCase):
 
     @asynchronous
     async def test_kill_9_of_a_relay(self) -> None:
-        """What was written is there; what follows is written by another boot."""
+        """Written events are kept; later events belong to another boot."""
         home, spool = self.directory(), self.directory()
         home.mkdir()
         url = await self.start_discovery()

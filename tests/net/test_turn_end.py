@@ -44,7 +44,7 @@ class _Readable:
 
 
 class _Cases:
-    """What holds on every reactor."""
+    """Tests for every reactor."""
 
     def make(self) -> Any:
         raise NotImplementedError
@@ -137,7 +137,7 @@ class _Cases:
 
 
 class _PollingCases(_Cases):
-    """What holds where the reactor's own iteration is hooked."""
+    """Tests for reactors whose iteration is hooked."""
 
     def iterate_as_the_loop(self) -> None:
         self.reactor.runUntilCurrent()

@@ -1,4 +1,4 @@
-"""Nobody keeps the reactor for himself: turns are shared, and nothing of what waits is lost or told out of order."""
+"""Shares of reactor turns: no client takes a whole turn, and nothing that waits is lost or delivered out of order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ShareTests(SynchronousTestCase):
         self.assertTrue(self.share.allows("a"))
 
     def test_the_longest_waiter_has_the_first_turn(self) -> None:
-        """Two of one owner, who has a turn for one of them, and one of another."""
+        """Two readers of one owner, which has time for one of them, and one reader of another owner."""
         log: list[str] = []
         for owner in ("a", "a", "b"):
             self.share.wait(Waiter(self.share, owner, log, MOST))
@@ -62,7 +62,7 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(self.share.waited, 4)
 
     def test_a_busy_owner_does_not_keep_the_first_turn(self) -> None:
-        """Three of one owner, whose part is enough for one of them at a time: each has every third turn."""
+        """Three readers of one owner, which has time for one of them at a time: each is served in every third turn."""
         log: list[str] = []
         share = self.share
 
@@ -131,7 +131,9 @@ class LinkTests(SynchronousTestCase):
         return one, two, request.id
 
     def test_other_clients_are_served_during_a_flood(self) -> None:
-        """What comes behind ten thousand strays waits for many turns; another client's frame for none."""
+        """Frames behind ten thousand frames for unknown transports wait for many turns; another client's frame does
+        not wait.
+        """
         factory = self.network.factory
         one, two, theirs = self.pair()
         other = self.raw("C")
@@ -212,7 +214,7 @@ class LinkTests(SynchronousTestCase):
         return refused
 
     def test_a_flood_is_refused_only_to_its_sender(self) -> None:
-        """Everybody else behind his address goes on, whatever many floods there are, and under whatever many keys."""
+        """Other clients at the same address are served, however many floods come, and under however many keys."""
         for _ in range(int(FLOOD_BURST)):
             self.assertIsNone(self.end("203.0.113.7", KEYS["A"], DropReason.FLOOD))
         for number in range(20):

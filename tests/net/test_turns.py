@@ -92,7 +92,7 @@ class TurnsTests(SynchronousTestCase):
         self.assertEqual((worker.done, worker.over), ([3], 1))
 
     def test_work_finished_meanwhile_is_not_repeated(self) -> None:
-        """Who has been told what is left in another way does nothing in the next turn."""
+        """A reader whose data were processed in another way does nothing in the next turn."""
         clock = Clock()
         worker = Worker(clock, TurnShare(clock), 3)
         worker._next_turn()

@@ -61,7 +61,7 @@ class VectorTests(SynchronousTestCase):
             self.assertEqual(responder.result.remote.hex(), case["initiator"]["static_pk"])
 
     def test_records_match_the_vectors(self) -> None:
-        """Both directions, from the first record to the largest, byte for byte."""
+        """Both directions are compared byte for byte, from the first record to the largest."""
         for case in self.vectors["handshakes"]:
             for direction, side in (("i2r", "initiator"), ("r2i", "responder")):
                 key = bytes.fromhex(case["keys"][f"{side}_send"])
@@ -111,7 +111,7 @@ class VectorTests(SynchronousTestCase):
             self.assertRaises(HandshakeError, responder.read_message, ephemeral + bytes(16))
 
     def test_replays_and_damage(self) -> None:
-        """What the reference accepts with a warning ends the connection here."""
+        """The reference accepts these records with a warning; here they end the connection."""
         key = bytes.fromhex(self.vectors["handshakes"][0]["keys"]["initiator_send"])
         highest = 0
         refused = []

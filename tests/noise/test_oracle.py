@@ -39,7 +39,7 @@ def sides(
 
 
 class OracleTests(SynchronousTestCase):
-    """With the same keys both say the same, to each other and of each other."""
+    """With the same keys, this package and the library send the same bytes, and each reads the other's."""
 
     @given(st.sampled_from(Pattern), st.lists(keys, min_size=4, max_size=4), st.binary(max_size=40), payloads)
     def test_messages_equal_the_librarys(
@@ -134,7 +134,7 @@ class SharedTemplateTests(SynchronousTestCase):
         self.assertEqual(done, done[:1] * 4)
 
     def test_abandoned_handshakes_are_freed_without_the_garbage_collector(self) -> None:
-        """Without the garbage collector: it rarely runs at servers."""
+        """The garbage collector rarely runs in servers."""
         gc.disable()
         self.addCleanup(gc.enable)
         for pattern in Pattern:
@@ -158,7 +158,7 @@ class SharedTemplateTests(SynchronousTestCase):
                     self.assertRaises(LocalProtocolError, call)
 
     def test_two_lasting_keys_agree_once(self) -> None:
-        """In KK; what others a lasting key agreed with is not remembered."""
+        """Only the KK pattern uses the cache; other agreements of a lasting key are not stored."""
         statics = [SecKey.generate(), SecKey.generate()]
         asked = []
         ecdh = SecKey.ecdh

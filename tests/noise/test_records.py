@@ -12,7 +12,7 @@ KEY = bytes(range(32))
 
 
 def opened(stream: bytes, sizes: list[int]) -> bytes:
-    """All plaintext of a stream that comes in pieces."""
+    """Return the whole plaintext of a stream that arrives in pieces."""
     opener = RecordOpener(KEY)
     buffer = bytearray(len(stream) + 70_000)
     end = 0
@@ -38,7 +38,7 @@ class RecordTests(SynchronousTestCase):
         self.assertEqual(opened(stream, cuts), b"".join(plain))
 
     def test_an_incomplete_record_holds_only_its_bytes(self) -> None:
-        """As many bytes as came, in however small pieces."""
+        """The opener holds as many bytes as arrived, in however small pieces."""
         opener = RecordOpener(KEY)
         stream = bytes(RecordSealer(KEY).seal(bytes(60_000)))
         for start in range(0, 50_000, 2):

@@ -31,7 +31,9 @@ class VectorTests(SynchronousTestCase):
                     self.assertEqual(opener.open(bytes.fromhex(one["record"])), plaintext)
 
     def test_records_that_the_reference_refuses_are_refused(self) -> None:
-        """But for one: it remembers a nonce before it looks at the tag, so one forged record ends a stream of it."""
+        """One case differs: the reference stores a nonce before it checks the tag, so one forged record ends its
+        stream.
+        """
         for pattern in ("XK", "KK"):
             recorded = VECTORS[pattern]
             (key,) = {
@@ -57,7 +59,7 @@ class VectorTests(SynchronousTestCase):
         return True
 
     def test_a_repeated_record_is_refused(self) -> None:
-        """Its reader of objects takes it twice; ours does not."""
+        """The reference's reader of objects accepts the record twice."""
         first, second, zero = VECTORS["XK"]["object_reader"]
         self.assertEqual((first["record"], second["error"]), (second["record"], ""))
         record = bytes.fromhex(first["record"])

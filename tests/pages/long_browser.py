@@ -19,7 +19,7 @@ CLIENTS = 1000
 
 
 class BrowserTests(PageCase):
-    """In headless Chromium, with a thousand clients connected."""
+    """Pages in headless Chromium, with a thousand connected clients."""
 
     @asynchronous
     async def test_the_page_updates_in_a_browser(self) -> None:
@@ -77,7 +77,7 @@ class BrowserTests(PageCase):
 
     @asynchronous
     async def test_the_page_reconnects_after_an_interruption(self) -> None:
-        """After an answer that is no stream, of a proxy in between; and it says that nothing comes from what hangs."""
+        """The interruption is an answer of a proxy that is no event stream. The page also reports a hanging server."""
         if chromium() is None:
             raise SkipTest("there is no Chromium here")
         await self.network()

@@ -36,7 +36,7 @@ class PageCase(EntityCase):
 
 
 class PageTests(PageCase):
-    """What they say, and to whom."""
+    """Content of the pages, and access to them."""
 
     @asynchronous
     async def test_the_page_of_a_server_shows_its_state(self) -> None:
@@ -153,7 +153,7 @@ class PageTests(PageCase):
 
     @asynchronous
     async def test_a_page_of_another_site_takes_no_place(self) -> None:
-        """It opens as many EventSources as it likes in the browser of whoever may look."""
+        """A page of another site may open any number of EventSources in the browser of a user who has access."""
         await self.network()
         live = self.base(self.server) + "/live"
         headers: Any
@@ -293,11 +293,11 @@ class PageTests(PageCase):
 
 
 class HardTimesTests(PageCase):
-    """When others have trouble."""
+    """Pages while another service fails."""
 
     @asynchronous
     async def test_a_flood_of_requests_does_not_block_the_metrics(self) -> None:
-        """As behind a proxy, where all have one address: a stranger without the token."""
+        """Behind a proxy all clients have one address; a stranger without the token sends the requests."""
         # A busy machine answers less than the 50 requests a second that are admitted.
         self.patch(site, "STATUS_RATE", 1.0)
         self.patch(site, "STATUS_BURST", 50.0)

@@ -36,7 +36,7 @@ class HistoryTests(SynchronousTestCase):
         self.assertEqual((samples.now(FRAMES), samples.now(CLIENTS), samples.seconds), (15.0, 3, 4.0))
 
     def test_a_new_counter_grows_from_zero(self) -> None:
-        """What is refused for the first time is a growth from 0."""
+        """The first refusal of a kind counts as growth from 0."""
         samples, line = History(), Line("flood", reason_number("flood"), rate=True)
         for at in (0.0, 2.0):
             samples.add(at, {})
@@ -90,7 +90,7 @@ class HistoryTests(SynchronousTestCase):
 
 
 class RecentEventsTests(SynchronousTestCase):
-    """What is told of changes."""
+    """Recent events on a page."""
 
     def test_changes_and_counts(self) -> None:
         recent_events = RecentEvents()
@@ -126,7 +126,7 @@ class RecentEventsTests(SynchronousTestCase):
 
 
 class RenderingTests(SynchronousTestCase):
-    """What strangers choose is text, never markup."""
+    """Text that strangers choose never becomes markup."""
 
     def test_cells_are_escaped(self) -> None:
         found = flatten(table(Table("<b>", ("<i>",), [("<script>alert(1)</script>\x1b[2J",)])))
@@ -171,7 +171,7 @@ class Asking:
 
 
 class AccessTests(SynchronousTestCase):
-    """Who may look."""
+    """Access to the pages."""
 
     def test_viewers_on_this_machine_are_admitted(self) -> None:
         for host in ("127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1"):
@@ -227,7 +227,7 @@ class AccessTests(SynchronousTestCase):
 
 
 class DelegationsTests(SynchronousTestCase):
-    """Who relays for how many."""
+    """Servers that clients name, with their numbers of clients."""
 
     def test_the_last_entry_counts(self) -> None:
         delegations = Delegations()

@@ -1,4 +1,4 @@
-"""What takes minutes: ``make long WHICH=rmb``."""
+"""Tests of the bus that take minutes: ``make long WHICH=rmb``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["LongKillTests", "ReferenceKillTests", "TypeScriptTests"]
 
 
 class ReferenceKillTests(TestCase):
-    """Between two peers of the reference, which send nothing again and do not know what they have had."""
+    """Peers of the reference, which send nothing again and do not know which messages they have received."""
 
     timeout = 600
 
     @asynchronous
     async def test_a_durable_relay_is_killed(self) -> None:
-        """Nothing comes twice; what is lost is what was on its way to the relay."""
+        """No message arrives twice; only messages on their way to the relay are lost."""
         for seed in range(10):
             result = await deferToThread(rs_peer.run, 2000, 1, seed, "--durable")
             self.assertEqual((result["requests twice"], result["answers twice"]), (0, 0), (seed, result))

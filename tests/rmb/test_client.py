@@ -57,7 +57,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_handlers_receive_caller_and_deadline(self) -> None:
-        """Who asks, signed; how long the caller waits."""
+        """A handler receives the signed caller and the time that the caller waits."""
         await self.two(session="caller")
         seen: list[Any] = []
         self.b.serve("cmd", lambda request: seen.append(request) or b"")
@@ -70,7 +70,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_errors_of_handlers_and_registry_reach_the_caller(self) -> None:
-        """Of a handler, of no handler, of a registry that knows no such twin."""
+        """The cases are an error of a handler, a missing handler, and a twin that the registry does not have."""
         await self.two()
 
         def own(request: Any) -> bytes:
@@ -113,7 +113,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_a_message_lives_as_long_as_its_caller_waits(self) -> None:
-        """It is stamped with whole seconds: late in one, a second of life would be over at once."""
+        """Timestamps are whole seconds: a life of one second, begun late in a second, would be over at once."""
         await self.two()
         lives: list[int] = []
         never: Deferred[None] = Deferred()
@@ -132,7 +132,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_a_relay_whose_clock_is_before(self) -> None:
-        """It says that the message is over while the caller still waits: to the caller that is the same."""
+        """The relay reports that the message has expired while the caller still waits; the caller gets a timeout."""
         await self.two()
         self.b.serve("x", lambda request: Deferred())
         calling = Deferred.fromCoroutine(self.a.call(self.to, "x", timeout=30))
@@ -146,7 +146,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_a_call_to_several_destinations_returns_each_answer(self) -> None:
-        """Each its answer or its error."""
+        """Each destination has an answer or an error."""
         await self.two()
         self.b.serve("x", lambda request: b"b")
         asleep = self.twin("C", self.one.domain)
@@ -188,7 +188,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_messages_that_are_too_large_are_not_sent(self) -> None:
-        """What no relay would read is not sent: the caller is told, on both sides; the connections stay."""
+        """No relay would read such a message. The caller is told, on both sides; the connections stay."""
         await self.two()
         self.b.serve("large", lambda request: bytes(17 * 1024 * 1024))
         self.b.serve("x", lambda request: b"x")
@@ -206,7 +206,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_a_relay_that_goes_and_comes(self) -> None:
-        """What was sent meanwhile arrives; the answer of before too."""
+        """Messages and answers that were sent during the interruption arrive."""
         path = self.mktemp()
         self.one = await self.named_relay(queue=f"sqlite:{path}")
         for name in "AB":

@@ -1,4 +1,4 @@
-"""What strangers, twins and other relays may not do to a relay, and registries not to those who ask them."""
+"""Attacks of strangers, twins and other relays on a relay, and of registries on their users."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AccountTests(SynchronousTestCase):
 class SessionTests(SocketPairCase):
     @asynchronous
     async def test_a_token_with_half_a_character(self) -> None:
-        """It is refused in words, and makes no traceback."""
+        """The token is refused with an error text, without a traceback."""
         from base64 import urlsafe_b64encode
 
         await self.pair()
@@ -66,7 +66,7 @@ class SessionTests(SocketPairCase):
 
     @asynchronous
     async def test_sessions_of_one_twin(self) -> None:
-        """It may replace its own, and others come in."""
+        """A twin can only replace its own sessions; other twins can connect."""
         self.patch(site, "MAX_SESSIONS_OF_TWIN", 2)
         a, b = await self.pair()
         await self.raw("A", self.one, "second")
@@ -96,12 +96,14 @@ class SessionTests(SocketPairCase):
 
     @asynchronous
     async def test_a_message_that_ends_in_a_later_turn(self) -> None:
-        """Its last piece waited because its twin had used up the turn: then it is whole all the same."""
+        """The last piece waited because the twin had used up its share of the turn; the message is complete
+        nevertheless.
+        """
         a, b = await self.pair()
         session = self.one.switch.sessions[a.session]
 
         class Tired:
-            """No more in this turn."""
+            """Share of a turn that is used up."""
 
             tired = True
 
@@ -133,7 +135,7 @@ class SessionTests(SocketPairCase):
 
     @asynchronous
     async def test_a_message_in_pieces_that_does_not_end(self) -> None:
-        """What came of it counts, in whatever frames."""
+        """Received bytes count, in whatever frames they came."""
         a, _ = await self.pair()
         self.one.switch._max_unfinished = 3_000_000
         first = True
@@ -146,7 +148,7 @@ class SessionTests(SocketPairCase):
 
     @asynchronous
     async def test_a_message_that_does_not_end(self) -> None:
-        """After a time, or when there is too much of such, the session with most goes."""
+        """After some time, or when such messages use too much memory, the session with the largest one is ended."""
         a, b = await self.pair()
         self.one.switch._max_unfinished = 3_000_000
         head = b"\x82\xff" + (10_000_000).to_bytes(8, "big") + b"mask"
@@ -165,7 +167,7 @@ class UsedTokenTests(SynchronousTestCase):
         return token.Token(Session(twin), 0, expires, b"%d" % number, b"signature")
 
     def test_floods_of_tokens_do_not_make_used_tokens_valid(self) -> None:
-        """Where there are too many, who has most loses the one used first."""
+        """When there are too many used tokens, the twin with most of them loses the oldest."""
         used = token.UsedTokens(10)
         self.assertTrue(used.first_use(self.parsed(1, 0), 0))
         for number in range(1000):

@@ -86,14 +86,13 @@ class SQLiteTests(SynchronousTestCase):
             self.assertEqual(self.successResultOf(self.queue.expired(200.0)), [])
 
     def test_messages_behind_undeletable_ones_are_read(self) -> None:
-        """What is behind it is found."""
         self.patch(self.queue, "_removals", Removals())
         self.queue._removals.add("1", self.ids[:4])
         self.patch(sqlite, "BATCH", 2)
         self.assertEqual(self.read(), [b"4"])
 
     def test_pending_deletions_are_done_at_close(self) -> None:
-        """What can be deleted by then is."""
+        """Deletions that failed are tried again at the end."""
         path = self.mktemp()
         queue = SQLiteQueue(path, self.clock)
         ids = [queue.append("1", b"x", 100.0) for _ in range(2)]

@@ -140,7 +140,7 @@ class PeerCase(RmbCase):
         return envelope.SerializeToString()
 
     async def inject(self, peer: RmbPeer, data: bytes) -> None:
-        """As if a relay had sent it."""
+        """Deliver data as if a relay had sent it."""
         done: Deferred[None] = Deferred()
         peer.bus.received(data, lambda taken: done.callback(None))
         await done
@@ -199,7 +199,7 @@ class ExchangeTests(PeerCase):
 
     @asynchronous
     async def test_E3_several_destinations(self) -> None:
-        """Two, one of them at another relay."""
+        """Two destinations, one of them at another relay."""
         relay, other = await self.named_relay(), await self.named_relay()
         for name in "ABC":
             self.twin(name, None)
@@ -211,7 +211,7 @@ class ExchangeTests(PeerCase):
 
     @asynchronous
     async def test_E4_twin_not_found(self) -> None:
-        """One error, code 103, without a source; the other destination answers."""
+        """The client gets one error with code 103, without a source; the other destination answers."""
         relay = await self.named_relay()
         self.twin("A", None)
         _, a = await self.peer("A", relay)
@@ -241,7 +241,7 @@ class ExchangeTests(PeerCase):
 
     @asynchronous
     async def test_E6_unauthorized_keys_are_answered_with_104(self) -> None:
-        """Another key than the registry's: code 104, signed, to the one that it says it is of."""
+        """The key differs from the registry's: the answer has code 104, is signed, and goes to the claimed sender."""
         relay = await self.named_relay()
         self.twin("A", relay.domain), self.twin("B", None)
         peer, _ = await self.peer("B", relay)
@@ -298,7 +298,7 @@ class ExchangeTests(PeerCase):
 
 
 class DistrustTests(PeerCase):
-    """What a peer does not believe, whoever carries it."""
+    """Messages that a peer refuses, whoever delivers them."""
 
     async def pair(self, **options: Any) -> None:
         self.one = await self.named_relay()
@@ -394,7 +394,7 @@ class DistrustTests(PeerCase):
 
     @asynchronous
     async def test_a_registry_that_is_away(self) -> None:
-        """What came of a twin that nobody knows yet waits for it, and is not lost."""
+        """Messages of an unknown twin wait for the registry and are not lost."""
         await self.pair()
         get = self.registry.get
         self.patch(self.registry, "get", lambda number: fail(RegistryUnavailable("away")))
@@ -407,7 +407,7 @@ class DistrustTests(PeerCase):
 
     @asynchronous
     async def test_a_redis_that_is_full(self) -> None:
-        """What it does not take now it is given again; nothing is lost."""
+        """Messages that Redis refuses are written again later; none is lost."""
         await self.pair()
         # only a database of its own may be full
         calls: list[str] = []
@@ -425,7 +425,7 @@ class DistrustTests(PeerCase):
 
     @asynchronous
     async def test_commands_without_end(self) -> None:
-        """Each makes a list: of one twin there are so many in an hour."""
+        """Each command creates a list, so the number of commands of a twin per hour is limited."""
         self.patch(peer_service, "MAX_COMMANDS", 3)
         await self.pair()
         for number in range(3):
@@ -461,7 +461,9 @@ class DistrustTests(PeerCase):
 
     @asynchronous
     async def test_a_client_of_the_reference_beside_a_peer(self) -> None:
-        """Another program of the peer's own twin, which signs without borders, works both ways with defaults."""
+        """Another program of the peer's own twin signs the shorter challenge of the reference; both directions work
+        with defaults.
+        """
         await self.pair()
         self.twin("C", self.one.domain)
         caller = self.client("C", self.one, session="caller")
@@ -591,7 +593,7 @@ class ListTests(PeerCase):
 
 
 class LocalSideTests(PeerCase):
-    """What local programs write, and what they are told."""
+    """Messages of local programs, and answers to them."""
 
     @asynchronous
     async def test_local_messages_match_the_vectors(self) -> None:
@@ -680,7 +682,7 @@ class LocalSideTests(PeerCase):
 
     @asynchronous
     async def test_a_peer_waits_for_confirmations_before_it_ends(self) -> None:
-        """What its relay confirms a moment later is not sent a second time by the next process."""
+        """Messages that the relay confirms a moment later are not sent again by the next process."""
         relay = await self.named_relay()
         self.twin("A", None), self.twin("B", relay.domain)
         b = await self.raw("B", relay)
@@ -743,7 +745,7 @@ class LocalSideTests(PeerCase):
 
 
 def _opened(case: PeerCase, envelope: Envelope) -> bytes:
-    """What the twin's key reads of a payload."""
+    """Return a payload, decrypted with the twin's key."""
     if envelope.WhichOneof("payload") == "plain":
         return bytes(envelope.plain)
     encryption = encryption_of(SECRETS["B"])

@@ -49,7 +49,7 @@ class LocalTests(SynchronousTestCase):
 
     @given(st.sampled_from(sorted({*REQUEST, *RESPONSE})), JSON)
     def test_random_members_raise_only_local_error(self, name: str, value: Any) -> None:
-        """One member is anything: a message, or LocalError."""
+        """One member has a random value: parsing gives a message or raises LocalError."""
         for parse, good in ((parse_request, REQUEST), (parse_response, RESPONSE)):
             try:
                 parse(json.dumps({**good, name: value}).encode())
@@ -91,7 +91,6 @@ class SealTests(SynchronousTestCase):
         return self.seal.close(envelope, b"payload", self.twin, Session(1), NOW)
 
     def test_sealed_messages_are_opened(self) -> None:
-        """It is opened."""
         self.assertEqual(b"payload", self.open(self.good()).payload)
 
     @given(st.integers(0, 2**16), st.integers(1, 255))

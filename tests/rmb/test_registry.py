@@ -35,7 +35,7 @@ def statement(identity: Identity = A, counter: int = 1, **fields: Any) -> Twin:
 
 
 class Behaviour:
-    """What every registry does; the case says which."""
+    """Behaviour that all registries share; the test case provides the registry."""
 
     registry: Any
 
@@ -64,7 +64,7 @@ class Behaviour:
 
     @asynchronous
     async def test_twins_are_changed_by_their_owner(self: Any) -> None:
-        """By its owner, with a higher counter; both fields are replaced, the id stays."""
+        """The new statement has a higher counter; both fields are replaced, and the id stays."""
         await self.make()
         await self.registry.put(statement(relay="r", pk=b"x"))
         changed = await self.registry.put(statement(counter=7, relay="s"))
@@ -113,7 +113,7 @@ class TableTests(Behaviour, TestCase):
 
     @asynchronous
     async def test_changes_are_listed_by_number(self) -> None:
-        """By number; who is ahead begins at the end."""
+        """A reader whose number is too high begins at the end."""
         await self.make()
         await self.registry.put(statement())
         await self.registry.put(statement(B))
@@ -124,7 +124,6 @@ class TableTests(Behaviour, TestCase):
         self.assertEqual(([], 3), self.registry.changes(50))
 
     def test_a_missing_database_is_one_line(self) -> None:
-        """One line."""
         path = Path(self.mktemp())
         path.write_text("no database" * 100)
         error = self.assertRaises(RegistryUnavailable, TableRegistry, str(path))
@@ -139,7 +138,7 @@ class FileTests(Behaviour, TestCase):
 
     @asynchronous
     async def test_edits_of_the_file_are_read(self) -> None:
-        """What an operator writes into the file is there; what is damaged is said to be."""
+        """Edits of an operator take effect; a damaged file is reported."""
         await self.make()
         entry = {"id": 5, "account": A.address, "relay": "http://127.0.0.1:8080"}
         self.path.write_text(json.dumps({"twins": [entry]}))
@@ -247,7 +246,7 @@ class HTTPTests(Behaviour, TestCase):
 
     @asynchronous
     async def test_random_bytes_are_never_a_5xx(self) -> None:
-        """As statements, and in paths: never a 5xx."""
+        """The random bytes are sent as statements and in paths."""
         import random
 
         await self.make()
@@ -263,7 +262,7 @@ class HTTPTests(Behaviour, TestCase):
 
 
 class Counting:
-    """In place of a registry: counts questions, and answers when it is told to."""
+    """Replacement of a registry, which counts queries and answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked: list[Deferred[Twin]] = []
@@ -292,7 +291,7 @@ class CacheTests(SynchronousTestCase):
         return twin
 
     def test_twins_are_cached_for_five_minutes(self) -> None:
-        """For five minutes; then asked again."""
+        """After five minutes the registry is asked again."""
         twin = self.known()
         self.assertEqual(twin, self.successResultOf(self.cache.get(1)))
         self.assertEqual(twin, self.cache.get_cached(1))
@@ -303,7 +302,7 @@ class CacheTests(SynchronousTestCase):
         self.assertEqual(2, len(self.behind.asked))
 
     def test_concurrent_lookups_share_a_query(self) -> None:
-        """Many ask, one question."""
+        """Many look-ups need a single query."""
         waiting = [self.cache.get(1) for _ in range(10)]
         self.assertEqual(1, len(self.behind.asked))
         self.behind.asked[0].callback(replace(statement(), id=1))
@@ -327,7 +326,7 @@ class CacheTests(SynchronousTestCase):
         self.assertEqual(3, len(self.behind.asked))
 
     def test_stale_entries_are_served_while_the_registry_is_down(self) -> None:
-        """What is known is served, and who knows nothing is told that nobody knows."""
+        """A look-up that is not in the cache fails with an error about the registry."""
         twin = self.known()
         self.clock.advance(cache.TTL + 1)
         got = self.cache.get(1)
@@ -375,7 +374,7 @@ class NamesTests(SynchronousTestCase):
             self.assertRaises(ValueError, relay_of_websocket, url)
 
     def test_registry_descriptions_are_parsed(self) -> None:
-        """What --registry may say."""
+        """Values of --registry."""
         for text in ("", "x", "file:", "ftp://x", "http://", "tfchain:"):
             self.assertRaises(RegistryUnavailable, open_registry, text, Clock())
         self.assertIsInstance(open_registry(f"file:{self.mktemp()}", Clock()), FileRegistry)

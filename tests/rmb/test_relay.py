@@ -51,11 +51,11 @@ class _Pair(RmbCase):
 
 
 class PairCase(_Pair, MemoryCase):
-    """In memory."""
+    """Two sessions in memory."""
 
 
 class SocketPairCase(_Pair):
-    """On real TCP, for what is about sockets and what HTTP makes of them."""
+    """Two sessions on real TCP, for tests of sockets and HTTP."""
 
 
 class MessageTests(PairCase):
@@ -190,7 +190,7 @@ class FloodTests(SocketPairCase):
 
     @asynchronous
     async def test_a_reader_that_pauses(self) -> None:
-        """It reads nothing until everything is with the queue and its sender is held: nothing of it is lost."""
+        """All messages go to the queue, and their sender is held; no message is lost."""
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
         b.answers_pings = False
         for count in range(1000):
@@ -206,7 +206,7 @@ class FloodTests(SocketPairCase):
 
     @asynchronous
     async def test_a_receiver_that_confirms_nothing_counts_as_absent(self) -> None:
-        """After a minute it counts as one that is away: its sender goes on, and the queue's limit holds."""
+        """After a minute the sender is released, and the queue's limit holds."""
         self.patch(periodic, "STALLED_AFTER", 1.0)
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
         c_twin = self.twin("C", self.one.domain)
@@ -235,7 +235,7 @@ class FloodTests(SocketPairCase):
 
     @asynchronous
     async def test_a_connection_lost_in_a_flood(self) -> None:
-        """What waited goes to the queue, and comes on the next connection; in order, some of it a second time."""
+        """Waiting messages go to the queue and arrive on the next connection, in order, some of them a second time."""
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=2000))
         for count in range(800):
             a.send(a.envelope(b.session, uid=str(count)), self.now())
@@ -303,7 +303,9 @@ class DurableTests(PairCase):
 
     @asynchronous
     async def test_clients_that_log_pings_get_few(self) -> None:
-        """At most one in 50 ms under load, one a second for a few, none when all is confirmed."""
+        """At most one ping in 50 ms is sent under load, one a second for a few messages, and none when all are
+        confirmed.
+        """
         self.one = await self.named_relay()
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         b, a = await self.other("B", asks=False), await self.raw("A", self.one)
@@ -341,7 +343,7 @@ class SessionTests(PairCase):
 
     @asynchronous
     async def test_A2_no_ghosts(self) -> None:
-        """What is no envelope, or text, ends the connection, and the session is gone at once."""
+        """An invalid envelope or text ends the connection, and the session is gone at once."""
         for spoil in (lambda raw: raw.socket.send(b"\xff\xff"), lambda raw: raw.socket.sendMessage(b"text", False)):
             a, b = await self.pair()
             spoil(b)
@@ -359,7 +361,7 @@ class SessionTests(PairCase):
 
     @asynchronous
     async def test_A3_queued_in_order_at_once(self) -> None:
-        """What came for an absent session is there, in order, within 100 ms of its connecting."""
+        """Messages for an absent session arrive in order within 100 ms of its connection."""
         a, _ = await self.pair()
         c = Session(self.twin("C", self.one.domain))
         for number in range(500):
@@ -493,7 +495,9 @@ class SessionTests(PairCase):
 
     @asynchronous
     async def test_a_stopping_relay_waits_for_confirmations(self) -> None:
-        """For two seconds at most; a client of the reference is pinged at once. Nothing of it comes a second time."""
+        """The relay waits at most two seconds, and pings a client of the reference at once. No message arrives a
+        second time.
+        """
         path = self.mktemp()
         a, b = await self.pair(queue=f"sqlite:{path}")
         b.answers_pings = False
@@ -527,7 +531,7 @@ class SessionTests(PairCase):
 
 
 class HostileTests(SocketPairCase):
-    """What one twin may not do to a relay, or to others."""
+    """Attacks of a twin on a relay, or on other twins."""
 
     @asynchronous
     async def test_absurd_fields_are_refused(self) -> None:
@@ -576,7 +580,9 @@ class HostileTests(SocketPairCase):
 
     @asynchronous
     async def test_an_answer_while_the_registry_is_away(self) -> None:
-        """To a twin that nobody knows yet: not lost without a word; its sender connects and sends again."""
+        """The answer is for a twin that is not in the cache: its sender is told by the end of the connection, and
+        sends the answer again.
+        """
         a, _ = await self.pair()
         c = self.twin("C", self.one.domain)
         self.patch(lookups, "LOOKUP_PATIENCE", 0.3)
@@ -624,11 +630,11 @@ class Lines(Protocol):
 
 
 class SocketTests(SocketPairCase):
-    """What is rare on a socket, and left to autobahn."""
+    """Rare cases of sockets that the autobahn library handles."""
 
     @asynchronous
     async def test_a_message_in_pieces(self) -> None:
-        """And a whole one behind it."""
+        """A whole message follows the pieces."""
         a, b = await self.pair()
         for _ in range(2):
             envelope = a.envelope(b.session, payload=b"in pieces" * 1000)
@@ -652,7 +658,7 @@ class SocketTests(SocketPairCase):
 
     @asynchronous
     async def test_bytes_behind_a_malformed_frame_are_ignored(self) -> None:
-        """It is not looked at, frame by frame: two bytes could be one, and a read has thirty thousand times two."""
+        """The bytes are not parsed as frames, because a read could contain thirty thousand frames of two bytes."""
         a, _ = await self.pair()
         looked: list[int] = []
         before = WebSocketServerProtocol._dataReceived
@@ -669,7 +675,7 @@ class SocketTests(SocketPairCase):
 
     @asynchronous
     async def test_unsent_data_of_an_ended_session_is_freed(self) -> None:
-        """It is in its queue, and not in memory until a collection comes by."""
+        """The data is in the queue; its memory is freed without the garbage collector."""
         a, _ = await self.pair()
         server = self.one.switch.sessions[a.session].socket
         assert server is not None
@@ -889,7 +895,9 @@ class HTTPTests(SocketPairCase):
 
     @asynchronous
     async def test_a_twin_with_most_sessions_gives_a_place(self) -> None:
-        """One twin filled a relay, and nobody else came in.  What is on its way to a session keeps it."""
+        """Otherwise a twin could fill a relay and lock others out.  Messages on their way to a session protect the
+        session.
+        """
         a, _ = await self.pair(max_sessions=7)
         crowd = [await self.raw("A", self.one, f"crowd {number}") for number in range(5)]
         self.one.switch.sessions[crowd[-1].session].lookups = 1  # a message of it is on its way
@@ -937,7 +945,7 @@ class HTTPTests(SocketPairCase):
         raw.transport.loseConnection()
 
         def post() -> int:
-            """One that sends all of it before it looks for an answer, as most do."""
+            """Send a whole request before reading the answer, as most clients do."""
             connection = HTTPConnection(self.host, self.one.port)
             with closing(connection):
                 connection.request("POST", "/", bytes(wire.MAX_MESSAGE + 1))
@@ -947,7 +955,7 @@ class HTTPTests(SocketPairCase):
 
     @asynchronous
     async def test_random_bytes_leave_the_relay_running(self) -> None:
-        """On the port, after the upgrade, as frames: the relay goes on."""
+        """The random bytes are sent to the port, after the upgrade, and as frames."""
         import random
 
         rng = random.Random(5)

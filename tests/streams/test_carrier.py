@@ -1,4 +1,4 @@
-"""What a stream keeps while transports come and go, beside what every stream does (tests.net.streams.test_stream)."""
+"""State of a stream while its transports change; tests.net.streams.test_stream has the behaviour of every stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Program(Protocol):
 
 
 class Table:
-    """Of streams that have no transport."""
+    """Table of streams that have no transport."""
 
     def __init__(self) -> None:
         self.over: list[int] = []
@@ -55,7 +55,7 @@ class ClientStreamTests(SynchronousTestCase):
         return end
 
     def test_a_deadline_to_write_while_nothing_carries_the_stream(self) -> None:
-        """What stands for the transport says that there is something, so that the stream is not closed meanwhile."""
+        """The placeholder of the transport reports unsent data, so that the stream is not closed meanwhile."""
         end = self.secured()
         nowhere = NoCarrier(Table(), self.stream)
         self.assertEqual(nowhere.in_flight(), 1)
@@ -85,7 +85,9 @@ class ClientStreamTests(SynchronousTestCase):
             self.assertEqual(self.carrier.closed, [CloseReason.TIMEOUT if secure else CloseReason.UNSPECIFIED])
 
     def test_the_placeholder_of_a_transport_refuses_data(self) -> None:
-        """It names the server that carried the stream last, takes nothing, and tells the table of the end."""
+        """The placeholder names the server that carried the stream last, accepts no data, and reports the end to the
+        table.
+        """
         self.secured()
         table = Table()
         first = NoCarrier(table, self.stream)

@@ -58,7 +58,7 @@ class Core:
 
 
 class Session:
-    """One connection, which carries one stream."""
+    """Session with one stream."""
 
     server: PubKey = SERVER.public
     writable = True
@@ -210,7 +210,7 @@ class FamilyTests(SynchronousTestCase):
         self.end()
 
     def end(self) -> None:
-        """Nothing stays behind."""
+        """Assert that nothing is left of the streams."""
         for stream in self.ends:
             stream.abortConnection()
         for streams in self.streams:

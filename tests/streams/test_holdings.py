@@ -1,4 +1,4 @@
-"""What a client holds for its peers: limits of streams that stand still, and who yields."""
+"""Memory of a client for its peers: limits of stalled streams, and the streams that are ended first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class WindowTests(SecureCase):
         mine.transport.abortConnection()
 
     def test_the_sender_limit_grows_as_fast_as_the_receiver_window(self) -> None:
-        """As fast as the receiver's grows, so does the sender's."""
         mine, theirs = self.open()
         mine.transport.write(bytes(8 << 20))
         self.network.settle()
@@ -103,7 +102,7 @@ class SwallowedTests(SecureCase):
         self.assertEqual(sent, [])
 
     def test_an_idle_limit_is_of_the_application(self) -> None:
-        """What is asked and answered below it does not count."""
+        """Requests and answers below the application do not count."""
         mine, _ = self.open()
         mine.transport.setIdleTimeout(2.5 * PROBE_AFTER)
         self.silence(2 * PROBE_AFTER)
@@ -185,7 +184,7 @@ class AccountTests(SecureCase):
         self.network.settle()
 
     def test_over_and_not_read(self) -> None:
-        """What an application has not read of a stream that is over is seen, and can be given."""
+        """Unread data of an ended stream is counted, and can be dropped."""
         mine, theirs = self.open()
         theirs.transport.pauseProducing()
         mine.transport.write(bytes(100_000))
@@ -213,7 +212,7 @@ class AccountTests(SecureCase):
         self.assertIsNotNone(theirs.lost)
 
     def test_acknowledged_parts_of_writes_are_released(self) -> None:
-        """Of a long write nothing is kept that is acknowledged; short ones are not kept one by one."""
+        """Acknowledged parts of a long write are freed; short writes are not kept separately."""
         mine, theirs = self.open()
         theirs.transport.pauseProducing()
         mine.transport.write(bytes(3_000_000))
@@ -325,7 +324,7 @@ class SpliceEndTests(TestCase):
 
 
 class _Transport(StringTransport):
-    """Of a stream that may be away."""
+    """Transport of a stream, which may be suspended."""
 
     away_since: float | None = None
     over = False

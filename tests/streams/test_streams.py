@@ -39,7 +39,7 @@ class Transport:
 
 
 class End:
-    """What the table asks of the end of a stream."""
+    """End of a stream, with the methods that the table calls."""
 
     def __init__(self, token: bytes | None, *, initiator: bool) -> None:
         self.token = token
@@ -66,7 +66,7 @@ class End:
 
 
 class Stream:
-    """One stream."""
+    """Stream with the methods that the table calls."""
 
     def __init__(self, number: int = 1, peer: Any = B, *, initiator: bool = True, token: bool = True) -> None:
         self.end: Any = End(number.to_bytes(16, "big") if token else None, initiator=initiator)
@@ -126,7 +126,7 @@ class StreamsCase(SynchronousTestCase):
 
 
 class LossTests(StreamsCase):
-    """Its transport is gone."""
+    """The transport of a stream is lost."""
 
     def test_the_opener_searches_another_transport(self) -> None:
         one, other = self.add(1), self.add(2, initiator=False)
@@ -150,7 +150,9 @@ class LossTests(StreamsCase):
         self.assert_empty()
 
     def test_streams_without_resumption_end_with_their_transport(self) -> None:
-        """It has no token, the client does not, the reason is final, or one of the ends wants no other."""
+        """The stream has no token, or the client has none, or the reason is final, or one of the ends refuses another
+        transport.
+        """
         for number, (options, timeout, reason, final, told) in enumerate(
             (
                 ({"token": False}, 120.0, 0, False, CloseReason.PEER_DISCONNECTED),
@@ -213,7 +215,7 @@ class StandingTests(StreamsCase):
         self.assertEqual((stream.has_ended, stream.reasons), (False, []))
 
     def test_a_reason_of_none_is_no_clean_end(self) -> None:
-        """But where the remote says it, and nobody else could."""
+        """The reason 0 is a clean end only if the remote says so, which no server can."""
         for number, (final, told) in enumerate(((False, CloseReason.PEER_DISCONNECTED), (True, 0))):
             stream = self.add(number)
             self.table.lost(stream, CloseReason.STALLED, final=False)
@@ -224,7 +226,7 @@ class StandingTests(StreamsCase):
 
 
 class SearchTests(StreamsCase):
-    """What comes of looking for another way."""
+    """Results of the search for another transport."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -237,7 +239,7 @@ class SearchTests(StreamsCase):
         self.assertEqual(len(self.searches), 1)
 
     def test_a_refused_resume_ends_the_stream_with_its_reason(self) -> None:
-        """With what it said; 0 is a clean end when it said so itself, and none from a server."""
+        """The reason is the remote's; 0 is a clean end if the remote says it, and no clean end if a server does."""
         for final, told in ((True, 0), (False, CloseReason.PEER_DISCONNECTED)):
             refused = TransportRefused(CloseReason.UNSPECIFIED, "over")
             refused.reason, refused.final = 0, final
@@ -255,7 +257,7 @@ class SearchTests(StreamsCase):
         self.assert_empty()
 
     def test_a_failed_search_is_repeated_after_a_loss(self) -> None:
-        """It looked for a better way, and meanwhile there is none at all."""
+        """The search was for a better transport, and meanwhile the transport was lost."""
         self.searching.callback(None)
         self.assertEqual(len(self.searches), 2)
         self.table.note_resumed(self.stream)
@@ -296,7 +298,7 @@ class SearchTests(StreamsCase):
 
 
 class EndedTests(StreamsCase):
-    """Of streams that are over it is known for a while how."""
+    """The reasons of ended streams are kept for a while."""
 
     def resume(self, stream: Any, generation: int = 1) -> Resume:
         return Resume(stream.end.token, generation, 0, bytes(32))
@@ -369,7 +371,7 @@ class RoomTests(StreamsCase):
 
 
 class WatchTests(StreamsCase):
-    """What stands still."""
+    """Streams that have stalled."""
 
     def look(self, seconds: float) -> None:
         for _ in range(round(seconds / STALL_CHECK)):
@@ -459,7 +461,7 @@ class PauseTests(StreamsCase):
 
 
 class OptionTests(StreamsCase):
-    """What the table is made with."""
+    """Options of the table."""
 
     def test_each_table_can_have_its_own_budget(self) -> None:
         budget = Budget(5)

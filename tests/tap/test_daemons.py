@@ -64,7 +64,7 @@ class DaemonTests(TestCase):
 
     @asynchronous
     async def test_hangup_ends_no_entity(self) -> None:
-        """What rotates logs sends it to all."""
+        """Programs that rotate logs send SIGHUP to all entities."""
         said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")
         self.assertEqual(status, 0, said)
         pid = int((self.directory / "pid").read_text())
@@ -116,7 +116,7 @@ class DaemonTests(TestCase):
 
     @asynchronous
     async def test_a_log_that_cannot_be_opened_anew(self) -> None:
-        """It goes on as it was: an entity without a log could not say why."""
+        """The log continues in the old file: an entity without a log could not report the error."""
         said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")
         self.assertEqual(status, 0, said)
         pid = int((self.directory / "pid").read_text())

@@ -28,7 +28,7 @@ KEY = SecKey.from_seed(b"collector").public.hex()
 
 
 class DescriptorTests(SynchronousTestCase):
-    """How many connections a process may have."""
+    """Limit of the connections of a process."""
 
     def test_no_limit_is_not_the_smallest(self) -> None:
         """RLIM_INFINITY is a negative number."""

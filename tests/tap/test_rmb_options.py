@@ -74,7 +74,6 @@ class RelayOptionsTests(SynchronousTestCase):
         self.assertEqual(said.getvalue(), 2 * f"dmsg {version('dmsg')}\n")
 
     def test_relay_defaults_need_only_a_registry(self) -> None:
-        """Without anything but a registry."""
         settings = parse(rmb_relay, URL).settings()
         self.assertEqual(
             (["tcp:8080"], "sqlite:rmb-relay.sqlite", None), (settings.listen, settings.queue, settings.limit)
@@ -95,7 +94,7 @@ class RelayOptionsTests(SynchronousTestCase):
         self.assertTrue(parse(rmb_relay, URL, "--durable").settings().durable)
 
     def test_mistakes(self) -> None:
-        """One line each."""
+        """Each mistake is reported in one line."""
         for arguments in (
             (),
             ("--registry=",),
@@ -122,7 +121,7 @@ class RelayOptionsTests(SynchronousTestCase):
 
 
 class PeerOptionsTests(SynchronousTestCase):
-    """Of the peer; its secret is in no argument."""
+    """Options of the peer, whose secret is never an argument."""
 
     def setUp(self) -> None:
         self.key = str(Path(self.mktemp()))
@@ -130,7 +129,6 @@ class PeerOptionsTests(SynchronousTestCase):
         self.good = (URL, "--relay=ws://127.0.0.1:1", f"--key-file={self.key}")
 
     def test_the_command_line_overrides_the_file(self) -> None:
-        """What the file says; what the command line says."""
         settings = parse(rmb_peer, *self.good, "--relay=wss://r.example", "--no-update").settings()
         self.assertEqual(("ed25519", False, False), (settings.key_type, settings.update, settings.strict))
         self.assertEqual(["ws://127.0.0.1:1", "wss://r.example"], list(settings.relays))
@@ -142,7 +140,9 @@ class PeerOptionsTests(SynchronousTestCase):
         self.assertEqual("0x" + "22" * 32, parse(rmb_peer, *self.good[:2]).settings().secret)
 
     def test_mistakes(self) -> None:
-        """One line each; words on the command line are not taken, and not repeated."""
+        """Each mistake is reported in one line; other words on the command line are refused and not repeated in the
+        message.
+        """
         Path(self.key + ".open").write_text("0x" + "11" * 32)
         Path(self.key + ".empty").touch(0o600)
         uploads = f"--uploads={self.key}"
@@ -186,7 +186,7 @@ class RegistryOptionsTests(SynchronousTestCase):
 
 
 class ProcessTests(TestCase):
-    """What a person sees who starts one that cannot start."""
+    """Output for a person who starts a process that cannot start."""
 
     timeout = 60
 

@@ -34,7 +34,7 @@ Other:
 
 
 class UsageTests(SynchronousTestCase):
-    """By plain calls."""
+    """Usage texts, produced directly."""
 
     def test_usage_has_groups_defaults_and_units(self) -> None:
         self.assertEqual(usage_of("Serves. Example: twistd serve --listen 81", ROWS, 80), SHOWN)
@@ -51,7 +51,9 @@ class UsageTests(SynchronousTestCase):
             self.assertIn("Example:\n  twistd -n ", usage)
 
     def test_option_help_is_a_sentence(self) -> None:
-        """Each begins with a capital letter and ends without a stop, which the usage adds; few have no group."""
+        """Each help text begins with a capital letter and ends without a full stop, which the usage adds; few options
+        have no group.
+        """
         for plugin in PLUGINS.values():
             for row in plugin.rows:
                 self.assertRegex(row.help, r"^([A-Z]|sqlite).*[^.]$", row.name)

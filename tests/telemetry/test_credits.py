@@ -53,7 +53,7 @@ class CreditCase(SynchronousTestCase):
 
 
 class RuleTests(CreditCase):
-    """What counts."""
+    """Receipts that count."""
 
     def test_the_smaller_word_of_each_direction_counts(self) -> None:
         self.file(
@@ -98,7 +98,7 @@ class RuleTests(CreditCase):
 
 
 class EnemyTests(CreditCase):
-    """What somebody may try."""
+    """Attacks with receipts."""
 
     def test_repeated_receipts_and_files_count_once(self) -> None:
         lines = [line(one) for one in both(1, 100, 50)]
@@ -135,7 +135,7 @@ class EnemyTests(CreditCase):
         self.assertEqual(body_of(self.credits()), before)
 
     def test_a_server_cannot_hand_in_receipts_of_another(self) -> None:
-        """Not for itself, nor to move them to another day."""
+        """The receipt counts neither for the server itself nor on another day."""
         self.file(*(line(one, server=OTHER) for one in both(1, 100, 0)))
         found = self.credits()
         self.assertEqual(found.servers, {})

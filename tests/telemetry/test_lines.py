@@ -26,7 +26,7 @@ class UnpackedTests(SynchronousTestCase):
 
     @given(MEMBERS)
     def test_members_behind_each_other(self, sizes: list[int]) -> None:
-        """At the end of a long member zlib says that there is still something of it."""
+        """At the end of a long member, zlib reports that more output follows."""
         packed = b"".join(gzip.compress(LINE * lines, 1) for lines in sizes)
         pieces = list(islice(unpack_gzip(io.BytesIO(packed)), MOST))
         self.assertEqual(b"".join(pieces), LINE * sum(sizes))

@@ -112,7 +112,7 @@ class VerifyTests(SynchronousTestCase):
 
     @given(st.one_of(st.binary(max_size=100), st.text().map(lambda text: json.dumps({"type": text}).encode())))
     def test_other_lines_are_stored_as_text(self, line: bytes) -> None:
-        """No reader, however forgiving, takes them for an event."""
+        """No reader, however tolerant, takes the stored text for an event."""
         written, believed, why = check_line(line, NAMES)
         self.assertEqual((believed, why), (None, ""))
         self.assertEqual(json.loads(written.removeprefix(b"not read: ")), line[:200].decode(errors="replace"))

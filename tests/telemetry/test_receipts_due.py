@@ -1,4 +1,4 @@
-"""Which receipts a server takes."""
+"""Receipts that a server accepts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def key(secret: SecKey) -> bytes:
 
 
 class ReceiptsDueTests(SynchronousTestCase):
-    """By plain calls."""
+    """The table of due receipts, called directly."""
 
     def setUp(self) -> None:
         self.owed = ReceiptsDue(key(SERVER), -DUE_FOR)
 
     def check(self, payload: bytes, by: bytes, now: float = 0.0) -> ReceiptVerdict:
-        """As it says."""
+        """Check a receipt with the table."""
         return self.owed.check(payload, by, now)
 
     def carry(self, transport: bytes = TRANSPORT) -> None:
@@ -44,7 +44,9 @@ class ReceiptsDueTests(SynchronousTestCase):
         self.assertEqual(len(self.owed), 0)
 
     def test_receipts_that_are_not_due_are_refused(self) -> None:
-        """Of no transport, by no end of it, for another server, handed in by somebody else, badly signed."""
+        """Cases: of an unknown transport, by a client that is not an end, for another server, handed in by another
+        client, badly signed.
+        """
         self.carry()
         good = RECEIPT.sign(A)
         for data, by in (
@@ -71,7 +73,7 @@ class ReceiptsDueTests(SynchronousTestCase):
         self.assertEqual(len(self.owed), 0)
 
     def test_the_number_of_due_receipts_is_bounded(self) -> None:
-        """Those of open transports stay, however many others begin."""
+        """Receipts of open transports stay due, however many transports end."""
         self.patch(owed_module, "MAX_DUE", 3)
         self.carry()
         for number in range(10):
@@ -86,7 +88,7 @@ class ReceiptsDueTests(SynchronousTestCase):
 
 
 class FormerTests(SynchronousTestCase):
-    """After its start a server takes receipts of what it had carried before it was killed."""
+    """After its start a server accepts receipts of transports that it carried before it was killed."""
 
     def setUp(self) -> None:
         self.owed = ReceiptsDue(key(SERVER), 100.0)

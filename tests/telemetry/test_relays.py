@@ -1,4 +1,4 @@
-"""What a relay tells of itself, for a relay of no family that there is: only the interface is asked for."""
+"""Events and counts of a relay, tested with the interface alone, without any family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVER, ONE, TWO = (bytes(SecKey.from_seed(name).public) for name in (b"server",
 
 @dataclass
 class Direction:
-    """One direction of a transport whose frames have no headers."""
+    """Direction of a transport whose frames have no headers."""
 
     frames: int = 0
     acks: int = 0

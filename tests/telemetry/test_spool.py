@@ -33,7 +33,7 @@ SECRET = bytes(32)
 
 
 def rows(directory: Path) -> list[dict[str, Any]]:
-    """All events of sealed files, in order."""
+    """Return all events of sealed files, in order."""
     found = []
     for path in sorted(directory.glob("*.jsonl.gz")):
         found += [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
@@ -59,7 +59,7 @@ class SpoolCase(SynchronousTestCase):
 
 
 class RecorderTests(SpoolCase):
-    """From record() to a sealed file."""
+    """Events from record() to a sealed file."""
 
     def test_recorded_events_are_in_the_file(self) -> None:
         recorder = self.recorder()
@@ -192,7 +192,7 @@ class RecorderTests(SpoolCase):
         self.assertEqual([row["type"] for row in rows(self.directory)], ["stop", "stop", "stop", "segment_end"])
 
     def test_a_deleted_open_file_is_replaced(self) -> None:
-        """Somebody has cleared the directory: what could not be sealed is no more."""
+        """A user has emptied the directory: events that were not sealed are lost."""
         recorder = self.recorder()
         full = mock.patch("dmsg.telemetry.spool.os.fsync", side_effect=OSError(28, "No space left on device"))
         with full, mock.patch("dmsg.telemetry.spool.UNSEALED_LIMIT", 1):
@@ -232,7 +232,7 @@ class RecorderTests(SpoolCase):
         self.assertEqual(recorder.spool.removed, 10 - len(kept))
 
     def test_so_many_of_the_oldest(self) -> None:
-        """As few as are needed, by the time of the files."""
+        """As few files as necessary are removed, the oldest first."""
         recorder = self.recorder(limit=10**6)
         for number in range(5):
             recorder.record("session_open", {"peer": bytes([2, number] * 16 + [1])})
@@ -250,7 +250,7 @@ class RecorderTests(SpoolCase):
         self.assertEqual(recorder.spool.removed, 2)
 
     def test_events_are_written_to_disk_immediately(self) -> None:
-        """What a killed process had written is there; and the file is sealed when its time is over, not before."""
+        """Events that a killed process had written are kept. The file is sealed after its time, not before."""
         recorder = self.recorder(rotate_seconds=100)
         self.now = 50.0
         recorder.record("stop", {})
@@ -272,7 +272,7 @@ class RecorderTests(SpoolCase):
         self.assertEqual(len(list(self.directory.glob("*.gz"))), 1)
 
     def test_receipts_push_no_events_out(self) -> None:
-        """Each kind has its own room."""
+        """Events and receipts have separate limits."""
         events = self.recorder(limit=100_000)
         events.record("stop", {})
         events.flush(last=True)
@@ -287,7 +287,7 @@ class RecorderTests(SpoolCase):
 
 
 class RecoverTests(SpoolCase):
-    """What a killed process leaves behind."""
+    """Recovery of the files of a killed process."""
 
     def leave(self, data: bytes, name: str = ".events-aa-000001.open") -> Path:
         path = self.directory / name
@@ -316,7 +316,7 @@ class RecoverTests(SpoolCase):
         self.assertEqual(gzip.decompress(path.read_bytes()), b"hello\nworld\n")
 
     def test_parts_of_the_dead_are_removed(self) -> None:
-        """Those of a process that lives, or whose file is still to be sealed, are not."""
+        """Files of a running process, and files that are still to be sealed, stay."""
         dead = self.directory / ".events-dead-000001.jsonl.gz.part"
         alive = self.directory / ".events-aa-000001.jsonl.gz.part"
         for path in (dead, alive):
@@ -366,7 +366,7 @@ class RecoverTests(SpoolCase):
         self.assertEqual(len(found), 3)
 
     def test_kill_9_while_writing(self) -> None:
-        """All lines that were flushed are there, after the next start."""
+        """The next start finds all lines that were flushed."""
         script = (
             "import sys; from pathlib import Path\n"
             "from dmsg.telemetry.recorder import Recorder\n"
@@ -441,7 +441,9 @@ class TelemetryTests(SpoolCase):
         clock.pump([1] * seconds)
 
     def test_servers_of_one_operator(self) -> None:
-        """They name a client alike, and say so; discoveries keep names of their own."""
+        """The servers give a client the same pseudonym, and say so in their events; discoveries use pseudonyms of
+        their own.
+        """
         secret = self.directory / "fleet"
         secret.write_bytes(bytes(range(32)))
         secret.chmod(0o600)

@@ -22,7 +22,7 @@ EVENTS, RECEIPTS = "events-*.jsonl.gz", "receipts-*.jsonl.gz"
 
 
 class ListingTests(SynchronousTestCase):
-    """What is in a spool, and what is left out of it."""
+    """Files that a listing returns, and files that it leaves out."""
 
     def setUp(self) -> None:
         self.root = Path(tempfile.mkdtemp())

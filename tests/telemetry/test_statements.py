@@ -133,7 +133,7 @@ class StatementTests(SynchronousTestCase):
 
 
 class MadeTests(CreditCase):
-    """From files."""
+    """Statements made from files."""
 
     def test_the_same_receipts_make_the_same_bytes(self) -> None:
         self.file(*map(line, both(1, 100, 5)))

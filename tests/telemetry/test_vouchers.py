@@ -17,7 +17,7 @@ SERVER = SecKey.from_seed(b"server")
 
 
 class VoucherTests(SynchronousTestCase):
-    """In a directory of events."""
+    """Vouchers in a directory of events."""
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())

@@ -161,7 +161,7 @@ class LabTests(SynchronousTestCase):
         self.assertIsNotNone(accepting.built[0].lost)
 
     def test_a_stream_that_is_given_up_while_discovery_is_asked(self) -> None:
-        """Nothing is looked for any more: no server is dialled, and no timer is left, for what is over."""
+        """The search for the ended stream stops: no server is dialled, and no timer is left."""
         for stopping in (True, False):
             lab = Lab(8)
             lab.add_servers(2)
@@ -329,7 +329,7 @@ class LabTests(SynchronousTestCase):
         lab.stop()
 
     def test_discovery_away_and_names_known(self) -> None:
-        """Who was reached before is reached while discovery is down."""
+        """Clients that were reached before are reached while discovery is down."""
         lab = Lab(5)
         lab.add_servers(1)
         alice, bob = lab.add_client("alice"), lab.add_client("bob")
@@ -346,7 +346,7 @@ class LabTests(SynchronousTestCase):
         lab.clients.clear()
 
     def test_a_server_that_hangs_is_found_out(self) -> None:
-        """It is there, and does nothing: PINGs are not answered, streams move."""
+        """The server accepts connections and does nothing: PINGs are not answered, and streams move."""
         lab = Lab(6)
         lab.add_servers(2)
         alice, bob = lab.add_client("alice"), lab.add_client("bob")
@@ -361,7 +361,7 @@ class LabTests(SynchronousTestCase):
 
 
 class PolicyTests(SynchronousTestCase):
-    """Who speaks securely with whom; a client with encryption off stands for one of 2019."""
+    """Encryption policies of two clients; a client with encryption off takes the part of a client of 2019."""
 
     def setUp(self) -> None:
         self.lab = Lab(20)

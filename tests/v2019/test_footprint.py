@@ -1,4 +1,4 @@
-"""What a client keeps for streams that wait, and that nothing is left of those that are over."""
+"""Memory of a client for waiting streams; ended streams leave nothing."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class WaitingTests(ResumeCase):
         self.assertEqual(pairs[0][0].data, b"later")
 
     def test_incoming_streams_that_do_not_resume_end_first(self) -> None:
-        """Those that others opened; the end that looks for a way looks on."""
+        """The streams were opened by others; the end that searches for a transport continues its search."""
         self.patch(streams_module, "CROWD", 5)
         self.patch(streams_module, "CROWD_TIME", 10.0)
         pairs = [self.open() for _ in range(8)]

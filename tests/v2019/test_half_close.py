@@ -23,7 +23,7 @@ from tests.v2019.test_streams import ResumeCase
 
 
 def able_pair(tags: bool = True) -> tuple[SecureEnd, SecureEnd]:
-    """Both ends of a stream that may be half-closed, attached."""
+    """Return both attached ends of a stream that may be half-closed."""
     one, two = pair(tags=tags)
     one.half_close = two.half_close = True
     return one, two
@@ -83,7 +83,9 @@ class EndTests(SecureCase):
             self.assertEqual(caught.exception.reason, CloseReason.BAD_FRAME)
 
     def test_an_end_that_was_given_out_is_not_taken_back(self) -> None:
-        """It came over the old transport when the next one was agreed on; over that one come data in its place."""
+        """The end of the data came over the old transport while the next one was agreed on; data comes in its place
+        over the new one.
+        """
         for data in (b"", b"x and more"):
             one, two = able_pair()
             one.token = two.token = bytes(16)
@@ -208,7 +210,7 @@ class HalfCloseTests(HalfCase):
             self.assertEqual((one.data, one.told[-1]), (b"answer", ConnectionDone))
 
     def test_the_other_end_is_older(self) -> None:
-        """Its hello does not say that it understands: the stream is closed whole, and nobody calls that a good end."""
+        """The older end's hello does not announce half-close: the whole stream is closed, which is no clean end."""
         answer = Hello.__init__
 
         def older(hello: Hello, *arguments: Any, half_close: bool = False, **options: Any) -> None:

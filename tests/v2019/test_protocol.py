@@ -52,7 +52,7 @@ class NetworkCase(SynchronousTestCase):
 
 
 class TransportTests(NetworkCase):
-    """What an application sees."""
+    """Transports as an application uses them."""
 
     def test_bytes_both_ways(self) -> None:
         one, two = self.open()
@@ -157,7 +157,7 @@ class TransportTests(NetworkCase):
 
 
 class EndTests(NetworkCase):
-    """How a transport ends."""
+    """Ends of a transport."""
 
     def test_lose_connection_delivers_written_data(self) -> None:
         one, two = self.open()
@@ -451,7 +451,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertEqual([link.ended_for is None for link in links], [True, True, False, False, False])
 
     def test_of_many_places_alike(self) -> None:
-        """Somebody who has said something sensible keeps his place before all who have not, wherever they are."""
+        """A client that has sent a valid request keeps its place before all others, at whatever address."""
         factory = self.network.factory
         slow = factory.buildProtocol(IPv4Address("TCP", "198.51.100.7", 1))
         slow.makeConnection(StringTransport())

@@ -1,4 +1,4 @@
-"""What others provoke from a client is not counted against it: they pay, or it is free."""
+"""Frames that others provoke from a client do not count against the client: the others are charged, or nobody."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class AnswerTests(ProvokedCase):
         self.assertFalse(self.victim.police.ignores_refusals(self.now))
 
     def test_answers_that_come_too_late_are_free(self) -> None:
-        """Each REQUEST is taken back at once; the victim accepts and closes all the same."""
+        """Each REQUEST is cancelled at once; the victim accepts and closes nevertheless."""
         for turn in range(400):
             self.now += 0.05
             peer = self.enemies[turn % 20]
@@ -128,7 +128,7 @@ class AnswerTests(ProvokedCase):
         self.assertEqual(self.relay.drops[DropReason.DESTINATION_RATE], 0)
 
     def test_closing_all_at_once_is_free(self) -> None:
-        """As when a server leaves, and every stream goes elsewhere."""
+        """For instance, a server leaves, and every stream moves to another one."""
         self.relay.limits = Limits(request_rate=0)
         ids = [self.accepted(self.enemies[number % 20], 2 * number) for number in range(6000)]
         self.relay.limits = Limits()
@@ -167,7 +167,7 @@ class AnswerTests(ProvokedCase):
         self.assertEqual(self.ports[enemy].take()[0], Frame(CLOSE, 2, bytes((CloseReason.BAD_FRAME,))))
 
     def test_an_accept_is_passed_on_once(self) -> None:
-        """To whoever reads slowly: he cannot be ended by ACCEPTs of somebody he asked."""
+        """A slow reader cannot be ended by ACCEPTs of a client that it has asked."""
         enemy = self.enemies[0]
         self.relay.congest(self.victim)
         feed(self.relay, self.victim, Frame(REQUEST, 2, bytes(VICTIM) + bytes(enemy.key)))
@@ -209,7 +209,7 @@ class RateTests(SynchronousTestCase):
 
 
 class FloodTests(SynchronousTestCase):
-    """With links: who is ended."""
+    """Links that a flood ends."""
 
     def setUp(self) -> None:
         self.network = MemoryNetwork()

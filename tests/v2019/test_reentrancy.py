@@ -52,7 +52,7 @@ class StepCase(ResumeCase):
 
 
 class CallbackTests(StepCase):
-    """What happens inside a callback."""
+    """Calls within a callback."""
 
     def test_cancelling_others_when_the_link_is_lost(self) -> None:
         one, _ = self.open()
@@ -164,7 +164,7 @@ class CallbackTests(StepCase):
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
 
     def test_a_pull_producer_finishes_after_lose_connection(self) -> None:
-        """As over TCP."""
+        """TCP transports do so, too."""
         one, two = self.open()
 
         class Producer:
@@ -186,7 +186,7 @@ class CallbackTests(StepCase):
         self.assertTrue(two.lost.check(ConnectionDone))
 
     def test_a_push_producer_does_not_delay_the_close(self) -> None:
-        """As over TCP, where LineReceiver counts on it."""
+        """TCP transports do so, too, and LineReceiver relies on it."""
         one, two = self.open()
 
         class Producer:
@@ -295,7 +295,7 @@ class MomentTests(StepCase):
         self.assertEqual(two.data, b"0123456789" * 2000)
 
     def test_a_search_that_ends_just_after_the_transport_did(self) -> None:
-        """It was for a better way; now any way is wanted."""
+        """The search was for a better transport; now any transport is accepted."""
         one, two = self.open()
         self.streams["A"].migrate(one.transport)
         ((_, searching),) = self.wanted
@@ -308,7 +308,7 @@ class MomentTests(StepCase):
         self.assertEqual(two.data, b"there")
 
     def test_an_accepting_end_without_acks_prompts_the_opener(self) -> None:
-        """It cannot look for another way itself, and makes the end that opened do it."""
+        """The accepting end cannot search for another transport, and makes the opener do so."""
         one, two = self.open()
         silent: list[bool] = [True]
         relay = self.network.factory.relay

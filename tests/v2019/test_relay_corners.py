@@ -1,4 +1,4 @@
-"""What a relay answers and counts where nothing is as it should be, and what it tells its observer."""
+"""Answers and counts of a relay in unusual cases, and events for its observer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RequestTests(RelayCase):
     """REQUESTs of every length, and ids."""
 
     def test_requests_of_wrong_length_are_refused(self) -> None:
-        """Two keys, or two keys and a message that can be one."""
+        """A valid payload has two keys, or two keys and a handshake message."""
         keys = bytes(KEYS[0] + KEYS[1])
         good = {HANDSHAKE_PAYLOAD_SIZE} | {HANDSHAKE_PAYLOAD_SIZE + size for size in (MIN_MESSAGE, 200, MAX_MESSAGE)}
         sizes = good | {33, 65, 67, HANDSHAKE_PAYLOAD_SIZE + MIN_MESSAGE - 1, HANDSHAKE_PAYLOAD_SIZE + MAX_MESSAGE + 1}
@@ -58,7 +58,7 @@ class RequestTests(RelayCase):
 
 
 class CountTests(RelayCase):
-    """What is counted, and limits at their borders."""
+    """Counts, and limits at their boundaries."""
 
     def test_frames_of_changing_routes_are_counted(self) -> None:
         for target in (1, 2):
@@ -131,7 +131,7 @@ class CountTests(RelayCase):
         self.assertEqual([frame.id for frame in self.ports[1].take()], [there] * 3)
 
     def test_frames_before_the_accept(self) -> None:
-        """Each is counted as what it is."""
+        """Each frame is counted by its type."""
         feed(self.relay, self.peers[0], Frame(REQUEST, 2, bytes(KEYS[0] + KEYS[1])))
         fwd, ack = Frame(FWD, 2, b"\0\0data"), Frame(ACK, 2, b"\0\0")
         feed(self.relay, self.peers[0], fwd, ack, fwd)
@@ -147,7 +147,7 @@ class CountTests(RelayCase):
                 feed(self.relay, self.peers[0], Frame(PING, own_id, bytes(size)))
 
     def test_connections_without_frames_are_not_observed(self) -> None:
-        """Before the first frame nothing is counted, and no observer is told."""
+        """Before the first frame nothing is counted, and no observer is notified."""
         self.open(0, 1, 2)
         route, peer = self.peers[0].routes[2], self.peers[0]
         self.assertEqual((route.tick, self.relay.tick, Relay().steps), (0, 0, 0))
@@ -172,7 +172,7 @@ class CountTests(RelayCase):
 
 
 class StrangeFrameTests(RelayCase):
-    """Each is counted once."""
+    """Each unexpected frame is counted once."""
 
     def test_of_no_transport(self) -> None:
         for kind in (FWD, ACK, ACCEPT, CLOSE):
@@ -204,7 +204,7 @@ class SameKeyTests(RelayCase):
             port.address = "192.0.2.1"
 
     def ping(self, peer: Any, port: FakePort, instance: bytes = b"") -> list[Frame]:
-        """What it is told beside the PONG."""
+        """Send a PING; return the frames in addition to the PONG."""
         payload = b"n" * PING_NAME + instance
         feed(self.relay, peer, Frame(PING, 0, payload))
         *notices, pong = port.take()
@@ -289,7 +289,7 @@ class Watching:
 
 
 class ObserverTests(RelayCase):
-    """Who ended a transport, what went over it, whose ACCEPT counts."""
+    """Observations: the end that closed a transport, its bytes, and the ACCEPT that counts."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -343,7 +343,7 @@ class ObserverTests(RelayCase):
         self.assertEqual(self.relay.drops, {DropReason.BAD_RECEIPT: 1})
 
     def test_user_data_excludes_overhead(self) -> None:
-        """Without headers, sequences and ACKs."""
+        """Headers, sequences and ACKs do not count."""
         self.open(0, 1, 2)
         frames = [Frame(FWD, 2, b"\0\1" + b"x" * 50), Frame(ACK, 2, b"\0\1"), Frame(FWD, 2, b"\0\2" + b"x" * 30)]
         feed(self.relay, self.peers[0], *frames)

@@ -78,7 +78,7 @@ hellos = st.builds(
 
 
 class Carrier:
-    """What an end knows of its transport."""
+    """Transport of an end."""
 
     carrier: Any = None
     secure: Any = None
@@ -86,7 +86,7 @@ class Carrier:
 
 
 def pair(window: int = INITIAL_WINDOW, token: bytes | None = None, tags: bool = True) -> tuple[SecureEnd, SecureEnd]:
-    """Both ends of a stream, attached."""
+    """Return both attached ends of a stream."""
     proposal = Proposal(A, B.public, Hello(7, window, token), ephemeral=EPHEMERAL_A)
     offer = Offer(B, proposal.payload, ephemeral=EPHEMERAL_B)
     there, payload = offer.accept(Hello(0, window, token))
@@ -249,7 +249,7 @@ class EndTests(SynchronousTestCase):
                 self.assertEqual(one.open_ack(two.seal_ack()), (1, ["ticket"]))
 
     def test_a_large_frame_that_was_changed(self) -> None:
-        """Where it lies nothing of it is delivered, and the next one would not open either."""
+        """The frame is decrypted in place; no part of it is delivered, and the next frame fails as well."""
         one, two = pair()
         payload = bytearray(one.seal_data(bytes(MAX_SECURE_DATA), None))
         payload[100] ^= 1
@@ -403,7 +403,7 @@ def pair_result() -> Any:
 
 
 class StreamTests(SecureCase):
-    """What an application sees."""
+    """Streams as an application uses them."""
 
     def test_bytes_both_ways_and_addresses(self) -> None:
         one, two = self.open()
@@ -479,7 +479,7 @@ class StreamTests(SecureCase):
         self.assertEqual(error.reason, CloseReason.ENCRYPTION_REQUIRED)
 
     def test_a_server_of_2019_says_no(self) -> None:
-        """It refuses a long REQUEST and gives no reason."""
+        """The server refuses a long REQUEST without a reason."""
         opening = self.a.open(B.public, Accepting(), port=7, secure=True)
         (transport,) = self.a.core.transports.values()
         self.a.frames_received(*whole(Frame(CLOSE, transport.id, b"\0").encode()))
@@ -487,7 +487,7 @@ class StreamTests(SecureCase):
         self.assertIn("as those of 2019 do", str(error))
 
     def test_no_secret_or_payload_is_logged(self) -> None:
-        """Not at any level, and not when things go wrong."""
+        """The log is checked at all levels, also after errors."""
         marker = b"MARKER-not-for-the-log"
         events: list[str] = []
 
@@ -531,7 +531,7 @@ class LyingServerTests(SecureCase):
     """A server that changes what it relays ends the transport, with the right reason."""
 
     def lie(self, change: Any) -> int:
-        """One kind of lie; the reason with which the receiver's stream ended."""
+        """Change frames in one way; return the reason with which the receiver's stream ended."""
         one, two = self.open(resumable=False)
         done: list[bool] = []
 
@@ -588,7 +588,7 @@ class ReplayTests(SecureCase):
     """A server that says again what it has heard."""
 
     def test_a_replayed_request_opens_no_stream(self) -> None:
-        """It is answered, and no application hears of it: whoever sent it cannot confirm."""
+        """The request is answered, but the application is not notified, because the sender cannot confirm."""
         requests: list[bytes] = []
 
         def note(frames: list[Frame]) -> list[Frame]:
@@ -750,7 +750,7 @@ class PlainTests(SecureCase):
                 self.assertEqual(refused.reason, CloseReason.ENCRYPTION_REQUIRED)
 
     def test_so_many_are_looked_up_at_a_time(self) -> None:
-        """Each is a question to discovery, whoever asks and whether or not he waits for the answer."""
+        """Each look-up is a question to discovery, even if its result is no longer awaited."""
         from twisted.internet.defer import Deferred
 
         self.listeners[0] = Accepting()
@@ -816,7 +816,7 @@ class VectorTests(SynchronousTestCase):
     """``tests/vectors/secure_transport.json``, from which another implementation can be checked."""
 
     def test_secure_streams_match_the_vectors(self) -> None:
-        """They come out again, bit by bit, from the keys alone."""
+        """The frames of the vectors are computed again from the keys alone, and are equal."""
         for name, tags in (("secure_transport.json", False), ("secure_transport_tags.json", True)):
             recorded = json.loads((VECTORS / name).read_text())
             self.assertEqual(make_vectors(tags), recorded)

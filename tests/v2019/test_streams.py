@@ -54,7 +54,7 @@ class ResumeCase(SecureCase):
         self.network.settle()
 
     def _tried(self, result: Any, stream: Any, searching: Deferred[Any]) -> None:
-        """As the client does: on until the remote itself says no."""
+        """Continue as the client does: search again until the remote itself refuses."""
         if isinstance(result, Failure) and not getattr(result.value, "final", False):
             if not searching.called:
                 self.wanted.append((stream, searching))
@@ -62,7 +62,7 @@ class ResumeCase(SecureCase):
             searching.callback(result)
 
     def assert_empty(self) -> None:
-        """Nothing is left of any stream."""
+        """Assert that nothing is left of any stream."""
         for name in "AB":
             self.assertEqual(self.sessions[name].transports, 0)
             streams = self.streams[name]
@@ -71,7 +71,7 @@ class ResumeCase(SecureCase):
 
 
 class ResumeTests(ResumeCase):
-    """What was not acknowledged is sent again, and nothing twice."""
+    """Unacknowledged data is sent again, and no data arrives twice."""
 
     def test_a_stream_resumes_when_either_end_loses_its_server(self) -> None:
         one, two = self.open()
@@ -200,7 +200,7 @@ class ResumeTests(ResumeCase):
         self.assert_empty()
 
     def test_the_other_end_was_closed_meanwhile(self) -> None:
-        """It remembers, and says so to the end that asks."""
+        """The other end keeps the reason for a while and returns it."""
         for abort, kind in ((False, ConnectionDone), (True, StreamLost)):
             one, two = self.open()
             self.cut("A")
@@ -241,7 +241,7 @@ class ResumeTests(ResumeCase):
         self.assertEqual(two.data, b"on it goes")
 
     def test_moving_while_all_is_well(self) -> None:
-        """What is in flight on the old transport arrives over the new one, once."""
+        """Data in flight on the old transport arrives once, over the new one."""
         one, two = self.open()
         for turn in range(5):
             one.transport.write(b"%d" % turn * 100_000)

@@ -51,7 +51,7 @@ class _Client:
         return self.sent()
 
     def sent(self) -> list[Frame]:
-        """What it wants to send."""
+        """Return the frames that the core wants to send."""
         return self._frames.feed(self.core.data_to_send())
 
 
@@ -147,7 +147,7 @@ class ClientRuleTests(SynchronousTestCase):
             self.assertRaises(RemoteProtocolError, _Client("A").feed, *frames)
 
     def test_refused_requests_match_the_recording(self) -> None:
-        """As recorded, and a null initiator key, which the reference accepts, is refused too."""
+        """A null initiator key, which the reference accepts, is refused in addition."""
         client = _Client("A")
         client.feed(Frame(0, 0, b""))
         refused = self._frames("request_refused", "S->A")[1:]
@@ -264,7 +264,7 @@ class SessionTests(SynchronousTestCase):
 
     @staticmethod
     def _act(client: _Client, wanted: Frame) -> None:
-        """What the application did to cause a frame."""
+        """Do what the application did to cause a frame."""
         if wanted.type == REQUEST:
             client.core.request(KEYS["B"].public)
             return

@@ -1,4 +1,4 @@
-"""What a relay counts, and what clients sign."""
+"""Counts of a relay, and receipts of clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECURE_REQUEST = 66 + 33 + 128 + 16
 
 
 class Memory:
-    """In place of the recorder: keeps events."""
+    """Replacement of the recorder, which keeps events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -131,7 +131,7 @@ class RelayTelemetryTests(ObservedCase):
             self.assertEqual([event["by"] for event in self.memory.of("transport_close")], [by])
 
     def test_dropped_frames_do_not_count_as_delivered(self) -> None:
-        """What its receiver got is what was taken from the sender, but for the frames that the end came for."""
+        """Delivered bytes are the bytes taken from the sender, without the frames dropped at the end."""
         self.open(rest=bytes(SECURE_REQUEST - 66))
         self.relay.congest(self.peers[1])
         data = self.ports[1].data
@@ -146,7 +146,7 @@ class RelayTelemetryTests(ObservedCase):
         self.assertEqual(closed["total_ab"] - closed["dropped_ab"], got)
 
     def test_frames_queued_for_a_lost_receiver_are_shared_out(self) -> None:
-        """Each transport has its part of what did not leave; what was sent before the queue began is no part."""
+        """Each transport has its share of the unsent frames; frames sent before the queue began do not count."""
         own = 2, 4, 6
         for one in own:
             self.open(one)
@@ -165,7 +165,9 @@ class RelayTelemetryTests(ObservedCase):
         self.assertLess(abs(sum(dropped) - 2000), 20)
 
     def test_counts_without_congestion_never_exceed_the_carried_bytes(self) -> None:
-        """Without congestion nobody knows whose it was: no transport has more than it carried, nor all more than it."""
+        """Without congestion the owner of dropped frames is unknown: no transport has more than it carried, nor do all
+        together.
+        """
         self.open(2)
         self.open(4)
         feed(self.relay, self.peers[0], Frame(FWD, 2, bytes(2 + 100)), Frame(FWD, 4, bytes(2 + 60_000)))
@@ -255,7 +257,6 @@ class RelayTelemetryTests(ObservedCase):
         self.assertEqual({index: count for index, count in enumerate(closed["rtt"]) if count}, {10: 1, 20: 1})
 
     def test_malformed_receipts_are_counted_and_not_written(self) -> None:
-        """It is counted, and never written."""
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(198)))
         self.assertEqual((self.memory.of("receipt"), self.relay.drops[DropReason.BAD_RECEIPT]), ([], 1))
         self.relay.observer = None
@@ -346,7 +347,7 @@ class ReceiptTests(ReceiptCase):
 
 
 class LostConnectionTests(ReceiptCase):
-    """What nobody was there to take is handed in over the next connection."""
+    """Receipts that could not be handed in are sent over the next connection."""
 
     def carry(self) -> None:
         self.one, self.other = self.open()
@@ -373,7 +374,7 @@ class LostConnectionTests(ReceiptCase):
         self.assertEqual(len(self.memory.of("receipt")), 2)
 
     def test_receipts_are_kept_for_a_server_that_wants_them(self) -> None:
-        """As when a server comes back without telemetry, and later with it."""
+        """For instance, a server starts without telemetry, and later with it."""
         self.carry()
         self.cut("A")
         self.network.client(CLIENTS["A"], streams=self.streams["A"], receipts=False)
@@ -382,7 +383,7 @@ class LostConnectionTests(ReceiptCase):
 
 
 class UnwillingTests(ReceiptCase):
-    """Who was not asked, or does not want to, signs nothing."""
+    """A client that was not asked, or that does not want to, signs no receipt."""
 
     willing = False
 

@@ -21,7 +21,7 @@ A, B, C = (KEYS[name].public for name in "ABC")
 
 
 class TableTests(SynchronousTestCase):
-    """By plain calls."""
+    """The table of unconfirmed transports, called directly."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -88,7 +88,7 @@ class TableTests(SynchronousTestCase):
 
 
 class RoomTests(SecureCase):
-    """At a whole client, with a stranger who asks and never confirms."""
+    """A client, and a stranger that sends requests and never confirms them."""
 
     def ask_raw(self, raw: RawClient, key: SecKey, numbers: range) -> None:
         for number in numbers:
@@ -120,7 +120,7 @@ class RoomTests(SecureCase):
         self.assertEqual((self.b.core.incoming, len(self.b._incoming._unconfirmed)), (1, 0))
 
     def test_the_largest_initiator_yields_a_place(self) -> None:
-        """Who shows that he is who he says; what goes may go on over another server."""
+        """An initiator that has proved its key keeps its place; an evicted stream may resume over another server."""
         self.patch(client_module, "MAX_INCOMING", 2)
         raw = RawClient(KEYS["C"], SERVER_KEY.public)
         self.network.join(raw)
@@ -152,7 +152,7 @@ class RoomTests(SecureCase):
 
 
 class OneReadTests(SecureCase):
-    """What comes in one read with a REQUEST for which there is no place."""
+    """Frames in one read with a REQUEST for which there is no place."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -78,7 +78,7 @@ class OldServerCase(SecureCase):
 
 
 class UpgradeTests(OldServerCase):
-    """Between two of ours."""
+    """Upgrades between two clients of this package."""
 
     def test_an_upgraded_stream_carries_bytes_both_ways(self) -> None:
         seen: list[Frame] = []
@@ -146,7 +146,7 @@ class UpgradeTests(OldServerCase):
 
 
 class WhoMayTests(OldServerCase):
-    """Which plain REQUESTs are taken for upgrades."""
+    """Plain REQUESTs that are taken for upgrades."""
 
     def request(self) -> RawClient:
         """A plain REQUEST of A, by a program that does nothing more."""
@@ -179,7 +179,7 @@ class WhoMayTests(OldServerCase):
         self.assertEqual((frame.type, frame.payload), (CLOSE, bytes((CloseReason.ENCRYPTION_REQUIRED,))))
 
     def test_an_initiator_of_2019_with_a_stale_entry_gets_no_data(self) -> None:
-        """It sees a transport that opens and is closed; each frame is one that it acknowledges and gives to nobody."""
+        """The initiator sees a transport that opens and is closed; it acknowledges the frames and passes none on."""
         client = self.request()
         accept, *frames = client.take()
         self.assertEqual((accept.type, accept.payload), (ACCEPT, A.public + B.public))
@@ -256,7 +256,9 @@ class OldResponderTests(OldServerCase):
     """A program of 2019 whose entry has marks that dmsg left there."""
 
     def answer(self, *frames: Frame) -> tuple[Any, RawClient]:
-        """What A's request comes to when that program accepts it and sends ``frames``."""
+        """Send A's request to a program that accepts it and answers with ``frames``; return the result and that
+        program.
+        """
         client = RawClient(KEYS["C"], SERVER_KEY.public)
         self.network.join(client)
         self.network.settle()
@@ -295,7 +297,7 @@ class OldResponderTests(OldServerCase):
                 self.failureResultOf(opening)
 
     def test_an_old_responder_never_sends_the_preface_by_chance(self) -> None:
-        """Its sequences count up by one, so no program sends a preface by chance."""
+        """A program's sequences count up by one, so it never sends the preface by chance."""
         first = preface(A.public + KEYS["C"].public)[0]
         opening, client = self.answer(*(Frame(FWD, 0, (first + n & 0xFFFF).to_bytes(2, "big")) for n in range(4)))
         self.assert_told(opening, client)
@@ -390,7 +392,7 @@ class FrameTests(SynchronousTestCase):
 
 
 def _upgrading(initiator: bool) -> tuple[ClientConnection, ClientTransport]:
-    """One end of a transport that is being upgraded."""
+    """Return one end of a transport that is being upgraded."""
     core = ClientConnection(A.public, key=A)
     core.accepting = True
     feed(core, Frame(OK, 0, b""))

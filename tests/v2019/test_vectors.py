@@ -60,7 +60,7 @@ class _Peer:
 
     @cached_property
     def ciphers(self) -> tuple[RecordSealer, RecordOpener]:
-        """Of its end, once the handshake is done."""
+        """Return the sealer and opener of this end after the handshake."""
         return ciphers(self.handshake)
 
     def packet(self) -> bytes | None:
@@ -138,7 +138,7 @@ class Replay:
             self.silent()
 
     def silent(self) -> None:
-        """Nothing more was sent."""
+        """Assert that no more data was sent."""
         for name, peer in self.peers.items():
             self.test.assertIsNone(peer.packet(), name)
             self.test.assertEqual(peer.backlog, [], name)

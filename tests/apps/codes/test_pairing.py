@@ -21,7 +21,7 @@ BINDING = bytes(range(32))
 
 
 class End:
-    """One end with what it has said, and what became of it."""
+    """One end of a pairing, with its messages and its result."""
 
     def __init__(self, role: Role, key: SecKey, binding: bytes = BINDING) -> None:
         self.clock = Clock()

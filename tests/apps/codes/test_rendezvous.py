@@ -29,7 +29,7 @@ class RendezvousTests(SynchronousTestCase):
         self.warnings: list[str] = []
 
     def result_of(self, deferred: Any, seconds: float = 120.0) -> Any:
-        """What a Deferred fires with once the network has run for long enough; a failure as it is."""
+        """Return the result of a Deferred after the network has run for long enough; return a failure unchanged."""
         results: list[Any] = []
         deferred.addBoth(results.append)
         self.lab.network.run_until(lambda: results, seconds)

@@ -40,7 +40,7 @@ GUESS = Code(CODE.nameplate, ("guitar", "zoo", "zoo"))
 
 
 class Recorder(Protocol):
-    """What comes behind the code."""
+    """Protocol of the application that the code protects."""
 
     def __init__(self, says: bytes = b"") -> None:
         self.says = says
@@ -59,7 +59,7 @@ class Recorder(Protocol):
 
 
 def factory_of(protocol: Protocol) -> Any:
-    """Of one protocol that is there already."""
+    """Return a factory of an existing protocol."""
     factory = Factory.forProtocol(lambda: protocol)
     factory.noisy = False
     return factory
@@ -85,7 +85,7 @@ class CodeStreamCase(SynchronousTestCase):
         self.lab.network.run_until(done, seconds)
 
     def dial(self, client: Any, code: Code, to: Any = None) -> tuple[CodeEnd, list[Any]]:
-        """One run; what became of it."""
+        """Start a run of the code protocol; return its end and its results."""
         end = CodeEnd(self.clock, Role.RECEIVER, code)
         results: list[Any] = []
         end.agreed.addBoth(results.append)
@@ -94,7 +94,7 @@ class CodeStreamCase(SynchronousTestCase):
         return end, results
 
     def silent(self) -> Recorder:
-        """Somebody who connects and says nothing."""
+        """Connect a client that sends nothing."""
         recorder = Recorder()
         opening = self.eve.connect(self.alice.public_key, factory_of(recorder), port=PORT)
         opening.addErrback(lambda _: None)
@@ -121,7 +121,9 @@ class CodeStreamTests(CodeStreamCase):
         self.run_until(lambda: here.lost is not None and there.lost is not None)
 
     def test_five_wrong_guesses_use_up_the_code(self) -> None:
-        """Not the first one: a stranger who found the number would end anybody's code."""
+        """The first wrong guess does not use up the code: otherwise a stranger who found the number could end any
+        code.
+        """
         for left in range(TRIES - 1, 0, -1):
             _, guessed = self.dial(self.eve, GUESS)
             self.run_until(lambda guessed=guessed: guessed)
@@ -144,7 +146,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(self.results[0].peer, self.bob.public_key)
 
     def test_many_guesses_at_once_are_no_more(self) -> None:
-        """All of them have this end's message before the first is judged."""
+        """All runs have this end's message before the first guess is checked."""
         guesses = [self.dial(self.eve, GUESS)[1] for _ in range(AT_ONCE)]
         self.run_until(lambda: all(guesses))
         judged = [one for one in guesses if isinstance(one[0].value, WrongCode)]
@@ -242,7 +244,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(results[0].peer, self.alice.public_key)
 
     def test_streams_without_a_guess_do_not_use_up_a_code(self) -> None:
-        """There is a rate of runs, because each takes this end's time."""
+        """The rate of runs is limited, because each run takes this end's time."""
         clock = Clock()
         offer = CodeFactory(clock, CODE)
         results: list[Any] = []
@@ -292,7 +294,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual((self.results, self.told), ([], [TRIES - 1]))
 
     def test_data_behind_the_proof_is_held_within_a_limit(self) -> None:
-        """Behind rubbish, and behind the last word of the proof: nothing of it is kept without a limit."""
+        """Data behind an invalid message and behind the last message of the proof are both held only up to a limit."""
 
         class Transport(StringTransport):
             binding = bytes(32)
@@ -381,7 +383,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertIn("is it still good?", str(results[0].value))
 
     def test_a_plain_stream_is_refused_because_it_has_no_binding(self) -> None:
-        """It has no binding: nothing is said over it."""
+        """No message is sent over the stream."""
         end = CodeEnd(self.clock, Role.RECEIVER, CODE)
         results: list[Any] = []
         end.agreed.addBoth(results.append)

@@ -54,7 +54,7 @@ class TwinTests(CommandCase):
 
     @asynchronous
     async def test_mistakes_print_one_line_and_a_status(self) -> None:
-        """One line, and the status that says what kind of mistake it is."""
+        """The exit status tells the kind of mistake."""
         (self.directory / "open.twin").write_text("0x" + "11" * 32)
         good = f"--registry=file:{(self.directory / 'none.json').resolve()}"
         for arguments, words, expected in (
@@ -67,7 +67,7 @@ class TwinTests(CommandCase):
             self.assertIn(words, err.splitlines()[-1], arguments)
 
     def test_usage_mistakes_end_with_status_2(self) -> None:
-        """One line, status 2, before anything is done."""
+        """A usage mistake is reported before the command does anything."""
         good = "--registry=file:none.json"
         for command, arguments, words in (
             (twin, ("list",), "Missing option"),
@@ -88,7 +88,7 @@ class TwinTests(CommandCase):
 
 
 class CallTests(CommandCase):
-    """Over a relay and a registry on TCP."""
+    """Calls over a relay and a registry on TCP."""
 
     timeout = 120
 

@@ -73,7 +73,7 @@ class CodeCase(ToolCase):
 
 
 class SendingTests(CodeCase):
-    """From an empty machine: two commands."""
+    """Transfers by two commands, on a machine without any configuration."""
 
     @asynchronous
     async def test_files_and_a_directory_arrive(self) -> None:
@@ -129,7 +129,7 @@ class SendingTests(CodeCase):
 
     @asynchronous
     async def test_a_transfer_resumes_after_the_receiver_is_killed(self) -> None:
-        """What has arrived is not sent again, by another code."""
+        """Bytes that have arrived are not sent again, although the second transfer uses another code."""
         await self.network()
         film = self.directory / "film.mkv"
         film.write_bytes(os.urandom(1_000_000) * 150)
@@ -150,7 +150,7 @@ class SendingTests(CodeCase):
 
 
 class RefusingTests(CodeCase):
-    """What does not come to be is said at both ends."""
+    """Failures are reported at both ends."""
 
     @asynchronous
     async def test_a_wrong_code_fails_at_both_ends(self) -> None:
@@ -188,7 +188,7 @@ class RefusingTests(CodeCase):
 
     @asynchronous
     async def test_a_closed_or_full_output_fails_at_both_ends(self) -> None:
-        """Its reader has gone, or the disk is full: both ends hear of it at once."""
+        """The reader has closed the pipe, or the disk is full; both ends report the failure at once."""
         await self.network()
         full = os.open("/dev/full", os.O_WRONLY)
         self.addCleanup(os.close, full)
@@ -223,7 +223,7 @@ class RefusingTests(CodeCase):
 
     @asynchronous
     async def test_mistakes_print_one_line_before_any_connection(self) -> None:
-        """Each is one line, before anybody is asked."""
+        """Each mistake is reported in one line."""
         (self.directory / "a").write_bytes(b"a")
         away = ("-d", "http://127.0.0.1:1")
         for arguments, text in (
@@ -255,7 +255,7 @@ class RefusingTests(CodeCase):
 
 
 class PersonTests(CodeCase):
-    """At a terminal."""
+    """Transfers at a terminal."""
 
     @asynchronous
     async def test_the_receiver_asks_a_person_before_accepting(self) -> None:
@@ -386,7 +386,7 @@ class PairTests(CodeCase):
 
     @asynchronous
     async def test_pairing_without_a_key_file_uses_the_default_key(self) -> None:
-        """It is the key that `dmsg up` has, made at the first time, and there from then on."""
+        """The key is that of `dmsg up`; it is created at the first use and stays."""
         await self.network()
         code = ""
         commands = []

@@ -35,7 +35,7 @@ class URLTests(SynchronousTestCase):
 
     @given(st.text(st.characters(exclude_characters="/?#%\\", exclude_categories=["Cc", "Cs"]), min_size=1))
     def test_any_file_name_arrives_with_the_same_bytes(self, name: str) -> None:
-        """No form of an umlaut becomes another one."""
+        """Unicode normalisation changes no name, for instance with an umlaut."""
         path = urlsplit(http_url(f"dmsg://{KEY}/x{name}x")).path
         self.assertTrue(path.isascii())
         self.assertEqual(unquote_to_bytes(path), f"/x{name}x".encode())

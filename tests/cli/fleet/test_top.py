@@ -48,7 +48,7 @@ def seen(at: float, health: dict[str, object] | None = None, **numbers: float) -
 
 
 class NumbersTests(SynchronousTestCase):
-    """Two looks, and what is wrong."""
+    """Rates from two samples, and problems of entities."""
 
     def test_rates_are_the_growth_between_two_polls(self) -> None:
         before = seen(10.0, frames=100, bytes=1000, drops=5, quick=10, slow=10)
@@ -134,7 +134,7 @@ class TopTests(CommandCase):
 
     @asynchronous
     async def test_the_table_fits_the_terminal_and_restores_the_screen(self) -> None:
-        """It fits whatever the terminal is wide, and Ctrl-C ends it and leaves the screen as it was."""
+        """The table fits any width of the terminal; Ctrl-C ends the command and restores the screen."""
         urls = await self.network()
         for width in (40, 80, 160):
             text, status = await deferToThread(self.on_terminal, width, ["top", "--every", "0.5", *urls])

@@ -39,7 +39,7 @@ def free_ports() -> list[int]:
 
 
 class SettingsTests(SynchronousTestCase):
-    """What ``dmsg host`` starts, and whom it tells how to come."""
+    """Programs that ``dmsg host`` starts, and the text that tells others how to join."""
 
     def settings(self, address: str, **others: Any) -> HostSettings:
         return HostSettings(
@@ -197,7 +197,7 @@ class NetworkTests(HostCase):
 
     @asynchronous
     async def test_an_invitation_leads_to_no_other_network(self) -> None:
-        """Somebody else's discovery has the address of the one that the invitation names."""
+        """Another discovery has the address of the one in the invitation."""
         url = await self.start_discovery()
         ports = f"--discovery-port={url.rpartition(':')[2]}"
         arguments = ("--invitation", "--public-address=127.0.0.1", "--directory=other", ports)

@@ -64,7 +64,7 @@ class AnalyticsTests(CommandCase):
 
     @asynchronous
     async def test_a_java_failure_is_one_line_with_the_cause(self) -> None:
-        """What Java said of it is in the one line; the rest of its words is not."""
+        """The line has the cause from Java's output and no other part of the output."""
         if importlib.util.find_spec("pyspark") is None:
             raise SkipTest("Spark is not installed")
         home = self.directory.absolute() / "java"

@@ -12,7 +12,7 @@ from tests.telemetry.receipt_files import BEFORE, DAY, OPERATOR, OTHER, SERVER, 
 
 
 class StatementTests(CommandCase):
-    """Two servers; the statement of a day."""
+    """Statement of a day of two servers."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -1,4 +1,4 @@
-"""How much discovery may ask of others: addresses, and names."""
+"""Limits of discovery's requests to others: addresses and names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dmsg.discovery.checks.schedule import (
 
 
 class MayCheckTests(SynchronousTestCase):
-    """Nobody makes discovery ask what is beside it."""
+    """Discovery cannot be made to connect to addresses in its own network."""
 
     def test_private_networks_are_only_checked_for_posters_in_them(self) -> None:
         for address, poster, may in (
@@ -78,7 +78,7 @@ class NamesTests(SynchronousTestCase):
         receiver.resolutionComplete()
 
     def test_names_that_take_long_keep_few_threads(self) -> None:
-        """One that nobody waits for any more keeps its place: its thread is busy."""
+        """A look-up that was cancelled keeps its place, because its thread is still busy."""
         slow = [self.resolve(f"{number}.slow", "1.1.1.1") for number in range(50)]
         self.assertEqual(len(self.asked), RESOLVING_OF_PLACE)
         for one in slow[RESOLVING_OF_PLACE:]:

@@ -28,7 +28,7 @@ TTL = 120.0
 
 
 class ProofTests(TestCase):
-    """To real ports."""
+    """Proofs over real ports."""
 
     def looks(self, **options: Any) -> ServerChecks:
         return ServerChecks(reactor, SQLiteStore(":memory:"), lambda: 0.0, TTL, openings=OPENINGS, **options)
@@ -46,7 +46,7 @@ class ProofTests(TestCase):
 
     @asynchronous
     async def test_servers_of_each_family_prove_their_key(self) -> None:
-        """With what its servers say of themselves, and with nothing, as programs of 2019 do."""
+        """The entry may contain the server's own description, or nothing, as entries of 2019."""
         key, other = SecKey.from_seed(b"prover"), SecKey.from_seed(b"another")
         for kind, feature in ((Server, "relay1"), (MessagingServer, "messaging-seed")):
             server = self.start(kind, key)

@@ -50,7 +50,7 @@ def server(number: int, address: str = "8.8.8.8:1", sequence: int = 0, version: 
 
 
 class ServerChecksTests(SynchronousTestCase):
-    """With a clock, and a network that says who is there."""
+    """Checks with a test clock and a network that answers as the test decides."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -131,7 +131,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.listed(), 1)
 
     def test_a_server_that_does_not_prove_its_key_is_not_listed(self) -> None:
-        """Anybody can write somebody's address into an entry."""
+        """Anybody can write the address of another server into an entry."""
         self.proves = False
         self.post(server(1))
         self.post(server(2, "8.8.4.4:1", version="0.0.1+relay1"), refreshes=True)
@@ -156,7 +156,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
     def test_a_refreshing_server_is_checked_on_arrival_and_move(self) -> None:
-        """It is looked at when it comes, and when it moves; it stays listed through two looks in vain."""
+        """The server stays listed through two failed checks."""
         self.post(server(1, version="0.0.1+relay1"), refreshes=True)
         self.clock.advance(0.1)
         self.assertEqual((self.available(), len(self.reached)), (1, 1))
@@ -179,7 +179,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
     def test_a_quiet_one_with_an_old_mark(self) -> None:
-        """Another program left it: what counts is how the entry was posted."""
+        """Another program left the mark: only the way in which the entry was posted counts."""
         self.post(server(1, version="0.0.1+relay1"))
         self.advance(600.0)
         self.assertEqual(self.listed(), 1)
@@ -285,7 +285,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertLessEqual(len(silent), AT_ONCE_OF_PLACE)
 
     def test_a_check_of_a_former_address_is_ignored(self) -> None:
-        """It says nothing of where it is now."""
+        """The result says nothing about the new address."""
         looks: list[Deferred[Any]] = []
 
         def reach(host: str, port: int, opening: Any, *carrier: object) -> Deferred[Any]:
@@ -324,8 +324,9 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.listed(), 1)
 
     def test_thousands_of_silent_servers_do_not_delay_a_new_one(self) -> None:
-        """Some thousand entries from /64s of one /55, as somebody posted them: servers that take connections and say
-        nothing.  A new one is listed at once, one of 2019 that was listed stays so."""
+        """Some thousand entries from /64 networks of one /55, as in a real attack: the servers accept connections and
+        send nothing.  A new server is listed at once, and a listed server of 2019 stays listed.
+        """
         old = server(5000, "9.9.9.9:1")
         self.post(old, place="9.9.9.8")
         self.clock.advance(0.1)
@@ -399,7 +400,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.listed(), 1)
 
     def test_ports_of_one_address_are_few(self) -> None:
-        """Nobody has discovery look for open ones."""
+        """Discovery cannot be used to scan the ports of an address."""
         for number in range(50):
             self.post(server(number, f"8.8.8.8:{number + 1}"))
         self.advance(CHECK_INTERVAL)

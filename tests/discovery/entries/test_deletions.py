@@ -32,7 +32,7 @@ class DeletionTests(SynchronousTestCase):
         self.assertRaises(EntrySignatureError, decode_deletion, forged.to_json())
 
     def test_numbers_at_the_limits_of_their_types_are_signed_alike(self) -> None:
-        """As they are signed: unsigned 64 bits, and signed ones."""
+        """The signed numbers are unsigned or signed 64-bit integers."""
         for sequence, timestamp, good in (
             (0, -(2**63), True),
             (2**64 - 1, 2**63 - 1, True),

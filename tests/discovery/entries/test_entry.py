@@ -69,7 +69,7 @@ class VectorTests(SynchronousTestCase):
 
 
 class FormTests(SynchronousTestCase):
-    """What is signed, and with which port."""
+    """The signed form of an entry, and the port in it."""
 
     def _entry(self, port: str | None) -> Entry:
         return Entry("0.0.1", 0, 1, KEY.public.hex(), server=ServerMeta("h:1", 5, port)).sign(KEY)
@@ -80,7 +80,7 @@ class FormTests(SynchronousTestCase):
             self.assertEqual(decode_verified(entry.to_json()), entry)
 
     def test_port_signed_and_left_out(self) -> None:
-        """As disc.json has it: Go writes the empty string that was not given."""
+        """Go writes the absent text as an empty string, as disc.json shows."""
         entry = self._entry("")
         body = entry.to_json().replace(b'"port":"",', b"")
         self.assertEqual(decode_verified(body), entry)
@@ -150,7 +150,9 @@ class MalformedTests(SynchronousTestCase):
             self.assertRaises(EntryDecodeError, decode, body)
 
     def test_keys_that_are_no_curve_points_are_refused(self) -> None:
-        """Of an entry: its signature cannot be right.  Of a server in it: refused though signed."""
+        """The signature of an entry with such a key cannot be valid.  A server with such a key is refused although the
+        entry is signed.
+        """
         for key in ("02" + "ff" * 32, "02" + "00" * 31 + "05"):
             entry = Entry("0.0.1", 0, 1, key, ClientMeta(()), signature=KEY.sign(b"").hex())
             self.assertRaises(EntrySignatureError, decode_verified, entry.to_json())

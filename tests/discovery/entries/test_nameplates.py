@@ -33,10 +33,10 @@ ONE, TWO, THREE = (key.public.hex() for key in (KEY, OTHER, THIRD))
 
 
 class RuleTests(SynchronousTestCase):
-    """Without a store."""
+    """Rules that need no store."""
 
     def test_candidates_are_random_distinct_and_short_first(self) -> None:
-        """By chance, short ones first, each once, none out of range."""
+        """Candidates are random, distinct and in range; short ones come first."""
         numbers = candidates(Random(1))
         self.assertEqual(len(set(numbers)), len(numbers))
         self.assertEqual({len(str(one)) for one in numbers[:TRIED]}, {4})
@@ -46,7 +46,7 @@ class RuleTests(SynchronousTestCase):
         self.assertTrue(all(1 <= one <= LARGEST for one in numbers))
 
     def test_numbers_grow_when_many_are_in_use_or_guessed(self) -> None:
-        """Of numbers of one length one in twenty is in use at most; where somebody tries numbers, one in 2000."""
+        """At most one in twenty numbers of one length is in use; one in 2000 while somebody guesses numbers."""
         for in_use, attacked, digits in (
             (0, False, 4),
             (500, False, 4),

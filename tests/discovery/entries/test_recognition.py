@@ -27,7 +27,7 @@ SERVER_OF_TODAY = (
     b"4d3581dcabacb559df10366cac73507617e626c8806d23c4a0e3b33b1ba4a11d38f0d6b19a1e1e00"
     b'"}'
 )
-"""As version 1.3.28 posts it; the end of its signature is another one."""
+"""Entry of a server as version 1.3.28 posts it; the last bytes of the signature are changed."""
 SERVER_OF_2019 = (
     b'{"version":"0.0.1","sequence":0,"timestamp":1,"static":"","server":{"address":"h:1","port":"",'
     b'"available_connections":5},"signature":""}'
@@ -36,7 +36,7 @@ NOBODY = b'{"message":"%s","code":404}' % NO_SERVERS.encode()
 
 
 class RuleTests(SynchronousTestCase):
-    """By plain calls."""
+    """Rules called directly."""
 
     def test_a_list_of_servers_tells_the_kind_of_discovery(self) -> None:
         for status, body, expected in (
@@ -90,7 +90,7 @@ class Elsewhere(Resource):
 
 
 class LookupTests(SynchronousTestCase):
-    """One look, and one line that says what it is."""
+    """Each case has a single look-up, and one line that names the kind of discovery."""
 
     def lookup(self, there: Resource) -> Lookup:
         return Lookup(Clock(), "http://there", http=cast(Any, StubTreq(there)))
@@ -111,14 +111,14 @@ class LookupTests(SynchronousTestCase):
             self.assertEqual(len(there.asked), 10)
 
     def test_a_discovery_of_2019(self) -> None:
-        """It does not know the paths, and nobody knows that of an answer about one entry."""
+        """That discovery does not know the paths, and its answer about a single entry does not show its kind."""
         there = Elsewhere(dmsg_discovery_available_servers=(200, b"[]"))
         lookup = self.lookup(there)
         self.failureResultOf(lookup.entry(KEY.public), EntryNotFound)
         self.assertIn(GO_2019, str(self.failureResultOf(lookup.available_servers(), WrongDiscovery).value))
 
     def test_a_discovery_with_other_error_texts_is_recognised(self) -> None:
-        """It has the paths of the seed documents, and its 404 is no JSON: it is looked at once."""
+        """The discovery has the paths of the seed documents, but its 404 is no JSON. It is examined once."""
         there = Elsewhere(discovery_available_servers=(200, b"[]"))
         lookup = self.lookup(there)
         for _ in range(3):
@@ -136,7 +136,7 @@ class LookupTests(SynchronousTestCase):
         self.assertEqual(there.asked.count("/dmsg-discovery/available_servers"), 1)
 
     def test_a_foreign_discovery_is_no_final_error_while_another_is_away(self) -> None:
-        """Another may come back: that is worth waiting for."""
+        """The other discovery may return, so the client waits for it."""
         wrong = self.lookup(Elsewhere(dmsg_discovery_available_servers=(404, NOBODY)))
         away = self.lookup(Elsewhere())
         for ask in (

@@ -1,4 +1,4 @@
-"""Which entry may follow which, and what becomes of a server's checks."""
+"""Rules for an entry that replaces another, and for the checks of its server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SignedTests(SynchronousTestCase):
 
 
 class PostTests(SynchronousTestCase):
-    """One decision for every store."""
+    """The decision on a post, which all stores share."""
 
     def test_decisions_follow_the_table(self) -> None:
         deleted = PresentState(Head(3, time_order(5), deleted=True), "h:1", True)
@@ -113,7 +113,7 @@ class PostTests(SynchronousTestCase):
 
     @given(PRESENT, st.builds(entry, NUMBERS, TIMES, ADDRESSES), TERMS)
     def test_decisions_are_consistent_in_any_state(self, before: PresentState | None, new: Entry, terms: Terms) -> None:
-        """What holds whatever is there."""
+        """Properties that hold in every state."""
         there = None if before is None or before.head.deleted else before
         try:
             first = check_iteration(None if before is None else before.head, new)

@@ -28,7 +28,7 @@ class LookupTests(APICase):
     """The client of discovery against the service."""
 
     def test_a_proxy_or_a_head_that_fails_is_an_error_of_this_discovery(self) -> None:
-        """And not an unhandled error of whoever asks: others may be asked then."""
+        """The error is not unhandled, so that other discoveries can be asked."""
 
         class Fails:
             def request(self, *_: object, **__: object) -> Deferred[object]:
@@ -87,7 +87,7 @@ class LookupTests(APICase):
         self.assertEqual(asked, ["GET", "POST", "POST", "POST"])
 
     def test_an_entry_changed_elsewhere_is_read_again(self) -> None:
-        """Another program with this key, or a discovery that has forgotten everything: what is there is read again."""
+        """The entry was changed by another program with this key, or the discovery has lost all entries."""
         self.successResultOf(self.lookup.update(KEY, self.with_client))
         other = Lookup(self.clock, "http://discovery", http=self.http)
         self.successResultOf(other.update(KEY, lambda blank: replace(self.with_client(blank), version="0.0.1+other1")))
@@ -99,7 +99,7 @@ class LookupTests(APICase):
         self.assertEqual(asked, ["POST", "GET", "POST"] * 2)
 
     def test_an_update_that_loses_a_race_is_tried_again(self) -> None:
-        """Another writer of the same key came between GET and POST."""
+        """Another writer of the same key posted between GET and POST."""
         self.successResultOf(self.lookup.update(KEY, self.with_client))
         raced: list[Any] = []
 
@@ -129,7 +129,7 @@ class LookupTests(APICase):
         return posted.timestamp - now
 
     def test_a_clock_that_was_ahead_does_not_lock_out_an_owner(self) -> None:
-        """After a clean stop, whatever the clock was: a day, a year, and a server's as a client's."""
+        """After a regular stop, for a clock that was ahead by a day or a year, for a client and for a server."""
         log = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
         for half in ("client", "server"):
             ahead = self.life(1, half)
@@ -194,7 +194,7 @@ class LookupTests(APICase):
         self.assertTrue(forged)
 
     def test_the_newest_entry_of_several_discoveries_wins(self) -> None:
-        """One shows an older entry, one hangs: neither is believed before who has the newest."""
+        """One discovery has an older entry, another hangs: the client waits for the newest entry."""
         old, new = (Entry("0.0.1", number, 1 + number, KEY.public.hex(), ClientMeta(())).sign(KEY) for number in (0, 1))
 
         class Says(Lookup):
@@ -244,7 +244,9 @@ class LookupTests(APICase):
         self.assertEqual(self.successResultOf(listing), [second])
 
     def test_a_change_is_not_held_up(self) -> None:
-        """One discovery takes it and never answers: it is told the next change too, and the others do not wait."""
+        """One discovery accepts the change and never answers; it is sent the next change as well, and the others do
+        not wait.
+        """
 
         class Hangs(Lookup):
             def __init__(self, clock: Any) -> None:
@@ -282,7 +284,7 @@ class LookupTests(APICase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_a_question_that_is_let_go(self) -> None:
-        """Nobody waits for it any more, nobody will answer: what collects it raises nothing behind everybody's back."""
+        """The request was cancelled and is never answered: garbage collection reports no unhandled error."""
 
         class Silent:
             def request(self, *_: Any, **__: Any) -> Any:
@@ -296,7 +298,7 @@ class LookupTests(APICase):
             self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_writes_go_to_all_discoveries(self) -> None:
-        """One that is away does not matter; writes go to all."""
+        """An absent discovery does not matter."""
 
         class Away:
             def request(self, *_: Any, **__: Any) -> Any:

@@ -32,7 +32,7 @@ TOO_LONG = "entry validation error: entry is too long"
 
 
 class Fixed(Resource):
-    """One answer to everything."""
+    """Resource that always returns the same answer."""
 
     isLeaf = True
 
@@ -77,13 +77,13 @@ class APICase(SynchronousTestCase):
         return Entry(version, 0, 1, key.public.hex(), server=ServerMeta("h:1", free, None)).sign(key)
 
     def old_server_entry(self, name: bytes) -> Entry:
-        """As a program of 2019 signs it: its port is in the JSON."""
+        """Return an entry as a program of 2019 signs it: its port is in the JSON."""
         key = SecKey.from_seed(name)
         return Entry("0.0.1", 0, 1, key.public.hex(), server=ServerMeta("h:1", 1)).sign(key)
 
 
 class GoVectorTests(APICase):
-    """What the 2019 service answered its client, code and body."""
+    """Recorded answers of the 2019 service to its client: status and body."""
 
     def test_answers_match_the_2019_service(self) -> None:
         replayed = 0
@@ -188,7 +188,7 @@ class SeedPathTests(APICase):
         self.assertEqual(self.request("GET", f"/discovery/entries/{entry.static}")[0], 200)
 
     def test_a_reachable_server_of_2019_stays_listed(self) -> None:
-        """It posts once.  An old mark in its entry, left by another program, does not count."""
+        """The server posts once.  An old mark in its entry, left by another program, does not count."""
         for name, version in ((b"old", "0.0.1"), (b"marked", "0.0.1+relay1")):
             key = SecKey.from_seed(name)
             entry = Entry(version, 0, 1, key.public.hex(), server=ServerMeta("8.8.8.8:1", 1)).sign(key)
@@ -208,7 +208,7 @@ class SeedPathTests(APICase):
         self.assertEqual(self.message("GET", "/discovery/available_servers")[0], 404)
 
     def posted(self, path: str, entry: Entry) -> Terms:
-        """As the store is told."""
+        """Return the terms that the store receives for a posted entry."""
         told: list[Terms] = []
         post = self.store.post
 
@@ -221,7 +221,7 @@ class SeedPathTests(APICase):
         return told[0]
 
     def test_entries_live_as_long_as_their_owner_asks(self) -> None:
-        """By what their owners say, who are believed on the path of the seed document."""
+        """On the path of the seed document, the owner's own statement decides."""
         seed, old = "/discovery/entries", "/messaging-discovery/entry/"
         for number, (path, version, kind, lasts) in enumerate(
             (

@@ -19,7 +19,7 @@ from tests.discovery.store.support import server_entry
 
 
 class SweepTests(SynchronousTestCase):
-    """With a clock."""
+    """Expiry with a test clock."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -39,7 +39,7 @@ class SweepTests(SynchronousTestCase):
         self.successResultOf(self.store.post(server_entry(number), self.clock.seconds(), terms))
 
     def test_entries_expire_a_few_at_a_time(self) -> None:
-        """And not before clients could post again whose discovery was away."""
+        """Entries do not expire before clients whose discovery was absent could post them again."""
         for number in range(SLICE + 10):
             self.post(number, Terms(lasts=10.0))
         self.clock.advance(FIRST_SWEEP - 1)
@@ -50,7 +50,7 @@ class SweepTests(SynchronousTestCase):
         self.assertEqual((self.count(), self.dropped("ended")), (0, SLICE + 10))
 
     def test_entries_survive_a_step_of_the_clock(self) -> None:
-        """All entries look old where the store's clock jumped; their owners post them again."""
+        """After a step of the store's clock all entries look old; their owners post them again."""
         self.clock.advance(FIRST_SWEEP)
         self.post(1, Terms(lasts=10.0))
         self.sweep.postpone()
@@ -60,7 +60,9 @@ class SweepTests(SynchronousTestCase):
         self.assertEqual(self.count(), 0)
 
     def test_a_discovery_whose_store_has_the_systems_times(self) -> None:
-        """As one in Redis has, which other machines write to: a step forward drops nothing, one back keeps nobody."""
+        """A store in Redis uses the system's time, because other machines write to it: a step forward removes no
+        entry, and a step back keeps none too long.
+        """
         self.sweep.stop()
         discovery: Any = Discovery(cast(Any, self.clock), [], "memory:")
         running = discovery._running = discovery._make(self.store, self.clock.seconds, moves=True)

@@ -29,7 +29,7 @@ ONE, TWO, THREE = (key.public.hex() for key in (KEY, OTHER, THIRD))
 
 
 class AnswerTests(APICase):
-    """What discovery says, and what a program makes of it."""
+    """Answers of discovery, and their effect in a client program."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -54,7 +54,7 @@ class AnswerTests(APICase):
         self.run_(nameplate.release())
 
     def test_a_nameplate_lost_to_another_key_is_reported(self) -> None:
-        """Its discovery was away for longer than a nameplate lasts; somebody else has the number."""
+        """The discovery was absent for longer than the nameplate's lifetime, and another key has the number now."""
         nameplate = self.run_(claim(self.lookups, KEY))
         self.now = 2 * LASTS
         self.run_(self.as_coroutine(self.store.nameplates.claim(TWO, (nameplate.number,), "", 9, self.now, 1e9)))
@@ -91,7 +91,9 @@ class AnswerTests(APICase):
         self.assertEqual(self.request("POST", PATH, self.body(b"later"))[0], 200)
 
     def test_guesses_of_numbers_are_rate_limited(self) -> None:
-        """One address found every code of a discovery within a second.  Looks have a rate, whether they find or not."""
+        """Without the limit, one address could find every code within a second.  Successful and failed look-ups count
+        alike.
+        """
         codes = {self.run_(claim(self.lookups, SecKey.from_seed(b"code %d" % number))).number for number in range(13)}
         self.api.client_of = lambda request: "8.8.8.8"
         said = [self.request("GET", f"{PATH}/{number}")[0] for number in range(1000, 1100)]
@@ -150,7 +152,7 @@ class AnswerTests(APICase):
         self.assertEqual(self.message("GET", PATH)[0], 405)
 
     def test_a_wrong_answer_of_discovery_is_one_line(self) -> None:
-        """One line of what is wrong with its answer, and nothing else."""
+        """The error text is one line about the answer."""
         for answer in (b"[]", b"7", b"{}", b'{"static":"00"}', b"\xff", b"[" * 100_000):
             self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
             for asking in (claim(self.lookups, KEY), find(self.lookups, 7)):
@@ -161,7 +163,7 @@ class AnswerTests(APICase):
             self.assertIn("malformed", self.refused(claim(self.lookups, KEY)))
 
     def test_a_nameplate_with_an_invalid_key_is_an_error(self) -> None:
-        """It is the looker's business."""
+        """The client that looks up the nameplate reports the error."""
         status, body = self.request("POST", PATH, json.dumps({"static": "02" + "ff" * 32}).encode())
         self.assertEqual(status, 200)
         self.assertIn("not a point", self.refused(find(self.lookups, json.loads(body)["nameplate"])))

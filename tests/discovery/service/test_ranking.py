@@ -68,7 +68,7 @@ class SignatureTests(SynchronousTestCase):
 
 
 class FileTests(SynchronousTestCase):
-    """It is watched."""
+    """The ranking file is watched for changes."""
 
     def setUp(self) -> None:
         self.path = Path(self.mktemp())
@@ -109,7 +109,7 @@ class FileTests(SynchronousTestCase):
             self.assertLess(abs(first[body] / 3000 - share), 0.03)
 
     def test_unranked_servers_have_the_least_weight(self) -> None:
-        """Anybody can have many of them."""
+        """Anybody can start many unranked servers."""
         self.write(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))
         strangers = [json.dumps({"static": f"{number:066x}"}).encode() for number in range(500)]
         bodies = [json.dumps({"static": SERVERS[0]}).encode(), *strangers]

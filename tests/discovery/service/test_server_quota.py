@@ -1,4 +1,4 @@
-"""How many servers somebody may have."""
+"""Limit of servers for each place."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class QuotaTests(SynchronousTestCase):
         self.assertIsNone(self.post(2000, "2a00:1450:4002::1"))
 
     def test_posts_refused_by_the_store_do_not_count(self) -> None:
-        """Anybody can post somebody's public entry again."""
+        """Otherwise a stranger could use up the quota by posting a server's public entry again."""
         for number in range(OF_POSTER):
             self.post(number)
         self.assertIsNone(self.post(0, "9.9.9.9", taken=False))

@@ -79,7 +79,7 @@ class GateTests(APICase):
         return transports
 
     def test_clients_of_2019_behind_one_address_are_delayed_not_refused(self) -> None:
-        """They know no 429 and do not ask again."""
+        """Clients of 2019 do not know the status 429 and do not try again."""
         request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
         transports = self.connections(300, request, rate=50.0, burst=100.0)
         self.assertEqual(sum(b"200 OK" in transport.value() for transport in transports), 100)
@@ -89,7 +89,7 @@ class GateTests(APICase):
         self.assertEqual(self.gate._waiting_size, 0)
 
     def test_paths_below_the_2019_paths_are_delayed(self) -> None:
-        """Its service says 404 there, and a client that gets 429 does not know what that is."""
+        """The 2019 service answers 404 for these paths, and its clients do not know the status 429."""
         for root in ("messaging-discovery", "dmsg-discovery"):
             request = f"GET /{root}/nothing HTTP/1.1\r\nHost: x\r\n\r\n".encode()
             transports = self.connections(3, request, rate=1.0, burst=1.0)
@@ -120,7 +120,7 @@ class GateTests(APICase):
         self.gate.stop()
 
     def test_a_host_that_cannot_be_one(self) -> None:
-        """At once and delayed."""
+        """The host is refused at once, and also after a delay."""
         for path in ("/health", "/messaging-discovery/available_servers"):
             request = f"GET {path} HTTP/1.1\r\nHost: a..b\r\n\r\n".encode()
             transports = self.connections(3, request, rate=1.0, burst=1.0)

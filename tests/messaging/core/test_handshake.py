@@ -23,7 +23,7 @@ ZEROS = "00" * 65
 
 
 def pair(profile: Profile = Profile.SEED) -> tuple[JSONHandshake, JSONHandshake]:
-    """Both sides of a handshake."""
+    """Return both sides of a handshake."""
     return JSONHandshake(A, S.public, profile=profile), JSONHandshake(S, profile=profile)
 
 
@@ -72,7 +72,7 @@ class L_HandshakeTests(SynchronousTestCase):
         self.assertEqual(len(bytes.fromhex(frame["nonce"])), 16)
 
     def test_a_line_feed_may_arrive_separately(self) -> None:
-        """One follows a frame, and belongs to no other; a second one is white space."""
+        """One LF belongs to the frame before it; a second LF is white space."""
         for feeds in (b"", b"\n", b"\n\n"):
             initiator, responder = pair()
             for number in range(4):
@@ -95,7 +95,7 @@ class L_HandshakeTests(SynchronousTestCase):
         self.assertEqual(len(frames), 4)
 
     def test_quotes_that_are_escaped(self) -> None:
-        """In a member that nobody asked for, byte by byte and at once, with an object in it and without."""
+        """The quotes are in an unknown member, with an object in it or without, byte by byte and at once."""
         for more in ({"a": 'x"}{y\\'}, {"a": {"b": '\\"}]'}}):
             for step in (1, 4096):
                 responder = JSONHandshake(S)
@@ -310,7 +310,7 @@ class RecordedTests(SynchronousTestCase):
             "initiator: binary frame in the same segment as frame 4",
         }
     )
-    """All others are refused, by the seed's rules; the Go code took many of them, and ended at two."""
+    """All other variants are refused by the seed's rules; the Go code accepted many of them and crashed on two."""
 
     ended_the_process = {
         "initiator key with x >= p": b'{"version":"0.1","initiator":"02%s","responder":"%s","nonce":"%s"}\n'
@@ -402,7 +402,7 @@ class L_LinkTests(SynchronousTestCase):
         self.assertEqual(factory.relay.drops[DropReason.HANDSHAKE_TIMEOUT], 1)
 
     def test_L11_frames_behind_the_handshake(self) -> None:
-        """In the same segment, and behind an LF that comes by itself."""
+        """The frames are in the same segment, and behind an LF that arrives alone."""
         for profile in Profile:
             stray = encode_frame(profile, CLOSE_CHANNEL, b"\x2a")
             for pieces in ((b"\n" + stray,), (stray,), (b"\n", stray)):

@@ -110,7 +110,7 @@ class RelayCase(SynchronousTestCase):
 
 
 class CornerTests(RelayCase):
-    """What is counted once, and who is slow."""
+    """Events that are counted once, and slow receivers."""
 
     def test_a_link_that_is_ended_is_counted_once(self) -> None:
         peer = self.peer(0)
@@ -229,7 +229,7 @@ class ForwardingTests(RelayCase):
 
     @given(st.integers(0, 2**32), st.sampled_from(Profile), st.integers(1, 30))
     def test_sends_arrive_in_order(self, seed: int, profile: Profile, limit: int) -> None:
-        """In however many turns."""
+        """The result does not depend on the number of turns."""
         self.profile = profile
         self.setUp()
         random = Random(seed)
@@ -271,7 +271,7 @@ class SlowReaderTests(RelayCase):
         self.relay.congest(peer)
 
     def take(self, peer: RelayPeer) -> int:
-        """It takes all that was sent; how many bytes of Send came."""
+        """Take all data for a peer; return the number of bytes in Send frames."""
         port = self.ports[peer]
         port.waiting = 0
         self.relay.relieve(peer)
@@ -308,7 +308,7 @@ class SlowReaderTests(RelayCase):
         self.assertEqual(self.ports[b].take(), [(SEND, bytes((there,)) + piece) for piece in sent])
 
     def test_a_source_with_one_more_channel_is_held_too(self) -> None:
-        """And let go when its backlog is half of what held it."""
+        """The source is released when its backlog is half of the limit."""
         a, b, c = (self.peer(number) for number in range(3))
         self.channel(a, b, 0)
         self.channel(a, c, 1)
@@ -446,7 +446,7 @@ class AbandonedTests(RelayCase):
     profile = Profile.SKYWIRE
 
     def test_an_acceptor_of_go_stays_reachable(self) -> None:
-        """It gives an id back only at CloseChannel; and where it keeps one, others are tried before it."""
+        """The acceptor releases an id only at CloseChannel; where it keeps an id, other ids are tried first."""
         a, b = self.peer(0), self.peer(1)
         taken: set[int] = set()
         for _ in range(300):
@@ -536,7 +536,7 @@ class WrongProfileTests(SynchronousTestCase):
 
 
 class CountTests(RelayCase):
-    """What is said and counted where a frame does not fit, each once."""
+    """Frames that do not fit the state are counted once, and answered."""
 
     def counted(self, peer: RelayPeer, *frames: tuple[int, bytes]) -> dict[DropReason, int]:
         before = self.relay.drops.copy()
@@ -573,7 +573,7 @@ class CountTests(RelayCase):
         self.assertEqual(self.relay.strays, 3)
 
     def test_frames_of_a_read_that_ends_early(self) -> None:
-        """What is offered again is counted once."""
+        """Frames that are passed again are counted once."""
         a, b, c = (self.peer(number) for number in range(3))
         self.channel(a, b, 0), self.channel(a, c, 1)
         before = self.relay.frames, self.relay.frame_bytes
@@ -615,7 +615,7 @@ class CountTests(RelayCase):
         self.assertEqual(self.relay.drops[DropReason.DRAINING], 1)
 
     def test_closing_unknown_channels_counts_against_the_rate(self) -> None:
-        """And is answered as long as it is within it; closing what is there is paid for."""
+        """Closing an unknown channel is answered while within the rate; closing an open channel is not counted."""
         a, b = self.peer(0), self.peer(1)
         self.relay.limits = Limits(open_rate=1)
         self.channel(a, b)
@@ -626,7 +626,7 @@ class CountTests(RelayCase):
         self.assertTrue(0 < answers.count((CHANNEL_CLOSED, b"\x09")) < len(strays), answers)
 
     def test_answers_that_do_not_fit_cost_their_rate(self) -> None:
-        """Of a channel that is open, and of one's own request; the answer that is waited for costs nothing."""
+        """Answers to an open channel and to the client's own request count; an answer that is awaited does not."""
         a, b = self.peer(0), self.peer(1)
         self.relay.limits = Limits(open_rate=1)
         asked: list[Kind] = []
@@ -657,7 +657,7 @@ class CountTests(RelayCase):
         self.assertEqual(asked, [])
 
     def test_a_late_answer_reveals_the_dialect(self) -> None:
-        """One id or two: of a channel that is gone, by the id that its sender listens to."""
+        """A frame for a closed channel shows by its id whether the client uses one id or two."""
         self.profile = Profile.SKYWIRE
         self.setUp()
         a = self.peer(0)
@@ -667,7 +667,7 @@ class CountTests(RelayCase):
             self.assertEqual(self.ports[a].take(), [(CLOSE_CHANNEL, bytes((name,)))])
 
     def test_an_answer_in_the_name_of_another_channel(self) -> None:
-        """Nothing is said by an id by which the client knows another channel."""
+        """The relay does not send a frame with an id that the client knows as another channel."""
         a, b = self.peer(0), self.peer(1)
         a.two_ids = True
         end_id = self.channel(a, b, 5)
@@ -712,7 +712,10 @@ class ManyTests(RelayCase):
         self.say(b, frame)
 
     def test_answers_to_others_are_no_flood(self) -> None:
-        """Many who keep to their rate ask one for more than it may ask itself: it is not ended for answering.
+        """Many clients, each within its rate, open more channels to one client than it may open itself; the client is
+        not ended for its answers.
+
+        Requests above that rate are refused, and count against the clients that send them.
 
         What is more than it has to answer is refused, and counts as a flood of those who ask.
         """
@@ -795,7 +798,7 @@ class ManyTests(RelayCase):
 
 
 class RandomTests(SynchronousTestCase):
-    """Nothing that a peer may say breaks the table, or anything else."""
+    """No input of a peer breaks the table or affects other peers."""
 
     @given(st.integers(0, 2**32), st.sampled_from(Profile))
     def test_random_frames_of_three_clients(self, seed: int, profile: Profile) -> None:
@@ -853,7 +856,7 @@ class RandomTests(SynchronousTestCase):
             FrameBuffer(profile).feed(b"".join(core.data_to_send()))
 
     def test_random_bytes_at_every_state(self) -> None:
-        """Before, within and after the handshake, with a channel and without: the server lives."""
+        """The server survives random bytes before, within and after the handshake, with a channel and without."""
         random = Random(3)
         for profile in Profile:
             network = Network(profile)

@@ -95,7 +95,7 @@ class N_NoiseTests(SynchronousTestCase):
             self.assertEqual((network.relay.channel_count, client.transports), (0, 0))
 
     def pair(self, profile: Profile = Profile.SEED) -> tuple[ClientConnection, ClientConnection, Any, Any]:
-        """Two cores with an open channel, and both ends of it."""
+        """Return two cores with an open channel, and both ends of the channel."""
         one, two = ClientConnection(A, profile), ClientConnection(B, profile)
         two.accepting = True
         channel = one.open(B.public)

@@ -39,7 +39,7 @@ A, B = KEYS["A"], KEYS["B"]
 
 
 class CoreCase(SynchronousTestCase):
-    """One client; this test is its server and its remote."""
+    """Test case with one client; the test takes the part of its server and its remote."""
 
     profile = Profile.SEED
     two_ids = False
@@ -86,7 +86,7 @@ class DataTests(CoreCase):
         self.assertIs(ClientConnection(A, self.profile).accepting, False)
 
     def test_the_first_frame_in_the_other_dialect(self) -> None:
-        """Nothing of it is taken."""
+        """No part of the frame is processed."""
         other = Profile.SKYWIRE if self.profile is Profile.SEED else Profile.SEED
         data = encode_open(other, 5, B.public, bytes(49))
         self.assertEqual(self.core.receive_frames(bytearray(data), len(data)), (0, []))
@@ -180,7 +180,7 @@ class ReadTests(CoreCase):
                 self.assertEqual(self.core.drops, {DropReason.REFUSED: 1})
 
     def test_frames_behind_a_forged_message_are_processed(self) -> None:
-        """Another channel's, in the same read; what came before it on its own is told first."""
+        """The frames are of another channel, in the same read; frames before the forged message are reported first."""
         bad, good = self.open(), self.open()
         forged = bytearray(self.message(bad, b"forged"))
         before = self.message(good, b"first")
@@ -218,7 +218,7 @@ class ReadTests(CoreCase):
 
 
 class CountTests(CoreCase):
-    """What is ignored is counted, each once."""
+    """Each ignored frame is counted once."""
 
     def test_ignored_frames_are_counted_once(self) -> None:
         channel = self.open()
@@ -240,7 +240,7 @@ class CountTests(CoreCase):
 
 
 class IdTests(CoreCase):
-    """There are 256."""
+    """The 256 ids of channels."""
 
     def test_all_256_ids_can_be_used(self) -> None:
         for number in range(ID_COUNT):
@@ -264,7 +264,6 @@ class IdTests(CoreCase):
         self.assertIs(self.core.give_up(channel), False)
 
     def test_a_channel_closed_by_both_ends_frees_its_id(self) -> None:
-        """It is over, and its id may be used again."""
         channel = self.open()
         self.core.close(channel)
         self.receive(encode_close(self.profile, channel.id))
@@ -288,7 +287,7 @@ class TwoIdsTests(CoreCase):
         self.assertEqual((event.channel.name, len(self.core.channels)), (0, 2))
 
     def test_a_name_that_is_in_use(self) -> None:
-        """Of a channel that is open: the server shall not have it twice."""
+        """The channel with that name is open, and the server must not use the name for a second one."""
         self.open(name=7)
         self.assertEqual(self.receive(self.asked_for(7)), [])
         self.assertEqual((self.core.drops[DropReason.REFUSED], len(self.core.channels)), (1, 1))
@@ -316,7 +315,7 @@ class TwoIdsTests(CoreCase):
         self.assertEqual((event.channel.name, own.state), (own.id, State.OPENING))
 
     def test_an_unexpected_answer_closes_its_channel(self) -> None:
-        """What the server believes to be open is closed, unless an open channel has that name."""
+        """The channel is open for the server, and is closed unless an open channel has that name."""
         self.open(name=7)
         self.sent()
         self.receive(self.answered(200, 7))
@@ -326,7 +325,7 @@ class TwoIdsTests(CoreCase):
             self.assertEqual([(frame.type, frame.body) for frame in self.sent()], [(CLOSE_CHANNEL, bytes((name,)))])
 
     def test_an_answer_to_an_abandoned_channel_teaches_its_name(self) -> None:
-        """It was closed by the only id that there was; by the name it is known from then on."""
+        """The client closed the channel by the only id it knew; afterwards it uses the channel's name."""
         own = self.core.open(B.public)
         self.assertIs(self.core.close(own), True)
         self.assertEqual([frame.type for frame in self.sent()], [OPEN_CHANNEL, CLOSE_CHANNEL])
@@ -339,7 +338,7 @@ class TwoIdsTests(CoreCase):
         self.assertEqual((own.state, self.core.channels), (State.CLOSED, {}))
 
     def test_a_channel_is_closed_when_its_name_becomes_known(self) -> None:
-        """By its id the server would have taken another channel: it is closed when its name is known."""
+        """With the other id, the server would have closed another channel, so the client waits for the name."""
         own = self.core.open(B.public)
         (event,) = self.receive(self.asked_for(own.id))
         assert isinstance(event, Requested)

@@ -34,7 +34,7 @@ FORMS = {Profile.SKYWIRE: "go_wire_hex", Profile.SEED: "seed_layout_hex"}
 
 
 class F_FrameTests(SynchronousTestCase):
-    """Both layouts."""
+    """Frames in both layouts."""
 
     def test_F1_recorded_frames(self) -> None:
         types = set()
@@ -119,7 +119,7 @@ class F_FrameTests(SynchronousTestCase):
         self.assertRaises(LocalProtocolError, encode_header, Profile.SEED, SEND, 65536)
 
     def test_F3_an_overlong_message_is_refused_before_encryption(self) -> None:
-        """It is refused before it is encrypted: the channel goes on (the Go client's is dead then)."""
+        """The channel stays usable; the Go client's channel would be unusable then."""
         for profile in Profile:
             one, two = (ClientConnection(KEYS[name], profile) for name in "AB")
             two.accepting = True

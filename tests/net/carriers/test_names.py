@@ -9,7 +9,7 @@ from dmsg.net.carriers.names import MAX_CARRIERS, PLAIN, Carrier, carriers_of, p
 
 
 class NamesTests(SynchronousTestCase):
-    """Which carriers an entry names."""
+    """Carriers that an entry names."""
 
     def test_an_entry_of_2019_has_plain_tcp_alone(self) -> None:
         self.assertEqual(carriers_of(features("0.0.1")), [PLAIN])

@@ -27,7 +27,7 @@ from tests.support import asynchronous
 
 
 class Frames:
-    """What lies above a link of frames of five bytes."""
+    """Frames of five bytes, as the protocol above a link."""
 
     def __init__(self) -> None:
         self.link: Any = None
@@ -56,7 +56,7 @@ class ChoiceTests(SynchronousTestCase):
 
     @given(st.lists(st.sampled_from([1, 5, 2048, 2049, 16_383, 16_384, 65_515, 65_516, 140_000, 262_060]), max_size=12))
     def test_writes_of_any_size_arrive_in_order(self, sizes: list[int]) -> None:
-        """What is sent in one turn arrives in order, though its buffers are used again."""
+        """Data sent in one turn arrives in order, although the link reuses its buffers."""
         clock = Clock()
         received: list[bytes] = []
 
@@ -85,7 +85,7 @@ class ChoiceTests(SynchronousTestCase):
         self.assertEqual((client._unwritten(), client._buffers, client._writing), (0, [], []))
 
     def test_data_sent_during_a_write_follows_in_order(self) -> None:
-        """As by who is told that a link is congested: it has a buffer of its own."""
+        """The data are sent by the callback that reports the congestion, which has a buffer of its own."""
         clock = Clock()
         ends = [Frames(), Frames()]
         turn = TurnFlush(clock)
@@ -186,7 +186,7 @@ class ClosingTests(SynchronousTestCase):
 
 
 class HoldingTests(TestCase):
-    """What a real transport keeps beside what it has not sent."""
+    """Memory of a real transport apart from its unsent data."""
 
     @asynchronous
     async def test_sent_parts_of_a_long_piece_are_released(self) -> None:

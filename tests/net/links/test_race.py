@@ -72,7 +72,7 @@ class User:
 
 
 class RaceTests(SynchronousTestCase):
-    """Which way is used."""
+    """Choice between the ways to a server."""
 
     def setUp(self) -> None:
         self.clock = Clock()

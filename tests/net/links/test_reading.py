@@ -24,7 +24,7 @@ class Noting(Protocol):
 
 
 class _Reactor:
-    """Who wants to be told of what."""
+    """Reactor that records its readers and writers."""
 
     def __init__(self) -> None:
         self.writing = 0
@@ -102,7 +102,9 @@ class ReadTests(SocketCase):
         self.assertIs(self.transport.doRead(), CONNECTION_LOST)
 
     def test_a_nested_read_uses_another_buffer(self) -> None:
-        """As of a program that runs the reactor within a callback: it must not write over what is looked at."""
+        """A program may run the reactor within a callback; the nested read must not overwrite data that is being
+        processed.
+        """
         inner: list[bytes] = []
 
         def take(view: memoryview) -> None:
@@ -160,7 +162,7 @@ class WriteTests(SocketCase):
                 return data
 
     def test_a_write_goes_to_the_socket_at_once(self) -> None:
-        """In as many calls as it takes; nothing waits, and nobody is asked to say when there is room."""
+        """The link writes until the socket is full and does not wait for the reactor."""
         for size in (1, 100_000, 300_000):
             data = bytearray(range(250)) * (size // 250 + 1)
             write_now(self.transport, memoryview(data)[:size])
@@ -171,7 +173,7 @@ class WriteTests(SocketCase):
         self.assertEqual((len(self.received()), queued_bytes(self.transport), self.reactor.writing), (300_000, 0, 0))
 
     def test_a_full_socket_leaves_a_copy_in_the_queue(self) -> None:
-        """What does not fit waits, in a copy: the buffer is used again."""
+        """The remaining data is copied, because the buffer is reused."""
         self.here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         data = bytearray(b"abc" * 1_000_000)
         write_now(self.transport, memoryview(data))

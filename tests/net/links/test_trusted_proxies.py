@@ -222,7 +222,7 @@ class MemoryOrderTests(ProxiedCase):
 
 
 class NameTests(ProxiedCase):
-    """Which text names a client."""
+    """Text that names a client behind a proxy."""
 
     def address(self, *named: str) -> str:
         client = self.behind(*named)

@@ -1,4 +1,4 @@
-"""How writes become frames."""
+"""Frames that are made of writes."""
 
 from __future__ import annotations
 

@@ -109,10 +109,10 @@ class StreamCase(SynchronousTestCase):
 
 
 class ReceivingTests(StreamCase):
-    """In order, whatever the program does meanwhile."""
+    """Data arrives in order, whatever the application does meanwhile."""
 
     def test_data_while_data_is_delivered(self) -> None:
-        """What comes while the program is busy waits its turn."""
+        """Data that arrives while the application processes data is delivered afterwards."""
 
         def act(data: bytes) -> None:
             if data == b"a":
@@ -169,7 +169,7 @@ class ReceivingTests(StreamCase):
         self.assertTrue(self.stream.disconnected)
 
     def test_the_end_of_a_program_that_has_paused(self) -> None:
-        """It reads what came before, and hears of the end then; meanwhile it is remembered."""
+        """The application receives the data before the end, and then the end."""
         self.stream.pauseProducing()
         self.stream.data_received(b"a")
         self.stream.carrier_closed(CloseReason.PEER_DISCONNECTED)
@@ -269,7 +269,7 @@ class SendingTests(StreamCase):
     """Frames, tickets, windows."""
 
     def test_data_is_sent_in_full_frames(self) -> None:
-        """As large as may be; nothing is sent twice or left out."""
+        """Frames have the maximum size; no data is sent twice or left out."""
         data = bytes(range(256)) * 10
         self.stream.write(data)
         self.assertEqual((self.carrier.sent, self.stream.unsent, self.stream.held), ([], True, 2560))
@@ -318,7 +318,7 @@ class SendingTests(StreamCase):
         self.successResultOf(sending)
 
     def test_data_beyond_the_window_waits(self) -> None:
-        """What does not fit waits until there is room, or the window opens."""
+        """The data waits until the link has room and the window opens."""
         self.carrier.window = 2
         self.stream.write(bytes(3500))
         self.carrier.turn()
@@ -335,7 +335,7 @@ class SendingTests(StreamCase):
         self.assertEqual(self.carrier.scheduled, [])
 
     def test_unacknowledged_data_is_sent_again(self) -> None:
-        """On another way, before everything else, and the ticket waits for it there."""
+        """The data is sent first on the new transport, and the ticket waits there."""
         self.carrier.window = 2
         sending = self.stream.send(b"a" * 1000 + b"b" * 1000 + b"c" * 1000)
         self.stream.write(b"d")
@@ -380,7 +380,9 @@ class SendingTests(StreamCase):
         self.assertFalse(self.stream.has_ended)
 
     def test_a_probe_is_sent_on_an_idle_stream_only(self) -> None:
-        """Nothing, and only where nothing else asks; its answer is no traffic."""
+        """The probe is empty, and is sent only if nothing else is unacknowledged; its answer does not count as
+        traffic.
+        """
         self.stream.setIdleTimeout(10)
         self.clock.advance(6)
         self.stream.probe()
@@ -579,7 +581,7 @@ class EndTests(StreamCase):
         self.assertTrue(self.stream.has_ended)
 
     def test_acknowledged_data_counts_as_traffic_for_the_idle_limit(self) -> None:
-        """What comes, and what is acknowledged, is traffic."""
+        """Received data counts, too."""
         self.stream.setIdleTimeout(10)
         self.clock.advance(9)
         self.stream.data_received(b"x")
@@ -627,7 +629,7 @@ class ProducerTests(StreamCase):
         self.assertEqual(producer.told, ["pause", "resume"])
 
     def test_a_producer_may_finish(self) -> None:
-        """One that was paused when the connection was to be closed, as over TCP."""
+        """The producer was paused when the connection was to be closed; closing waits for it, as over TCP."""
         producer = Producer()
         self.carrier.window = 0
         self.stream.registerProducer(cast(Any, producer), True)

@@ -44,7 +44,7 @@ class Echo(Resource):
 
 
 class Case:
-    """One connection."""
+    """Connection to the site."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.page = Echo()
@@ -59,7 +59,7 @@ class Case:
         return self.transport.producerState == "producing"
 
     def answers(self) -> list[bytes]:
-        """Their bodies."""
+        """Return the bodies of the answers."""
         return re.findall(rb"(?m)^(/\S* .*)$", self.transport.value())
 
 
@@ -71,7 +71,7 @@ def request(path: str, body: bytes, *, chunked: bool = False) -> bytes:
 
 
 class TargetTests(SynchronousTestCase):
-    """What a request is for."""
+    """Path and host of a request."""
 
     def hosts(self, target: str, *hosts: str) -> tuple[Case, list[Any]]:
         case = Case()
@@ -80,7 +80,7 @@ class TargetTests(SynchronousTestCase):
         return case, case.page.waiting
 
     def test_the_authority_of_an_absolute_url_counts(self) -> None:
-        """Its authority counts, not Host (RFC 9112, 3.2.2)."""
+        """The authority of the URL takes precedence over Host (RFC 9112, 3.2.2)."""
         for target, path in (
             ("http://a.example:8080/later/x?y=1", b"/later/x"),
             ("HTTPS://a.example:8080/later", b"/later"),
@@ -100,7 +100,7 @@ class TargetTests(SynchronousTestCase):
             self.assertIn(target.encode() + b" \n", case.transport.value())
 
     def test_a_request_with_two_hosts_is_refused(self) -> None:
-        """Which of them counted would be a matter of who reads them."""
+        """Programs differ in which of them they use."""
         case, waiting = self.hosts("/later", "127.0.0.1", "b.example")
         self.assertEqual(waiting, [])
         self.assertTrue(case.transport.value().startswith(b"HTTP/1.1 400 "))
@@ -108,7 +108,7 @@ class TargetTests(SynchronousTestCase):
 
 
 class ChannelTests(SynchronousTestCase):
-    """In memory."""
+    """Connections in memory."""
 
     @given(
         st.lists(
@@ -198,7 +198,7 @@ class ChannelTests(SynchronousTestCase):
             self.assertTrue(case.transport.disconnecting)
 
     def test_data_behind_the_last_request_is_ignored(self) -> None:
-        """What is behind a request that ends the connection is not looked at."""
+        """Data behind a request that ends the connection is not parsed."""
         case = Case()
         last = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         case.channel.dataReceived(last + request("/now", b"") * 1000)

@@ -36,7 +36,7 @@ class Page(Resource):
 
 
 class Connection(StringTransport):
-    """From an address."""
+    """Connection from an address."""
 
     def __init__(self, address: Any) -> None:
         super().__init__(peerAddress=address)
@@ -53,7 +53,7 @@ class Connection(StringTransport):
 
 
 class GuardTests(SynchronousTestCase):
-    """In memory."""
+    """The guard in memory."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -74,7 +74,9 @@ class GuardTests(SynchronousTestCase):
         return connection
 
     def test_many_blocks_of_one_site(self) -> None:
-        """Who has a /48 fills its limit and no more, and the address that says least in it goes."""
+        """Connections of a /48 fill only the limit of the /48, and the address in it with the fewest requests is
+        closed.
+        """
         factory = self.guard(most_of_block=4, limit=100)
         honest = self.connect(factory, "2600:2::1")
         crowd = [self.connect(factory, f"2600:1:0:{number:x}::1") for number in range(60)]
@@ -130,7 +132,9 @@ class GuardTests(SynchronousTestCase):
         self.assertEqual([one.gone for one in (waiting, *others, elsewhere)], [False, True, True, False, False, False])
 
     def test_waiting_does_not_shut_others_out(self) -> None:
-        """Behind a proxy all are of one place: who waits there for an answer goes, not who has just come."""
+        """Behind a proxy all clients have one address: a connection that waits for an answer is closed, not the newest
+        one.
+        """
         factory = self.guard(limit=50, by_place=False)
         waiting = [self.connect(factory, said=b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(50)]
         for _ in range(5):
@@ -150,7 +154,7 @@ class GuardTests(SynchronousTestCase):
         self.assertEqual((self.refused, self.flushLoggedErrors()), (["unreadable_request"], []))
 
     def test_requests_behind_each_other_take_turns(self) -> None:
-        """Two thousand in one read: somebody else is answered in the next turn."""
+        """Two thousand requests arrive in one read; another client is answered in the next turn."""
         self.clock = TurnClock()
         page = Page()
         page.render_GET = self.slowly  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ from dmsg.net.web.site import answer, answer_http_error
 
 
 class Refused(Exception):
-    """What the error map knows."""
+    """Error that the error map contains."""
 
 
 def application(kind: type[Klein]) -> Any:

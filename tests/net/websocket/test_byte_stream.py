@@ -21,7 +21,7 @@ def read_all(reader: StreamReader, data: bytes, frames: int = 10**6) -> bytes:
 
 
 class StreamTests(SynchronousTestCase):
-    """What a peer that keeps the rules sends."""
+    """Streams of a peer that keeps the rules."""
 
     @given(
         st.lists(st.tuples(st.sampled_from(("whole", "parts", "ping")), st.binary(max_size=300)), max_size=6),
@@ -78,7 +78,7 @@ class StreamTests(SynchronousTestCase):
 
 
 class ErrorTests(SynchronousTestCase):
-    """What breaks the rules ends the connection with the right code, behind the payload before it."""
+    """A violation of the rules ends the connection with the right code, behind the payload before it."""
 
     def test_each_broken_rule_has_its_code(self) -> None:
         unmasked, masked = encode(BINARY, b"a"), encode(BINARY, b"a", b"abcd")

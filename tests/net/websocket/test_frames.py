@@ -18,7 +18,7 @@ class FramesTests(SynchronousTestCase):
         st.booleans(),
     )
     def test_frames_accept_any_chunking(self, messages: list[tuple[int, int]], cuts: list[int], masked: bool) -> None:
-        """What goes in comes out; control frames over 125 bytes, and text, are passed on."""
+        """Encoded frames are parsed unchanged; control frames over 125 bytes, and text frames, are passed on."""
         expected, stream = [], b""
         for number, (first, size) in enumerate(messages):
             data = bytes([number]) * size
@@ -49,7 +49,6 @@ class FramesTests(SynchronousTestCase):
         self.assertLessEqual(reader.held, 100 + frames.MAX_HEADER)
 
     def test_all_forms_of_length_are_parsed(self) -> None:
-        """All three forms of length."""
         for size in (125, 126, 65535, 65536, 200_000):
             data = bytes(size)
             reader = Frames(False, 200_000)

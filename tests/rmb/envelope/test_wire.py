@@ -58,7 +58,7 @@ class EnvelopeTests(SynchronousTestCase):
         self.assertEqual(parse_account("5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"), ALICE["sr25519"].account)
 
     def test_the_strict_challenge_has_no_collisions(self) -> None:
-        """All recorded collisions differ in the strict challenge; so does the kind, and the kind of payload."""
+        """All recorded collisions differ in the strict challenge; kind and kind of payload are part of it."""
         rows = [row for row in vectors("challenges")["rows"] if row["name"].startswith("collision")]
         self.assertEqual(5, len(rows))
         self.assertEqual(2, len({wire.challenge(envelope_of(row)) for row in rows}))
@@ -73,7 +73,7 @@ class EnvelopeTests(SynchronousTestCase):
         self.assertEqual(9, len(seen))
 
     def test_the_bytes_of_the_strict_challenge(self) -> None:
-        """Each item stands behind its length, and an item that is absent is ff ff ff ff."""
+        """Each item follows its length; an absent item has the length ff ff ff ff."""
 
         def items(*values: str | None) -> bytes:
             encoded = [None if value is None else value.encode() for value in values]
@@ -145,7 +145,7 @@ class EnvelopeTests(SynchronousTestCase):
             self.assertEqual(why, wire.times_error(Envelope(timestamp=timestamp, expiration=expiration), now))
 
     def test_a_life_ends_as_the_sender_says_within_limits(self) -> None:
-        """As its sender says, as far as a receiver would believe it."""
+        """A receiver would refuse a longer life."""
         for timestamp, expiration, now, expected in (
             (1000, 60, 900.5, 1060.0),
             (1000, 3600, 1000.0, 4600.0),
@@ -168,7 +168,7 @@ class EnvelopeTests(SynchronousTestCase):
             self.assertEqual(wire.remaining_life(Envelope(timestamp=timestamp, expiration=expiration), now), left)
 
     def test_the_payload_of_a_pong(self) -> None:
-        """Behind what was plain; what was encrypted is for somebody else."""
+        """The payload follows the unencrypted one; an encrypted payload is for another receiver."""
         for which, expected in (("plain", b"xhello world"), ("cipher", b"hello world"), ("bound", b"hello world")):
             ping = Envelope()
             ping.ping.SetInParent()
@@ -177,13 +177,13 @@ class EnvelopeTests(SynchronousTestCase):
             self.assertEqual((ping.plain, ping.WhichOneof("payload")), (expected, "plain"))
 
     def test_fail_fast_tags_are_recognised(self) -> None:
-        """Which tags mean it."""
+        """Tags that ask for fail-fast."""
         for tags, expected in vectors("semantics")["fail_fast"]["rows"]:
             envelope = Envelope() if tags is None else Envelope(tags=tags)
             self.assertEqual(expected, wire.wants_fail_fast(envelope), tags)
 
     def test_pong_and_error(self) -> None:
-        """What relays make."""
+        """Pongs and errors that relays create."""
         ping = Envelope(uid="p1", timestamp=5, expiration=40)
         ping.ping.SetInParent()
         wire.set_address(ping.source, Session(7, "abc"))
@@ -297,7 +297,7 @@ class CipherTests(SynchronousTestCase):
             self.assertEqual((row["bip39_seed32"], row["public_legacy"]), (seed, Encryption("0x" + seed).pk.hex()))
 
     def test_encrypted_payloads_are_decrypted(self) -> None:
-        """Of an empty payload too; garbage and short ones are refused."""
+        """An empty payload is encrypted, too; invalid and short payloads are refused."""
         a, b = Encryption(DEV_WORDS), Encryption("0x" + "11" * 32)
         for data in (b"", b"hello world"):
             self.assertEqual(data, b.decrypt(a.encrypt(data, b.pk), a.pk))
@@ -309,7 +309,7 @@ class CipherTests(SynchronousTestCase):
         self.assertRaises(IdentityError, Encryption, "//Alice")
 
     def test_bound_payloads_cannot_be_changed_or_reflected(self) -> None:
-        """What was bound in cannot be changed, and nothing can be sent back to its sender."""
+        """Bound fields cannot be changed, and a payload cannot be sent back to its sender."""
         a, b = Encryption(DEV_WORDS), Encryption("0x" + "11" * 32)
         sealed = a.encrypt_bound(b"x", b.pk, b"frame")
         self.assertRaises(CipherError, b.decrypt_bound, sealed, a.pk, b"other")
@@ -341,7 +341,6 @@ class TokenTests(SynchronousTestCase):
                 self.assertRaises(TokenError, parsed.check_signature, bytes(32))
 
     def test_the_upstream_sample_parses(self) -> None:
-        """It parses."""
         sample = vectors("jwt")["upstream_sample"]
         parsed = token.parse(sample["token"].encode())
         self.assertEqual((Session(7), 1673267150, 60), (parsed.session, parsed.issued, parsed.expires))
@@ -358,7 +357,9 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual(row["ed25519_token"], made)
 
     def test_tokens_are_unique_and_state_the_resend_rule(self) -> None:
-        """Each is another, and says that its session asks, unless it is told not to."""
+        """Each token differs from the last, and states that its session sends unconfirmed messages again, unless the
+        caller says otherwise.
+        """
         signer = ALICE["ed25519"]
         one, two = (token.make(signer, Session(100), 1000) for _ in range(2))
         self.assertNotEqual(one, two)
@@ -367,7 +368,7 @@ class TokenTests(SynchronousTestCase):
         self.assertFalse(token.Token(Session(1), 0, 1, b"", b"").asks)
 
     def test_malformed_tokens_raise_the_errors_of_the_reference(self) -> None:
-        """In the words of the reference."""
+        """The error texts are those of the reference."""
 
         def said(text: bytes) -> str:
             return str(self.assertRaises(TokenError, token.parse, text))
@@ -395,7 +396,7 @@ class TokenTests(SynchronousTestCase):
         self.assertRaises(TokenError, longer.check_times, 1000)
 
     def test_lengths_and_numbers_at_their_limits(self) -> None:
-        """Of lengths and numbers; and letters that are not those of the alphabet of URLs."""
+        """The cases also contain characters outside of the alphabet of base64url."""
 
         def made(**claims: Any) -> bytes:
             claims = {"sub": 1, "iat": 100, "exp": 160, **claims}

@@ -52,7 +52,7 @@ class LayoutTests(SynchronousTestCase):
         )
 
     def test_twins_of_every_layout_decode(self) -> None:
-        """With and without relay, key and entities; what is cut, or longer, is another layout."""
+        """Twins have a relay, key and entities, or not; shorter and longer data have another layout."""
         for twin in (
             Twin(1, FIRST),
             Twin(55, ALICE, "r1.example_r2.example", b"\2" * 33),
@@ -128,7 +128,7 @@ class NodeTests(TestCase):
 
     @asynchronous
     async def test_an_unusable_node_is_registry_unavailable(self) -> None:
-        """Nobody knows, in one line; not that there is no twin."""
+        """The error is one line; it does not say that the twin does not exist."""
         await self.make()
         for answer in (b"", b"{}", b"[]", b'{"result": 5}', b'{"result": "0xzz"}', b'{"result": "0x00"}', b"null"):
             self.node.answer = answer

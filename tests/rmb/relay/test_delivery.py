@@ -37,7 +37,7 @@ class LedgerTests(SynchronousTestCase):
         return message
 
     def test_pings_are_answered_in_order(self) -> None:
-        """In the order of the pings, however the messages are settled."""
+        """The answers have the order of the pings, in whatever order the messages are settled."""
         self.ledger.ping(b"none")
         one, two = self.message(), self.message()
         self.ledger.ping(b"two")
@@ -94,7 +94,7 @@ class LedgerTests(SynchronousTestCase):
 
 
 class HeldMessagesTests(SynchronousTestCase):
-    """What a held session has sent is taken up again in turns, as what comes from its socket."""
+    """Messages of a held session are processed later in turns, as data from its socket."""
 
     def test_held_messages_use_only_their_share_of_a_turn(self) -> None:
         clock = Clock()
@@ -138,7 +138,7 @@ class QueueStore:
         self.slow = False
         self.reads: list[tuple[Deferred[list[QueuedMessage]], Any]] = []
         self.old_reads: list[tuple[Deferred[list[QueuedMessage]], Any]] = []
-        """Of connections that are gone."""
+        """Reads of earlier connections."""
         self.slow_reads = False
         self.failing = 0
         """So many appends fail."""
@@ -223,7 +223,9 @@ class DeliveryTests(SynchronousTestCase):
         st.sampled_from([(4, 10**6, 3), (2, 10**6, 4096), (100, 20, 4096), (3, 30, 2)]),
     )
     def test_messages_arrive_once_and_in_order(self, steps: list[str], sizes: tuple[int, int, int]) -> None:
-        """On one connection nothing comes twice; over all of them everything comes, in order but for repetitions."""
+        """On one connection no message arrives twice; over all connections every message arrives, in order except for
+        repetitions.
+        """
         names = ("WINDOW_MESSAGES", "WINDOW_SIZE")
         before = [getattr(delivery, name) for name in names]
         try:
@@ -235,7 +237,7 @@ class DeliveryTests(SynchronousTestCase):
                 setattr(delivery, name, value)
 
     def test_a_long_queue_is_read_to_its_end(self) -> None:
-        """Of which nothing is delivered any more: read to its end, however long it is."""
+        """The messages have expired, so none of them is delivered."""
         store = QueueStore()
         store.life_end = lambda queued: None  # type: ignore[method-assign]
         for number in range(5000):
@@ -351,13 +353,13 @@ class HandingTests(SynchronousTestCase):
         return message
 
     def answer(self) -> None:
-        """It is asked at once whether it answers pings, and does."""
+        """Answer the ping that checks whether the session answers pings."""
         self.assertEqual(self.session.pings, [0])
         self.current.confirmed(0)
         self.assertTrue(self.current.is_trusted)
 
     def test_messages_handed_to_a_connection_count_as_delivered(self) -> None:
-        """As soon as it is with the connection: its sender is told, and nothing is left for the next connection."""
+        """The sender is told at once, and no message is left for the next connection."""
         self.current.start()
         self.answer()
         messages = [self.message() for _ in range(3)]
@@ -382,7 +384,7 @@ class HandingTests(SynchronousTestCase):
         self.assertEqual([message.settled for message in messages], [True, False, False])
 
     def test_messages_before_the_first_pong_are_stored(self) -> None:
-        """Nobody knows whether it is there."""
+        """Until then it is unknown whether the client is still connected."""
         self.current.start()
         message = self.message()
         self.current.offer(message)
@@ -390,7 +392,7 @@ class HandingTests(SynchronousTestCase):
         self.assertEqual((message.settled, self.current.close()), (False, [message]))
 
     def test_a_handed_message_leaves_the_queue(self) -> None:
-        """It leaves the queue when it is handed, or as soon as the session has answered a ping."""
+        """The message leaves the queue at once, or as soon as the session has answered a ping."""
         self.store.kept.update({1: b"one", 2: b"two"})
         self.current.start()
         self.assertEqual(self.session.got, [b"one", b"two"])
@@ -420,7 +422,7 @@ class HandingTests(SynchronousTestCase):
         self.assertTrue(self.current.is_trusted)
 
     def test_messages_are_stored_only_before_the_first_pong(self) -> None:
-        """What comes from a client that does not send it again."""
+        """The messages are from a client that does not send them again."""
         self.current.start()
         self.store.slow = True
         self.current.offer(self.message(b"1", durable=True))
@@ -514,7 +516,7 @@ class HandingTests(SynchronousTestCase):
 
 
 class KeepingTests(SynchronousTestCase):
-    """What the queue keeps of the window and the line, and what becomes of it when it does not."""
+    """Messages of the window and the line in the queue, and messages that the queue could not store."""
 
     def setUp(self) -> None:
         self.broken: list[None] = []
@@ -545,7 +547,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.store.kept, {})
 
     def test_messages_lost_before_the_queue_are_reported(self) -> None:
-        """After the connection is gone nobody else has it: its sender sends it again."""
+        """After the connection has ended, only the sender has the message and sends it again."""
         message = self.message()
         self.current.offer(message)
         self.store.slow = True
@@ -586,7 +588,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertRaises(ValueError, self.current.confirmed, 5)
 
     def test_a_read_that_answers_after_the_end(self) -> None:
-        """It goes nowhere: the next connection reads it."""
+        """The result is ignored; the next connection reads the messages."""
         self.store.slow_reads = True
         self.store.kept[1] = b"kept"
         self.current.wake()
@@ -605,7 +607,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.session.got, [b"kept"])
 
     def test_messages_stored_during_a_read_are_read_too(self) -> None:
-        """It is read too, without being told of again."""
+        """The delivery needs no second notification for these messages."""
         self.store.slow_reads = True
         self.store.kept[1] = b"one"
         self.current.wake()
@@ -616,7 +618,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((self.session.got, self.current.catching_up), ([b"one", b"two"], False))
 
     def test_the_queue_is_read_after_the_window_is_stored(self) -> None:
-        """It is read when that is done, not before: what is being kept would be read, and sent, a second time."""
+        """An earlier read would return messages that are being stored, and they would be sent twice."""
         self.current.offer(self.message(b"window"))
         self.store.slow = True
         self.current.spill()
@@ -627,7 +629,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.session.got, [b"window", b"later"])
 
     def test_a_read_that_was_too_early(self) -> None:
-        """It found nothing, and something was put into the queue before its answer came."""
+        """The read found no message; a message was appended before its answer came."""
         self.store.slow_reads = True
         self.current.wake()
         ((early, _),) = self.store.reads
@@ -689,7 +691,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.store.kept, {})
 
     def hold(self) -> list[str]:
-        """What the holder of the ledger's session is told."""
+        """Return the calls for the holder of the ledger's session."""
         told: list[str] = []
 
         class Holder:
@@ -716,7 +718,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((len(self.current._line), held), (1, ["held", "free"]))
 
     def test_senders_of_stored_messages_are_held(self) -> None:
-        """By what is in the queue."""
+        """The bytes in the queue count."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         self.ledger.durable = True
         held = self.hold()
@@ -727,7 +729,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((self.current._queued_count, held), (2, ["held"]))
 
     def test_senders_to_an_unconfirming_session_are_held(self) -> None:
-        """They are held as long as so much waits; but not for answers, for which the session itself has asked."""
+        """Senders are held while too much waits, except for answers that the session itself has asked for."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         held = self.hold()
         for _ in range(3):
@@ -761,7 +763,9 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(held, ["held", "free"])
 
     def test_senders_are_held_and_let_go(self) -> None:
-        """From two waiting on, until one or none is; those of other relays, who cannot be held, go on to twice that."""
+        """Senders are held from two waiting messages on, until at most one waits. Messages of other relays, which
+        cannot be held, are accepted up to twice that number.
+        """
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         held = self.hold()
         for _ in range(2):
@@ -825,7 +829,7 @@ class KeepingTests(SynchronousTestCase):
                 self.assertEqual(current._is_full, full, (count, size))
 
     def test_the_queue_is_read_before_new_messages_are_sent(self) -> None:
-        """There may be something in it that goes first."""
+        """The queue may contain older messages."""
         current = Delivery(Session(1), self.session, self.store)
         self.store.kept[1] = b"kept"
         self.assertTrue(current.offer(self.message(b"new")))
@@ -834,7 +838,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.session.got, [b"kept", b"new"])
 
     def test_undelivered_messages_are_returned_at_the_end(self) -> None:
-        """What nobody keeps, in order; and the sums are those of nothing."""
+        """Messages that are not stored are returned in order, and the counts are zero."""
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         messages = [self.message(b"%d" % number) for number in range(4)]
         self.current.offer(messages[0])
@@ -845,7 +849,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((len(self.current), self.current.size, self.current.closed), (0, 0, True))
 
     def test_long_waiting_messages_are_stored(self) -> None:
-        """At the second look that finds it there."""
+        """A message is stored at the second check that finds it waiting."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for _ in range(2):
             self.current.offer(self.message())
@@ -856,7 +860,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(len(self.store.kept), 2)
 
     def test_a_single_ping_follows_the_messages(self) -> None:
-        """One at a time; a session that logs each has few of them."""
+        """One ping at a time is sent, because a session may log each of them."""
         self.current.offer(self.message())
         self.current.offer(self.message())
         self.assertEqual(self.session.pings, [1])
@@ -890,7 +894,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertIsNone(self.current.since)
 
     def test_messages_that_are_not_resent_are_stored_before_delivery(self) -> None:
-        """Of who will not send it again: kept before it counts as taken, and delivered all the same."""
+        """The sender does not repeat the message, so it is stored before it is confirmed, and delivered as well."""
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         self.ledger.durable = True
         first, second, third = (self.message(b"%d" % number) for number in range(3))
@@ -974,7 +978,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((self.store.kept, self.current._skip), ({}, set()))
 
     def test_a_message_leaves_the_queue_once(self) -> None:
-        """And no id of it is remembered, however long the session is connected."""
+        """The ledger keeps no id of a message, however long the session is connected."""
         removed: list[int] = []
         remove = self.store.remove
 
@@ -996,7 +1000,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((removed, self.current._skip), ([1, 2, 3, 4], set()))
 
     def test_a_message_in_the_batch_that_is_being_read_does_not_come_twice(self) -> None:
-        """It was confirmed after the queue had read it."""
+        """The message was confirmed after the queue had read it."""
         self.current.offer(self.message(b"once"))
         self.current.spill()
         self.store.slow_reads = True
@@ -1052,7 +1056,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((len(current), told), (6, ["held", "free"]))
 
     def test_senders_go_on_when_half_of_the_bytes_are_read_back(self) -> None:
-        """Of the messages in the queue of a session that reads again."""
+        """The bytes are those of messages in the queue of a session that reads again."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         current = Delivery(Session(1), self.session, self.store, 1000, 100)
         current.start()
@@ -1087,7 +1091,7 @@ class LinkTests(SynchronousTestCase):
     """A session's connection to a relay."""
 
     def test_a_late_pong_confirms_only_its_own_connection(self) -> None:
-        """What was taken before the connection was lost confirms nothing on the next one, which counts anew."""
+        """The pong of a former connection confirms nothing on the new one, which counts from zero."""
         clock = Clock()
         done: list[Any] = []
         uplink = Uplink(clock, ["ws://127.0.0.1:1"], lambda: "", lambda data, ready: done.append(ready), clock.seconds)

@@ -1,4 +1,6 @@
-"""Several relays: what belongs elsewhere, what may be wanted elsewhere, what others bring."""
+"""Several relays: messages for other relays, sessions that may be connected elsewhere, and messages that other relays
+bring.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class Scripted(Resource):
 
 
 class FederationCase(RmbCase):
-    """Two relays, on real TCP."""
+    """Two relays on real TCP."""
 
     async def scripted(self, *statuses: int | None) -> tuple[str, Scripted]:
         resource = Scripted(*statuses)
@@ -203,7 +205,9 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_A9_expired_under_way(self) -> None:
-        """Nobody takes it until its life is over: the sender is told; meanwhile it is in the queue."""
+        """No relay accepts the message until it expires: the sender is told, and until then the message is in the
+        queue.
+        """
         self.patch(federation, "RETRY_FIRST", 0.2)
         await self.two()
         self.twin("A", self.first.domain)
@@ -220,7 +224,7 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_a_relay_that_was_killed_goes_on(self) -> None:
-        """What no other relay has taken is taken up by the next process on the same queue."""
+        """The next process with the same queue sends the messages that no other relay has accepted."""
         path = self.mktemp()
         second = await self.named_relay()
         first = await self.named_relay(queue=f"sqlite:{path}")
@@ -308,7 +312,7 @@ class HostileTests(FederationCase):
         await poster.close()
 
     def test_counters_are_bounded(self) -> None:
-        """Of relays that twins list."""
+        """Counters of relays that twins list are bounded."""
         self.patch(attempts, "MAX_COUNTED", 2)
         one = make_federation(Clock(), Answers())
         for name in "abcab":
@@ -345,7 +349,9 @@ class IntakeTests(FederationCase):
 
     @asynchronous
     async def test_for_a_client_of_the_reference(self) -> None:
-        """It is pinged once a second at most, but the other relay is answered as soon as it was handed the message."""
+        """The client is pinged at most once a second; the other relay is answered as soon as the message was written
+        to the client.
+        """
         await self.make()
         await self.b.drop()
         self.b = await self.raw("B", self.one, asks=False)
@@ -392,7 +398,7 @@ class IntakeTests(FederationCase):
 
     @asynchronous
     async def test_unacceptable_messages_are_refused(self) -> None:
-        """Not an envelope, without an end, expired, unsigned, signed by another, of nobody; nothing is delivered."""
+        """Cases: no envelope, without an end, expired, unsigned, signed by another key, of an unknown twin."""
         await self.make()
         unsigned = self.message()
         unsigned.ClearField("signature")
@@ -451,7 +457,7 @@ class IntakeTests(FederationCase):
 
     @asynchronous
     async def test_rates_of_addresses_and_twins_hold(self) -> None:
-        """Of an address, and of a twin; only what is signed counts against the twin."""
+        """Only signed messages count against a twin."""
         await self.make()
         page = self.one.ports[0].factory.site.resource
         page._verifier._of_twins.count = 2
@@ -546,7 +552,7 @@ class LimitTests(MemoryFederationCase):
 
 
 class _Lines:
-    """In place of a logger."""
+    """Replacement of a logger."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
@@ -558,7 +564,7 @@ class _Lines:
 
 
 class Answers:
-    """In place of the network: what each relay answers, in turn."""
+    """Replacement of the network, which returns the answers of each relay in turn."""
 
     def __init__(self, **codes: list[int]) -> None:
         self.codes = codes
@@ -585,7 +591,7 @@ def make_federation(
     here: Container[str] = (),
     finished: Callable[[Mail, str | None], None] = lambda mail, error: None,
 ) -> Federation:
-    """With a registry that has no twin."""
+    """Return a federation whose registry has no twin."""
     queue = SQLiteQueue(":memory:", clock) if queue is None else queue
     others = Ranker(), TableRegistry(), queue, clock.seconds, frozenset[str]()
     return Federation(clock, answers, *others, lambda name: name in here, finished)
@@ -627,7 +633,7 @@ class PassTests(SynchronousTestCase):
         self.assertEqual(([], 1), (done, len(self.queue)))
 
     def test_a_refusal_by_all_relays_is_reported_to_the_sender(self) -> None:
-        """Each is asked once; then the sender is told."""
+        """Each relay is asked once; then the sender is told."""
         answers = Answers(r1=[404], r2=[400])
         done = self.forward(self.federation(answers), "r1", "r2")
         self.assertEqual({"r1", "r2"}, set(answers.asked))
@@ -649,7 +655,7 @@ class PassTests(SynchronousTestCase):
         self.assertEqual("r2", answers.asked[-1])
 
     def test_a_sender_has_a_limited_part_of_the_federation(self) -> None:
-        """What is beyond waits in the queue, and nobody else's does; it is brought when there is room again."""
+        """Further messages wait in the queue, those of other senders do not; they are sent when there is room again."""
         self.patch(federation, "MAX_ITEMS", 2 * attempts.PART)
         answers = Answers(slow=[0] * 100, good=[202] * 100)
         one = self.federation(answers)
@@ -680,7 +686,7 @@ class PassTests(SynchronousTestCase):
         self.assertEqual((len(one), len(self.queue), one._items_of, one._size_of, one._size), (0, 0, {}, {}, 0))
 
     def test_offers_wait_for_room(self) -> None:
-        """Those of relays that answer have room of their own; what waits too long is not offered."""
+        """Relays that answer have room of their own; a message that waits too long is not offered."""
         self.patch(attempts, "MAX_OFFERS", 2)
         asked: list[Deferred[int]] = []
 

@@ -1,4 +1,4 @@
-"""What a relay holds for its sessions has one limit."""
+"""Limit of the memory that a relay uses for its sessions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MIB = 1024 * 1024
 
 
 class MemoryTests(PairCase):
-    """With real websockets."""
+    """Memory of real websockets."""
 
     @asynchronous
     async def test_sessions_that_confirm_nothing_lose_memory_first(self) -> None:
-        """Its messages are in its queues; who confirms, and who sends, feel nothing."""
+        """Their messages stay in their queues; sessions that confirm, and senders, are not affected."""
         a, b = await self.pair(memory=8 * MIB)
         self.twin("C", self.one.domain)
         greedy = [await self.raw("C", self.one, f"s{number}", answers_pings=False) for number in range(6)]
@@ -74,7 +74,7 @@ class HeldMessagesTests(PairCase):
 
 
 class OtherHoldingsTests(PairCase):
-    """What is held before anybody knows where it goes."""
+    """Memory of messages whose way is not known yet."""
 
     def held(self, kind: str) -> int:
         return self.one.memory.held[kind]
@@ -112,7 +112,7 @@ class OtherHoldingsTests(PairCase):
 
     @asynchronous
     async def test_messages_for_other_relays_are_counted_and_given(self) -> None:
-        """Their sender is told that they were not taken."""
+        """The sender is told that the messages were not accepted."""
         a, _ = await self.pair()
         switch = self.one.switch
         elsewhere = self.twin("C", "http://127.0.0.1:1")

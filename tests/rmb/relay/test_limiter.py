@@ -1,4 +1,4 @@
-"""What counts against a twin is what it chose to send."""
+"""Limits of messages and bytes that a twin sends on its own initiative."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FixedWindowTests(SynchronousTestCase):
         self.assertTrue(window.measure(1, 1, 60.0))
 
     def test_every_window_begins_anew(self) -> None:
-        """With all messages and all bytes, however much the one before had."""
+        """Each window has all messages and bytes, whatever was used in the window before."""
         window = FixedWindow(3, 10)
         for begin in (0.0, 60.0, 120.0):
             sizes = (11, 4, 4, 2, 1)  # one larger than all of a window is not counted
@@ -36,7 +36,7 @@ class FixedWindowTests(SynchronousTestCase):
             self.assertIs(window.measure(twin, 1, 0.0), allowed, twin)
 
     def test_answers_are_free(self) -> None:
-        """One for each question, up to a size; beyond that, and without a question, they count as all else."""
+        """One answer for each request is free, up to a size; other answers count as messages."""
         window = FixedWindow(2, 10_000)
         for _ in range(3):
             window.ask(1, 0.0)
@@ -64,7 +64,7 @@ class FixedWindowTests(SynchronousTestCase):
         self.assertTrue(window.measure(1, 1, 60.0))
 
     def test_small_answers_are_free_too(self) -> None:
-        """All bytes of the window are left for what the twin sends by itself."""
+        """The twin has all bytes of the window for its own messages."""
         window = FixedWindow(3, FREE_ANSWER)
         for _ in range(3):
             window.ask(1, 0.0)
@@ -101,7 +101,7 @@ class FixedWindowTests(SynchronousTestCase):
 class RelayTests(PairCase):
     @asynchronous
     async def test_answers_do_not_use_up_a_twins_rate(self) -> None:
-        """It answers all of it, and may send as much of its own as if nobody had asked."""
+        """The twin answers all requests and may send as many messages of its own as without them."""
         self.offset = 60 - self.now() % 60
         a, b = await self.pair(limit=(4, 100_000))
         for sender in (a, await self.raw("A", self.one, "other")):

@@ -9,7 +9,7 @@ from tests.support import asynchronous
 
 
 class PageTests(RmbCase):
-    """Who is there, and what goes through it."""
+    """Sessions and traffic on the page of a relay."""
 
     @asynchronous
     async def test_the_page_lists_senders_and_receivers(self) -> None:

@@ -37,7 +37,7 @@ HERE, THERE = "here", "there"
 
 
 class Wire:
-    """In place of a websocket: what was sent, and how it ended."""
+    """Replacement of a websocket, which records sent data and the end."""
 
     has_received = held = False
     share = None
@@ -54,7 +54,7 @@ class Wire:
         self.got.append(decode(data))
 
     def flush(self) -> None:
-        """All has been sent."""
+        """Count all data as sent."""
 
     def ping(self, payload: bytes) -> None:
         self.pings.append(payload)
@@ -99,7 +99,7 @@ class Twins:
 
 
 class Elsewhere:
-    """In place of HTTP to other relays."""
+    """Replacement of HTTP requests to other relays."""
 
     code = 202
 
@@ -153,7 +153,7 @@ class SwitchCase(SynchronousTestCase):
         session.received(self.envelope(session.owner, destination, uid, **options).SerializeToString())
 
     def pass_time(self, seconds: float) -> None:
-        """With a round in each second."""
+        """Advance the clock, with a round of checks in each second."""
         for _ in range(int(seconds)):
             self.clock.advance(1.0)
             self.rounds.round()
@@ -163,7 +163,7 @@ class SwitchCase(SynchronousTestCase):
 
 
 class WayTests(SwitchCase):
-    """From the session that sends a message to what becomes of it."""
+    """The way of a message from the sender's session to its delivery or its error."""
 
     def test_a_message_reaches_a_connected_session(self) -> None:
         """The sender's ping is answered when the receiver has confirmed."""
@@ -178,7 +178,7 @@ class WayTests(SwitchCase):
         self.assertEqual((wire_a.pongs, self.drops(), self.twins.asked), ([b"question"], {}, 0))
 
     def test_a_message_to_an_absent_session_is_stored(self) -> None:
-        """It is kept, which settles it, and delivered to who connects then."""
+        """Storing the message settles it; it is delivered when the session connects."""
         a, wire_a = self.connect(A)
         self.send(a, B)
         a.ping_received(b"question")
@@ -237,7 +237,9 @@ class WayTests(SwitchCase):
         self.assertEqual(wire.got[-1].error.message, TEXTS[Drop.OFFLINE])
 
     def test_a_registry_that_is_away(self) -> None:
-        """It is asked again for a while; then a request is answered, and another message has to be sent again."""
+        """The registry is asked again for a while; then a request is answered with an error, and other messages have
+        to be sent again.
+        """
         a, wire = self.connect(A)
         self.twins.away = True
         self.send(a, B)
@@ -261,7 +263,7 @@ class WayTests(SwitchCase):
         self.assertEqual((wire.ended, len(a.ledger), self.drops()), (None, 0, {Drop.QUEUE_FAILED: 1}))
 
     def test_the_newest_connection_of_a_session(self) -> None:
-        """What the older one has not confirmed is delivered to the newer one."""
+        """Messages that the older connection has not confirmed are delivered on the newer one."""
         a, _ = self.connect(A)
         _, old = self.connect(B)
         self.send(a, B)
@@ -394,7 +396,7 @@ class WayTests(SwitchCase):
         self.assertEqual((wire.got, len(self.queue), len(a.ledger)), ([], 1, 0))
 
     def test_a_receiver_that_comes_back_gets_the_message(self) -> None:
-        """It need not be kept: the relay has just started, and the receiver connects in a moment."""
+        """The message is not stored: the relay has just started, and the receiver connects a moment later."""
         self.switch.presence._started = self.clock.seconds()
         a, wire_a = self.connect(A)
         self.send(a, B, tags="fail-fast")
@@ -470,7 +472,7 @@ class EnqueueTests(SwitchCase):
             self.assertEqual((self.b.delivery.appending, self.b.delivery.catching_up), (0, False), taken)
 
     def test_a_message_that_was_not_stored_is_sent_again_by_its_sender(self) -> None:
-        """Its receiver is gone and the queue takes nothing; an error would look final to the sender."""
+        """The receiver is gone and the queue accepts nothing. An error would look final to the sender."""
         self.send(self.a, B)
         self.patch(self.queue, "append", lambda *_: fail(QueueUnavailable("no room")))
         self.b.lost("cut")
@@ -592,7 +594,7 @@ class CostTests(SwitchCase):
         self.assertEqual((wire.ended, self.drops()), ("too many small fragments", {Drop.FRAGMENTS: 1}))
 
     def test_sessions_with_the_largest_incomplete_messages_are_ended(self) -> None:
-        """No more of them than needed."""
+        """No more sessions are ended than needed."""
         self.switch = self.make_switch(self.queue, max_unfinished=10 * SMALL)
         wires = {}
         for sid, size in (("small", 2), ("large", 5), ("medium", 3)):
@@ -637,7 +639,7 @@ class HandLaterTests(SwitchCase):
 
 
 class PeriodicChecksTests(SwitchCase):
-    """What is looked at every second."""
+    """Checks that run every second."""
 
     def test_an_unconfirmed_window_is_stored_and_the_session_ended(self) -> None:
         """First the queue keeps what it has not confirmed, then it is ended."""
@@ -676,7 +678,9 @@ class PeriodicChecksTests(SwitchCase):
         )
 
     def test_large_messages_one_after_the_other(self) -> None:
-        """Each becomes whole in time; that a look always falls into the middle of one says nothing."""
+        """Each message is completed in time, so a message that is incomplete at each check is no reason to end the
+        session.
+        """
         _, wire = self.connect(A)
         for _ in range(2 * int(UNFINISHED_FOR)):
             cast(Any, wire).grew(10 * SMALL)
@@ -686,7 +690,6 @@ class PeriodicChecksTests(SwitchCase):
         self.assertIsNone(wire.ended)
 
     def test_the_sender_of_an_expired_message_is_notified(self) -> None:
-        """Its sender is told."""
         a, wire = self.connect(A)
         self.send(a, B)
         cast(Any, wire).has_received = True
@@ -702,7 +705,7 @@ class PeriodicChecksTests(SwitchCase):
 
 
 class IntakeTests(SwitchCase):
-    """What another relay brings."""
+    """Messages that another relay brings."""
 
     def bring(self, destination: int, *, only_connected: bool = False, **options: Any) -> Deferred[None]:
         envelope = self.envelope(C, destination, **options)
@@ -746,7 +749,7 @@ class IntakeTests(SwitchCase):
 
 
 class TextTests(SynchronousTestCase):
-    """What senders are told."""
+    """Texts that senders receive."""
 
     def test_every_drop_reason_has_a_text(self) -> None:
         """A drop without a text could not be raised."""

@@ -65,7 +65,7 @@ class FragmentsTests(SynchronousTestCase):
         self.assertRaises(FrameTooLarge, one.add, ENDING, b"")
 
     def test_only_short_inner_fragments_count_as_small(self) -> None:
-        """What Go and JavaScript make when their buffer is full is not: only the last of a message is shorter."""
+        """Go and JavaScript send a fragment when their buffer is full: only the last one of a message is shorter."""
         one = Fragments(1 << 20)
         for first, piece in cut(bytes(100_000), [4082] * 24):
             one.add(first, piece)
@@ -124,7 +124,7 @@ class FloodTests(SocketPairCase):
 
     @asynchronous
     async def test_the_clock_is_looked_at_after_each(self) -> None:
-        """Two of them fill this turn, however many came in one read."""
+        """Two fragments fill the turn, however many came in one read."""
         a, _ = await self.pair()
         server = self.one.switch.sessions[a.session].socket
         server.share = share = _Counting(server.share)
@@ -134,7 +134,7 @@ class FloodTests(SocketPairCase):
 
     @asynchronous
     async def test_too_many_end_the_session(self) -> None:
-        """And are counted, also those that have nothing in them; nothing behind them is looked at."""
+        """Empty fragments are counted, too; data behind them is not parsed."""
         self.patch(switch, "FRAGMENT_BURST", 500.0)
         a = await self.empties(9000)
         self.assertIn("too many small fragments", await a.closed)
@@ -151,7 +151,7 @@ class FloodTests(SocketPairCase):
 
     @asynchronous
     async def test_data_before_a_lost_connection_is_delivered(self) -> None:
-        """What came before it ended is delivered; no pings are answered any more; all of it in turns."""
+        """The data is delivered in turns; pings are no longer answered."""
         a, b = await self.pair()
         server = self.one.switch.sessions[a.session].socket
         told: list[str] = []

@@ -62,7 +62,7 @@ def as_twisted_reads_it(data: bytes) -> Any:
 
 
 class PlainTests(SynchronousTestCase):
-    """What passes here is read by Twisted as the same."""
+    """Twisted reads a plain upgrade in the same way."""
 
     def test_upgrade_requests_of_known_clients_are_recognised(self) -> None:
         found = plain_upgrade(PLAIN)
@@ -125,7 +125,7 @@ class PlainTests(SynchronousTestCase):
 
 
 class PlainUpgradeTests(SynchronousTestCase):
-    """In memory."""
+    """Upgrades in memory."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -204,7 +204,7 @@ class RelayUpgradeTests(SocketPairCase):
     """A real relay: whatever way an upgrade comes in, it is the same session."""
 
     async def connected(self, *pieces: bytes, endpoint: Any = None) -> Lines:
-        """What a connection hears that says these, one after the other."""
+        """Send these pieces over a connection, one after the other; return the received lines."""
         endpoint = endpoint or clientFromString(reactor, f"tcp:127.0.0.1:{self.one.port}")
         raw: Lines = await endpoint.connect(Factory.forProtocol(Lines))
         self.addCleanup(lambda: raw.transport.abortConnection())  # type: ignore[union-attr]
@@ -250,7 +250,7 @@ class RelayUpgradeTests(SocketPairCase):
 
     @asynchronous
     async def test_an_upgrade_with_a_body(self) -> None:
-        """It is refused, and nothing of it is held afterwards."""
+        """The request is refused, and its data is freed."""
         a, _ = await self.pair()
         head = self.request(a, "body").replace(b"Upgrade: websocket", b"Upgrade: websocket\r\nContent-Length: 100000")
         for origin in (b"", b"Origin: x\r\n"):

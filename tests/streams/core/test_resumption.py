@@ -67,7 +67,7 @@ class ForgeryCase(HalfCase):
         self.network.settle()
 
     def position(self, protocol: Any, **changes: Any) -> Resume:
-        """What the relay works out from the token and the tags that it saw."""
+        """Change a RESUME as a relay could that has seen the token and the tags."""
         end: SecureEnd = protocol.transport.end
         position = end.position()
         return replace(position, **{"generation": end.generation + 1, **changes})
@@ -135,7 +135,7 @@ class ForgedResumeTests(ForgeryCase):
         self.assertEqual(two.transport.end.generation, one.transport.end.generation)
 
     def test_the_transport_stays_in_service_meanwhile(self) -> None:
-        """It carries both directions while a RESUME waits, and after that was given up."""
+        """The transport carries both directions while a RESUME waits, and after the RESUME was given up."""
         one, two = self.open()
         forger = self.forger()
         for turn in range(3):
@@ -167,7 +167,7 @@ class ForgedResumeTests(ForgeryCase):
 
 
 class ManyResumesTests(ForgeryCase):
-    """Several RESUMEs that wait for their confirmation at a time."""
+    """Several RESUMEs wait for their confirmation at a time."""
 
     def test_forged_resumes_do_not_displace_the_real_resume(self) -> None:
         """So many wait, through one server; the real one is the newest, and confirms."""
@@ -230,7 +230,7 @@ class LateTests(ForgeryCase):
     """The old transport goes on carrying until a move is confirmed: what it brings is neither lost nor given twice."""
 
     def catch(self) -> tuple[list[Frame], Any]:
-        """What the server would hand to B is kept from now on; the port by which it gets there."""
+        """Keep all later frames of the server for B; return them, and the port that delivers them."""
         relay = self.network.factory.relay
         port = relay.newest[B.public].port
         caught: list[Frame] = []
@@ -310,7 +310,7 @@ class ManyConnectionsTests(ForgeryCase):
         self.walk(seed)
 
     def walk(self, seed: int) -> None:
-        """One of them."""
+        """Run a random walk."""
         self.setUp()
         draw = Random(seed)
         one, two = self.both()
@@ -384,7 +384,7 @@ class ManyConnectionsTests(ForgeryCase):
             self.reconnect(name)
 
     def try_all(self) -> None:
-        """What A wants to go on with is asked for; nothing arrives yet."""
+        """Send requests for all streams that A wants to resume; none is delivered yet."""
         wanted, self.wanted = self.wanted, []
         for stream, searching in wanted:
             if not searching.called and self.a.connected:

@@ -1,4 +1,4 @@
-"""One end's numbers: what it may send, what it says of itself, how its window and its limit grow."""
+"""Counts of one end: the data it may send, the window it announces, and the growth of both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fill(one: SecureEnd, two: SecureEnd, size: int = 32_768) -> int:
 
 
 class LimitTests(SynchronousTestCase):
-    """What a sender allows itself, whatever the receiver names."""
+    """Limit of a sender for its own data, whatever window the receiver announces."""
 
     def setUp(self) -> None:
         self.one, self.two = pair(MAX_WINDOW)
@@ -67,7 +67,7 @@ class LimitTests(SynchronousTestCase):
 
 
 class ResumeTests(SynchronousTestCase):
-    """Where the other end says that it stands."""
+    """Position that the other end states."""
 
     def setUp(self) -> None:
         self.one, self.two = pair(token=bytes(16))
@@ -111,7 +111,7 @@ class ResumeTests(SynchronousTestCase):
 
 
 class CountTests(SynchronousTestCase):
-    """What an end knows of itself."""
+    """Counts that an end keeps."""
 
     def test_a_new_one(self) -> None:
         end = SecureEnd(bytes(32), initiator=True)

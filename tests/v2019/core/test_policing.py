@@ -1,4 +1,4 @@
-"""What one client may ask of a server: rates, bounds, lists, slower reading, leaving."""
+"""Limits of a client at a server: rates, bounds, lists, slower reading, leaving."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ServerCase(SynchronousTestCase):
 
 
 class RelayLimitTests(ServerCase):
-    """What the relay does with them."""
+    """Effect of the limits in the relay."""
 
     def request(self, number: int) -> Frame:
         return Frame(REQUEST, 2 * number, KEYS["A"].public + KEYS["B"].public)
@@ -242,7 +242,7 @@ class AdmissionTests(ServerCase):
         self.assertRaises(ListError, KeyList, path)
 
     def test_a_change_that_leaves_time_and_size_as_they_were(self) -> None:
-        """As when a list that could not be read gets its permissions."""
+        """For instance, a list that could not be read gets its permissions."""
         path = self.write("deny", KEYS["A"])
         status = os.stat(path)
         deny = KeyList(path)

@@ -12,7 +12,7 @@ ONE, OTHER, THIRD = (SecKey.generate().public for _ in range(3))
 
 
 class KeptReceiptsTests(SynchronousTestCase):
-    """By plain calls."""
+    """The table of kept receipts, called directly."""
 
     def setUp(self) -> None:
         self.kept = KeptReceipts()

@@ -291,7 +291,7 @@ class CongestionTests(RelayCase):
         self.assertEqual(self.ports[0].paused, 0)
 
     def test_a_source_with_other_peers_is_never_paused(self) -> None:
-        """No other pair waits for a receiver that does not read."""
+        """Otherwise other pairs would wait for a receiver that does not read."""
         self.open(0, 1, 2)
         own_id = self.open(0, 2, 4)
         self.congest(1)
@@ -389,7 +389,7 @@ class CongestionTests(RelayCase):
         self.assertFalse(self.peers[0].routes[2].accepted)
 
     def test_a_slow_receiver_with_a_modest_sender_loses_no_data(self) -> None:
-        """What drains is not counted against the route for ever."""
+        """Data that was sent no longer counts against the route."""
         self.open(0, 1, 2)
         self.open(0, 2, 4)
         self.congest(1)
@@ -412,7 +412,7 @@ class CongestionTests(RelayCase):
         self.assertEqual(self.relay.drops[DropReason.SEND_BUFFER_FULL], 1)
 
     def test_repeated_or_late_congestion_reports_are_ignored(self) -> None:
-        """Its counts begin once, and not for one that is gone."""
+        """Counting begins once, and not for a peer that is gone."""
         self.open(0, 1, 2)
         self.congest(1)
         self.fill(0, 2, 300_000)
@@ -426,7 +426,7 @@ class CongestionTests(RelayCase):
         self.assertFalse(self.peers[1].congested)
 
     def test_a_peer_that_is_slow_again(self) -> None:
-        """What was counted the first time is forgotten, and its sources are paused as they were then."""
+        """The counts of the first congestion are forgotten, and the sources are paused as at the first time."""
         self.open(0, 1, 2)
         route = self.peers[0].routes[2]
         self.congest(1)

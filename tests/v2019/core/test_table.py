@@ -62,7 +62,7 @@ def feed(core: ClientConnection, *frames: Frame) -> list[Event]:
 
 
 def sent(core: ClientConnection) -> list[Frame]:
-    """What it wants to send."""
+    """Return the frames that the core wants to send."""
     return FrameBuffer().feed(core.data_to_send())
 
 
@@ -111,7 +111,7 @@ class StateTests(ClientCase):
         return transport
 
     def test_every_state_and_input(self) -> None:
-        """Each pair either is in the table and moves, or is an error and does not."""
+        """Each pair of state and input is a transition in the table, or an error without a transition."""
         for state in (None, *State):
             for what in Input:
                 transport = self._in(state)
@@ -223,7 +223,7 @@ class ReceiveTests(ClientCase):
         return feed(self.core, Frame(FWD, 1, sequence.to_bytes(2, "big") + bytes(size)))
 
     def test_acks_are_withheld_beyond_the_limit_and_sent_together(self) -> None:
-        """As session_read_buffer records it: 30000 bytes each, unread."""
+        """The numbers are those of session_read_buffer: 30000 unread bytes each."""
         acknowledged = []
         for sequence in range(5):
             self._fwd(sequence, 30_000)
@@ -261,7 +261,7 @@ class ReceiveTests(ClientCase):
         self.fail("unread frames of one byte have no limit")
 
     def test_frames_behind_a_lost_transport_are_processed(self) -> None:
-        """In the same read: another transport's data, and what comes for the one that is over."""
+        """The same read has data of another transport, and frames for the one that has ended."""
         (event,) = feed(self.core, Frame(REQUEST, 3, bytes(REMOTE + LOCAL)))
         assert isinstance(event, Requested)
         self.core.accept(event.transport)
@@ -336,7 +336,7 @@ class ReceiveTests(ClientCase):
 
 
 class ServerFrameTests(SynchronousTestCase):
-    """What a server says of itself to a client that has shown that it knows it."""
+    """Frames of a server to a client that supports extensions."""
 
     def setUp(self) -> None:
         self.core = ClientConnection(LOCAL)
@@ -364,7 +364,7 @@ class ServerFrameTests(SynchronousTestCase):
 
 
 class SecureTests(SynchronousTestCase):
-    """Two clients whose frames this test carries from one to the other: when something is acknowledged."""
+    """Two clients whose frames the test carries between them: times of acknowledgements."""
 
     KEYS = SecKey.from_seed(b"asks"), SecKey.from_seed(b"answers")
 
@@ -409,7 +409,7 @@ class SecureTests(SynchronousTestCase):
         self.assertRaises(LocalProtocolError, self.a.send, self.at_a, bytes(MAX_SECURE_DATA + 1))
 
     def test_a_window_changed_before_the_first_ack_is_sent(self) -> None:
-        """As where a stream goes on that is read meanwhile."""
+        """The window changes when a resumed stream is read meanwhile."""
         for more, answer in ((0, []), (1000, [ACK])):
             self.setUp()
             end = self.b.accept_secure(self.at_b, Hello(0, INITIAL_WINDOW))
@@ -419,7 +419,7 @@ class SecureTests(SynchronousTestCase):
             self.assertEqual(self.types(self.b), answer)
 
     def test_acks_report_received_and_read_bytes(self) -> None:
-        """One for all of a turn; then when a quarter of the window is free again, and not before."""
+        """One ACK is sent for all data of a turn; the next one follows when a quarter of the window is free again."""
         self.open()
         for size in (1000, 1000, INITIAL_WINDOW // 4 - 2000):
             self.a.send(self.at_a, bytes(size))
@@ -485,7 +485,7 @@ class SecureTests(SynchronousTestCase):
         self.assertEqual([(one.type, one.payload[0]) for one in sent(self.b)], [(CLOSE, CloseReason.NOT_AUTHENTIC)])
 
     def test_how_many_came_in(self) -> None:
-        """Those that this side asked for are none of them, and nor is one that is closed again."""
+        """Transports that this end opened do not count, nor does a closed one."""
         self.open()
         self.assertEqual((self.a.incoming, self.b.incoming), (0, 1))
         self.a.close(self.at_a)

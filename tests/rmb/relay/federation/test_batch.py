@@ -1,4 +1,4 @@
-"""Several messages in one POST to a relay that takes them."""
+"""Batches: several messages in one POST to a relay that accepts batches."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SlotsTests(SynchronousTestCase):
 
 
 class Peer(Resource):
-    """Another relay, whatever it is."""
+    """Any other relay."""
 
     isLeaf = True
 
@@ -117,7 +117,7 @@ class Peer(Resource):
 
 
 class PosterTests(FederationCase):
-    """What is asked of whom."""
+    """Requests of the poster."""
 
     async def meet(self, peer: Peer) -> tuple[Poster, str]:
         """A poster that has had one answer of ``peer``."""
@@ -157,7 +157,7 @@ class PosterTests(FederationCase):
 
     @asynchronous
     async def test_a_relay_of_the_reference_is_asked_one_by_one(self) -> None:
-        """It offers nothing and is asked one by one."""
+        """The relay does not offer batches."""
         peer = Peer(offers=False)
         poster, url = await self.meet(peer)
         self.assertFalse(poster.takes_many(url))
@@ -166,7 +166,7 @@ class PosterTests(FederationCase):
 
     @asynchronous
     async def test_a_relay_replaced_by_an_older_one_gets_single_messages(self) -> None:
-        """Nothing is lost, and no more batches are tried."""
+        """No message is lost, and no more batches are tried."""
         peer = Peer()
         poster, url = await self.meet(peer)
         peer.offers, peer.status = False, 404
@@ -183,7 +183,7 @@ class PosterTests(FederationCase):
 
     @asynchronous
     async def test_known_results_are_reported_immediately(self) -> None:
-        """And nobody answered what stays unsaid."""
+        """A message without a reported result counts as not answered."""
         self.patch(post, "POST_TIMEOUT", 1.0)
         poster, url = await self.meet(Peer(lines=b"2 202\n0 404\n"))
         answers = [Deferred.fromCoroutine(poster.post(url, b"x", only_connected=False)) for _ in range(3)]
@@ -216,7 +216,7 @@ class PosterTests(FederationCase):
 
 
 class RelayTests(MemoryFederationCase):
-    """Two relays of ours."""
+    """Two relays of this package."""
 
     async def pairs(self) -> tuple[Any, Any, Any]:
         await self.two()
@@ -260,11 +260,11 @@ class RelayTests(MemoryFederationCase):
 
 
 class IntakeTests(FederationCase):
-    """What anybody can POST."""
+    """Requests that anybody can POST."""
 
     @asynchronous
     async def test_forged_messages_in_a_batch_are_charged_alone(self) -> None:
-        """Each is judged alone, and who brings them is charged."""
+        """Each message is verified alone, and the sender of the batch is charged."""
         await self.two()
         self.twin("A", "http://elsewhere:1"), self.twin("B", self.second.domain)
         b = await self.raw("B", self.second)

@@ -24,7 +24,7 @@ RELAYS = frozenset({"there"})
 
 
 class Elsewhere:
-    """In place of requests to other relays, and of the queue: what was offered and removed."""
+    """Replacement of requests to other relays and of the queue, which records offered and removed messages."""
 
     stopped = False
 
@@ -136,7 +136,7 @@ class UnverifiedTwinsTests(SynchronousTestCase):
 
 
 class RuleTests(SynchronousTestCase):
-    """What a relay does with a message for a twin that has no session here."""
+    """Decision of a relay on a message for a twin that has no session there."""
 
     def test_relays_may_deliver_only_for_their_own_twins(self) -> None:
         header, both = cast(Any, SimpleNamespace(fail_fast=False)), cast(Any, SimpleNamespace())

@@ -1,4 +1,4 @@
-"""Which messages for other relays are tried next."""
+"""Choice of the next message for another relay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def relays(name: object) -> frozenset[str]:
 
 
 class SlotsTests(SynchronousTestCase):
-    """By plain calls."""
+    """Slots called directly."""
 
     def setUp(self) -> None:
         self.slots: Slots[str] = Slots()
@@ -59,7 +59,7 @@ class SlotsTests(SynchronousTestCase):
         self.assertEqual(self.take_all(), [f"tarpit {MAX_SLOW_POSTS}"])
 
     def test_a_sender_whose_relays_were_quick(self) -> None:
-        """And then say nothing, under any number of names: others go on."""
+        """The relays then stop answering, under any number of names: other senders are served."""
         for number in range(300):
             self.make_quick(f"trap {number}")
         self.make_quick("good")

@@ -32,7 +32,7 @@ class RedisCase(RmbCase):
         self.redis.flushdb()
 
     async def two(self, **options: Any) -> None:
-        """Two processes of one relay: the same name, the same queue."""
+        """Start two processes of one relay, with the same name and the same queue."""
         self.one = await self.named_relay(queue=self.url, **options)
         self.two_ = await self.relay(queue=self.url, domains=self.one.switch.rules.domains, **options)
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
@@ -69,7 +69,7 @@ class QueueTests(RedisCase):
 
     @asynchronous
     async def test_messages_that_cannot_be_deleted_are_not_read_again(self) -> None:
-        """It is not read again, is told to nobody when its time has passed, and is deleted as soon as that works."""
+        """Such a message is not read again or reported when it expires, and is deleted as soon as deleting works."""
         queue = await self.queue()
         ids = [await queue.append("0", b"%d" % number, 0.0) for number in range(3)]
         self.patch(redis_queue, "RETRY_FOR", 0.0)
@@ -98,7 +98,7 @@ class QueueTests(RedisCase):
 
     @asynchronous
     async def test_each_federated_message_is_taken_by_one_process(self) -> None:
-        """Each message is taken by one process; nothing stays (weakness 11)."""
+        """No message remains (weakness 11)."""
         one, two = await self.queue(), await self.queue()
         for number in range(50):
             await one.append(FEDERATION, b"%d" % number, 1e12)
@@ -111,7 +111,7 @@ class QueueTests(RedisCase):
 
     @asynchronous
     async def test_totals_and_shares_of_twins_are_counted_over_processes(self) -> None:
-        """It is counted over processes and until a message has gone, whichever way it went."""
+        """A message counts until it is removed, in whichever way."""
         one, two = await self.queue(total=8000, size=500), await self.queue(total=8000, size=500)
         now = one._reactor.seconds()
         mine = [await one.append("1", bytes(400), now + 1000, 7) for _ in range(2)]
@@ -146,7 +146,7 @@ class QueueTests(RedisCase):
 
     @asynchronous
     async def test_presence_is_visible_to_all_processes(self) -> None:
-        """Which sessions are connected to any process."""
+        """Each process knows the sessions that are connected to any process."""
         one, two = await self.queue(), await self.queue()
         one.present(["1", "1:s"])
         await self.pause(0.05)
@@ -220,7 +220,7 @@ class TwoProcessesTests(RedisCase):
 
     @asynchronous
     async def test_messages_appended_by_the_reference_are_found(self) -> None:
-        """What a relay of the reference appended is found, though it tells nobody."""
+        """The reference's relay does not notify other processes."""
         await self.two()
         b = await self.raw("B", self.one)
         await self.pause(0.05)
@@ -233,7 +233,9 @@ class TwoProcessesTests(RedisCase):
 class AwayTests(RedisCase):
     @asynchronous
     async def test_a_relay_survives_an_outage_of_redis(self) -> None:
-        """What has to be kept meanwhile is refused with a word; the relay goes on, and works when it is back."""
+        """During the outage, messages that have to be stored are refused with an error; afterwards the relay works
+        again.
+        """
         self.patch(redis_queue, "RETRY_FOR", 0.5)
         server = RedisServer()
         self.one = await self.named_relay(queue=f"redis://127.0.0.1:{server.port}/0")

@@ -46,7 +46,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         return self.queue.append(session, data, until)
 
     def test_appends_are_confirmed_by_the_commit_of_their_turn(self) -> None:
-        """What a turn appends is answered together, at its end."""
+        """All messages of a turn are confirmed together, at its end."""
         waiting = [self.append("1", b"x") for _ in range(3)]
         self.assertNoResult(waiting[0])
         self.clock.advance(0)
@@ -57,7 +57,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertEqual(1, len(self.queue))
 
     def test_a_twin_cannot_exceed_its_share(self) -> None:
-        """Of what one sent, to however many sessions; others have room."""
+        """The share covers all messages that a twin sent, to any number of sessions; other twins have room."""
         queue = SQLiteQueue(":memory:", self.clock, QueueLimits(100, 50, 800))
 
         def append(session: str, sender: int, size: int = 50) -> str:
@@ -82,7 +82,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertEqual(queue._from, {1: 100, 2: 50, 3: 50, 4: 100})
 
     def test_number_size_and_total_are_limited(self) -> None:
-        """Of number, of size, of all."""
+        """The number of messages, the size of each, and the size of all are limited."""
         for number in range(7):
             self.append("1", b"%d" % number)
         self.append("2", b"x" * 60)
@@ -153,7 +153,7 @@ class SQLiteQueueTests(SynchronousTestCase):
 
 
 class FileTests(SynchronousTestCase):
-    """What a queue leaves in its file, and beside the file."""
+    """Content of the queue's file, and files beside it."""
 
     def setUp(self) -> None:
         self.clock = StrictClock()
@@ -304,7 +304,9 @@ class TroubleTests(SynchronousTestCase):
         self.assertEqual((len(self.queue), self.queue.trouble, self.disk.seen.count("BEGIN IMMEDIATE")), (0, None, 3))
 
     def test_the_reserve_is_used_for_deletions_only(self) -> None:
-        """It is freed while delivered messages have to be deleted, and reserved again before appends are accepted."""
+        """The reserve is freed while delivered messages have to be deleted, and taken again before appends are
+        accepted.
+        """
         for deletes, calls in ((False, ["take"]), (True, ["release", "holds", "take"])):
             ids = self.kept(1)
             self.disk.full = ("DELETE",) if deletes else ("INSERT",)
