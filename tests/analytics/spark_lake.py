@@ -383,7 +383,7 @@ class MemoryTests(LakeCase):
 
     def test_rows_of_each_table(self) -> None:
         lake = Story.told().pipeline().lake
-        state = lake.computed()
+        state = lake.computed_state()
         names = [
             ("", "bronze"),
             ("silver", "heartbeats"),

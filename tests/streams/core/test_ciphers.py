@@ -38,7 +38,7 @@ def handshake(mine: Hello, theirs: Hello) -> tuple[HandshakeResult, HandshakeRes
     proposal = Proposal(A, B.public, mine)
     offer = Offer(B, proposal.payload)
     there, payload = offer.accept(theirs)
-    here, hello = proposal.accepted(payload)
+    here, hello = proposal.process_answer(payload)
     return here, there, offer.hello, hello
 
 
@@ -156,10 +156,10 @@ class MoveTests(SynchronousTestCase):
             position = replace(two.position(), generation=number)
             reply = Hello(0, WINDOW, resume=position, aes_gcm=offer.hello.aes_gcm)
             there, payload = offer.accept(reply)
-            here, hello = proposal.accepted(payload)
+            here, hello = proposal.process_answer(payload)
             answer = two.answer(there, offer.hello, reply)
             one.detach()
-            asking = one.go_over(Carrier(), here, hello, WINDOW, agreed_cipher(resume, hello))
+            asking = one.attach_resumed(Carrier(), here, hello, WINDOW, agreed_cipher(resume, hello))
             confirming = one.seal_ack()
             self.assertTrue(answer.is_confirmed_by(FWD, asking))
             self.assertFalse(answer.is_confirmed_by(ACK, confirming), "the second message is not the first")
@@ -190,7 +190,7 @@ class VectorTests(SynchronousTestCase):
         offer = Offer(B, proposal.payload, ephemeral=SecKey(bytes.fromhex(vector["ephemeral_responder"])))
         there, payload = offer.accept(theirs)
         self.assertEqual((proposal.payload.hex(), payload.hex()), (vector["request"], vector["accept"]))
-        here, hello = proposal.accepted(payload)
+        here, hello = proposal.process_answer(payload)
         self.assertEqual(here.send_key.hex(), vector["key_initiator_to_responder"])
         one = SecureEnd(here.hash, initiator=True, token=TOKEN, tags=True)
         one.attach(Carrier(), here, hello, 262144, agreed_cipher(mine, hello))
