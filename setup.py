@@ -1,4 +1,6 @@
-"""What setup.cfg cannot say: the long description, and ``envelope_pb2.py``, which is made of ``envelope.proto``."""
+"""Parts of the build that setup.cfg cannot describe: the long description, and ``envelope_pb2.py``, which is made of
+``envelope.proto``.
+"""
 
 import re
 from pathlib import Path
@@ -27,10 +29,10 @@ class BuildProto(Command):
     build_lib = None
 
     def initialize_options(self):
-        """Nothing to set."""
+        """Do nothing: the command has no options."""
 
     def finalize_options(self):
-        """Where the rest of the build goes."""
+        """Set the directory of the build."""
         self.set_undefined_options("build_py", ("build_lib", "build_lib"))
 
     def run(self):
@@ -47,7 +49,7 @@ class BuildProto(Command):
                 target.write_bytes((PROTO.parent / target.name).read_bytes())
 
     def get_outputs(self):
-        """In the build."""
+        """Return the generated files in the build."""
         return [str(Path(self.build_lib) / PROTO.parent / name) for name in OUTPUTS]
 
     def get_output_mapping(self):
@@ -55,7 +57,7 @@ class BuildProto(Command):
         return {output: str(PROTO.parent / Path(output).name) for output in self.get_outputs()}
 
     def get_source_files(self):
-        """For the source distribution."""
+        """Return the files for the source distribution."""
         return [str(PROTO)]
 
 

@@ -48,7 +48,7 @@ PARTS = (
 
 
 def machine() -> dict[str, Any]:
-    """What this is measured on."""
+    """Return a description of the machine."""
     model = next(
         (
             line.partition(":")[2].strip()

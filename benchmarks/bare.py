@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.machine import away, cores, cpu_of
 
 REQUEST = b"G" * 500
-"""As long as the upgrade of a twin."""
+"""Request as long as a twin's upgrade."""
 
 
 def serve() -> None:

@@ -210,7 +210,7 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process so far."""
+    """Return the seconds of the processor that this process has used."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

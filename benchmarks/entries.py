@@ -22,7 +22,7 @@ from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.keys import SecKey, sha256
 
 ENTRIES = 100_000
-"""Of them one in five hundred is a server; ``python -m benchmarks.entries 1000000`` takes five minutes."""
+"""Number of entries, one in five hundred of a server; ``python -m benchmarks.entries 1000000`` takes five minutes."""
 PROCESSES = (1, 2, 4)
 EXCHANGES = 1500
 """POSTs, and as many GETs, of each process."""
@@ -62,7 +62,7 @@ def _median_ms(act: Any) -> float:
 
 
 def _measure(kind: str, entries: int, directory: str) -> dict[str, Any]:
-    """What so many entries cost, in this process."""
+    """Measure the cost of ``entries`` entries, in this process."""
     path = str(Path(directory) / "entries.sqlite")
     before, start = _resident(), time.process_time()
     store: Any = SQLiteStore(":memory:" if kind == "memory" else path)
@@ -96,7 +96,7 @@ def size_rows(entries: int = ENTRIES) -> list[dict[str, Any]]:
 
 
 def _requests(process: int) -> tuple[list[bytes], list[bytes]]:
-    """What one process is asked: its own keys, each posted again and again."""
+    """Return the requests of one process: its own keys, each posted repeatedly."""
     keys = [SecKey.from_seed(b"many %d %d" % (process, number)) for number in range(KEYS // 4)]
     posts = []
     for number in range(EXCHANGES):

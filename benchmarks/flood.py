@@ -1,4 +1,4 @@
-"""What a pair feels while another client floods the relay with control frames."""
+"""Round trips of a pair of clients while another client floods the relay with control frames."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, PING, REQUEST, encode_frame
 COUNT = 3000
 """Round trips measured each time."""
 FRAMES_PER_SECOND = 20_000
-"""Of the flooder: forty times what the relay allows by default.  More would measure how
-the machine shares its cores."""
+"""Frames per second of the flooding client, forty times the relay's default limit.  A larger number would measure how
+the machine shares its cores.
+"""
 RECORD = 100
 """Frames in one record of the flooder."""
 
@@ -73,7 +74,7 @@ def _round_trips(where: tuple[str, int], key: PubKey) -> list[float]:
 
 
 def _flood(host: str, port: int, key: PubKey, name: str) -> None:
-    """As many as are announced, connecting again whenever the relay has enough of it."""
+    """Flood the relay; connect again whenever the relay ends the connection."""
     frame_type = {"REQUEST": REQUEST, "ACCEPT": ACCEPT, "CLOSE": CLOSE, "PING": PING}[name]
     victim = SecKey.generate().public
     while True:

@@ -1,4 +1,7 @@
-"""What a network asks of discovery and of the servers that are left when something large goes away, and comes back.
+"""Requests of a network to discovery and to the remaining servers when a large part leaves or returns.
+
+The entities are those of real networks, in the lab of :mod:`dmsg.testing`, with their real waiting times. So the
+numbers per second grow in proportion to the number of clients, which arithmetic alone does not show.
 
 The entities are those that run elsewhere, in the lab of :mod:`dmsg.testing`, with the waits that they really have; so
 their numbers by the second hold for any number of clients in proportion, which arithmetic alone does not tell.
@@ -57,7 +60,7 @@ class Watch:
             self._before = now
 
     def row(self, event: str, affected: int) -> dict[str, Any]:
-        """Of each client that the event hit: what it asked in all, and in the worst second."""
+        """Return the requests of each affected client: in all, and in the busiest second."""
         asked = [sum(one.values()) - one["connections"] for one in self.seconds]
         connects = [one["connections"] for one in self.seconds]
         half = next((n + 1 for n in range(len(connects)) if sum(connects[: n + 1]) >= affected / 2), None)
@@ -75,7 +78,7 @@ class Watch:
 
 
 def network(clients: int, servers: int = SERVERS, **options: Any) -> Lab:
-    """One whose clients have been there for a while."""
+    """Return a network whose clients have been connected for a while."""
     lab = Lab(seed=1)
     lab.add_servers(servers)
     for number in range(clients):
@@ -86,7 +89,7 @@ def network(clients: int, servers: int = SERVERS, **options: Any) -> Lab:
 
 
 def a_server_dies(clients: int) -> dict[str, Any]:
-    """One of four, by kill -9."""
+    """Kill one of four servers."""
     lab = network(clients)
     hit = len(lab.servers["server-1"].factory.sessions)
     watch = Watch(lab)
@@ -96,7 +99,7 @@ def a_server_dies(clients: int) -> dict[str, Any]:
 
 
 def a_quiet_minute(clients: int) -> dict[str, Any]:
-    """Nothing happens: what each asks all the time."""
+    """Measure the requests of each client while nothing happens."""
     lab = network(clients)
     watch = Watch(lab)
     watch.run(WATCHED)
@@ -104,7 +107,7 @@ def a_quiet_minute(clients: int) -> dict[str, Any]:
 
 
 def all_start_at_once(clients: int) -> dict[str, Any]:
-    """As after a power cut that servers survived."""
+    """Start all clients at once, as after a power cut that the servers survived."""
     lab = Lab(seed=1)
     lab.add_servers(SERVERS)
     wait(lab, 30.0)
@@ -116,7 +119,7 @@ def all_start_at_once(clients: int) -> dict[str, Any]:
 
 
 def discovery_comes_back(clients: int) -> dict[str, Any]:
-    """It was away for five minutes and has forgotten everything."""
+    """Return discovery after five minutes, without any entries."""
     lab = network(clients)
     lab.network.host("discovery").kill()
     lab.discovery = None
@@ -132,12 +135,12 @@ EVENTS = (a_quiet_minute, a_server_dies, all_start_at_once, discovery_comes_back
 
 
 def herd_rows(clients: int = CLIENTS) -> list[dict[str, Any]]:
-    """Each event in a network of its own."""
+    """Return the rows of all events, each in a network of its own."""
     return [event(clients) for event in EVENTS]
 
 
 def main() -> None:
-    """For more clients than in ``make bench``."""
+    """Run the benchmark for more clients than ``make bench`` does."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.herd", description=__doc__)
     parser.add_argument("--clients", type=int, default=CLIENTS)
     show("what is asked of discovery and servers", herd_rows(parser.parse_args().clients))

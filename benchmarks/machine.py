@@ -47,7 +47,7 @@ def away() -> int | None:
 
 
 def begin_child(core: int | None = None) -> None:
-    """For ``preexec_fn``: run on that core, and do not outlive the benchmark, however that ends (Linux)."""
+    """Run on this core, and end with the benchmark, however the benchmark ends (Linux); for ``preexec_fn``."""
     if core is not None:
         os.sched_setaffinity(0, {core})
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -115,7 +115,7 @@ class Entity:
         raise TimeoutError(pattern)
 
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Return the address on which the process listens."""
         match = self.wait_for(r"listens on IPv4Address\(type='TCP', host='([^']+)', port=(\d+)\)")
         return match[1], int(match[2])
 
@@ -166,7 +166,7 @@ def start_server(*arguments: str, core: int | None = None) -> tuple[Entity, tupl
 
 
 def raise_descriptor_limit() -> int:
-    """As many descriptors as this process may have."""
+    """Raise the limit of descriptors to the maximum for this process, and return the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

@@ -72,7 +72,7 @@ class Connection:
         return self
 
     def send(self, frame_type: int, body: bytes) -> None:
-        """One frame."""
+        """Send a frame."""
         self.socket.sendall(encode_frame(PROFILE, frame_type, body))
 
     def receive(self) -> Frame:

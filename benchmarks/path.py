@@ -1,4 +1,4 @@
-"""One stream over a long fat path, beside plain TCP over the same path in the same run."""
+"""A stream over a path with high bandwidth and long delay, compared with plain TCP over the same path."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _as_view(duck: duckdb.DuckDBPyConnection, name: str, files: list[str]) -> st
 
 
 class Steps:
-    """What each step of a run cost, by what the run tells of its progress."""
+    """Cost of each step of a run, from the run's messages of progress."""
 
     def __init__(self, console: Console) -> None:
         self.costs: dict[str, tuple[float, float]] = {}
@@ -136,7 +136,7 @@ class Steps:
 
 
 class Bench:
-    """One size of data."""
+    """Benchmark with one size of data."""
 
     def __init__(self, spark: SparkSession, directory: Path, events: int, console: Console) -> None:
         self.spark = spark
@@ -285,7 +285,7 @@ class Bench:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """All figures of this size."""
+        """Return all figures of this size."""
         self.run()
         duck = {"bronze: spool": measured(self.duck_bronze)}
         for name, sql in self.duck_tables().items():
@@ -320,8 +320,9 @@ class Bench:
 
 
 def _compare(row: dict[str, Any], smaller: dict[str, Any]) -> None:
-    """How much more than the smaller size it took, and the ratio to DuckDB of what was added: each query has a
-    fixed cost in both, a hundred times as large in Spark."""
+    """Add the factors to the smaller size, and the ratio of the added time to DuckDB's.  The fixed cost of each query,
+    a hundred times as large in Spark, does not count then.
+    """
     more = row["spark_cpu_s"] - smaller["spark_cpu_s"]
     row["growth"] = row["spark_cpu_s"] / max(0.01, smaller["spark_cpu_s"])
     if row["duckdb_cpu_s"] is not None:

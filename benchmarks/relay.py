@@ -16,7 +16,7 @@ MAX_FRAMES = 40_000
 RUNS = 5
 IDLE_SECONDS = 10.0
 GO_2019 = {64: 6.7, 1024: 7.4, 16 * 1024: 8.8, 60 * 1024: 8.7}
-"""What the 2019 reference took for a frame of one record, as a multiple of AEAD alone on its machine."""
+"""Time of the 2019 reference for a frame of one record, as a multiple of the time of AEAD alone on its machine."""
 
 
 def frames(

@@ -244,7 +244,7 @@ def _pair(twins: Twins, one: RunningRelay, two: RunningRelay, name: str) -> tupl
 
 
 def _queued(twins: Twins, relay: RunningRelay, name: str) -> dict[str, float]:
-    """Into the queue of a session that is away, and out when it connects."""
+    """Measure messages into the queue of an absent session, and out of the queue when the session connects."""
     twins.set(1, relay.domain)
     sender = WebSocket(relay.port, twins.identities[0], Session(1, "q" + name))
     absent = Session(2, "absent" + name)
@@ -346,7 +346,7 @@ def _of_queue(twins: Twins, queue: str, kind: str, directory: Path, round_trips:
 
 
 def rmb_rows(redis_url: str | None) -> list[dict[str, Any]]:
-    """With SQLite, and with Redis where there is one."""
+    """Return the rows with SQLite, and with Redis if it is available."""
     twins = Twins(2)
     rows: list[dict[str, Any]] = []
     with twins.entity, tempfile.TemporaryDirectory(prefix="dmsg-bench-") as directory:

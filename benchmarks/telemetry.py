@@ -1,4 +1,4 @@
-"""What telemetry costs a relay: two servers in the same run, one that writes events and one that does not."""
+"""Cost of telemetry for a relay: two servers in the same run, one with events and one without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.relay import frames
 from benchmarks.wire import Connection, close_transport, open_transport
 
 ROUNDS = 15
-"""Of each server, in turns, so that neither is always the first."""
+"""Rounds of each server, alternating, so that neither is always the first."""
 CASES = (
     (64, 1, False, False),
     (64, 8, False, True),

@@ -58,7 +58,7 @@ def tunnel_rows() -> list[dict[str, Any]]:
 
 
 def _measure(ways: dict[str, tuple[int, int, Callable[[], dict[str, float]]]]) -> list[dict[str, Any]]:
-    """Each way in each round, so that what else the machine does meets them all."""
+    """Measure each way in each round, so that other work of the machine affects all ways alike."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     costs: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
@@ -256,7 +256,7 @@ def _first_works(port: int, seconds: float = 20) -> None:
 
 
 def _cpu_below(pid: int) -> float:
-    """Of a process and of its children: sshd has one for each connection."""
+    """Return the processor seconds of a process and its children, because sshd has a child for each connection."""
     total = cpu_of(pid)
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         total += _cpu_below(int(child))

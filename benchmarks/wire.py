@@ -26,7 +26,7 @@ WRITE_SIZE = 256 * 1024
 
 
 class Connection:
-    """One client connection."""
+    """Connection of a client."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Connection:
         return self._ready.pop(0)
 
     def send(self, data: bytes) -> None:
-        """One record."""
+        """Send a record."""
         self.socket.sendall(self.wrapped(self.sealer.seal(data)))
 
     def skip(self) -> None:

@@ -81,9 +81,10 @@ _PUBLIC = ("dmsg", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
 
 
 def _documented(target: str, place: str) -> str | None:
-    """Where a name is documented: public ones where programs import them, all others where they are defined.
+    """Return the place at which a name is documented: public names where programs import them, other names where they
+    are defined.
 
-    :param place: the module in which it is said.
+    :param place: the module whose text has the name.
     """
     first, _, rest = target.partition(".")
     found = None if first == "dmsg" else vars(import_module(place)).get(first) if place else None

@@ -233,7 +233,7 @@ def _wanted(scenes: list[str], names: list[str]) -> list[tuple[str, str]]:
 
 
 def main() -> int:
-    """All of them, as a table and as JSON; the status says whether all held."""
+    """Run all scenes, print a table and JSON, and return 0 if all bounds held."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.siege", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=7.0, help="of each attack")
     parser.add_argument("--json", type=Path, help="where to write the rows")

@@ -110,7 +110,7 @@ def _bad_tokens(seconds: float, host: str, port: str) -> None:
 
 
 def _intake(seconds: float, host: str, port: str) -> None:
-    """What is said to come from another relay, and is signed by nobody."""
+    """Send messages as another relay would, signed by nobody."""
     goes_on = until(seconds)
 
     def act() -> None:
@@ -128,7 +128,7 @@ def _intake(seconds: float, host: str, port: str) -> None:
 
 
 class BusScene(Scene):
-    """Two twins that send each other messages, and a third that connects."""
+    """Two twins that send each other messages, and a third twin that connects."""
 
     attacks = {
         "pings": _pings,

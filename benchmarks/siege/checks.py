@@ -75,9 +75,9 @@ def _silent_servers(seconds: float, host: str, port: str, host6: str, port6: str
 
 
 class ChecksScene(Scene):
-    """Somebody who looks an entry up, and servers that come: each wants to be listed.
+    """A client that looks up an entry, and new servers that want to be listed.
 
-    A server of 2019 that posted its entry once stays listed all the time, or every newcomer counts as refused.
+    A server of 2019 that posted its entry once must stay listed; otherwise every newcomer counts as refused.
     """
 
     attacks = {"silent servers of 260 blocks": _silent_servers}

@@ -84,7 +84,7 @@ def _random_bytes(seconds: float, host: str, port: str, server: str, victim: str
 
 
 def _said_again(own: SecKey, victim: PubKey) -> list[bytes]:
-    """One good REQUEST, over and over."""
+    """Return a valid REQUEST, repeatedly."""
     return [Proposal(own, victim, Hello()).payload]
 
 
@@ -94,7 +94,7 @@ def _new_ones(own: SecKey, victim: PubKey) -> list[bytes]:
 
 
 def _false_ones(own: SecKey, victim: PubKey) -> list[bytes]:
-    """Of the right length, with a point in the right place, and no tag that fits."""
+    """Return REQUESTs of the right length, with a valid point and an invalid tag."""
     return [bytes(own.public) + bytes(victim) + bytes(SecKey.generate().public) + os.urandom(144) for _ in range(1000)]
 
 
@@ -119,7 +119,7 @@ def _deaf(seconds: float, host: str, port: str, server: str, victim: str) -> Non
 
 
 class ClientScene(Scene):
-    """Somebody whose transport is echoed, and others that open one."""
+    """A client whose transport is echoed, and other clients that open a transport."""
 
     attacks = {
         "a REQUEST said again": _requests(_said_again),

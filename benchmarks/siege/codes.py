@@ -85,7 +85,7 @@ def _ending(addresses: int) -> Callable[..., None]:
 
 
 class CodesScene(Scene):
-    """Somebody who looks an entry up, and people who make codes and say them to others."""
+    """A client that looks up an entry, and pairs of people who use codes."""
 
     attacks = {
         "one address that ends codes": _ending(1),

@@ -1,4 +1,4 @@
-"""Many connections of enemies to a relay."""
+"""Many connections of attackers to a relay."""
 
 from __future__ import annotations
 

@@ -52,7 +52,9 @@ def _signed(seconds: float, host: str, port: str) -> None:
 
 
 def _fake_servers(seconds: float, host: str, port: str) -> None:
-    """As many servers as one public address may have: they take connections, say nothing, and are posted again."""
+    """Start as many servers as a public address may have: they accept connections and send nothing, and are posted
+    again.
+    """
     trap = socket.create_server((ENEMY, 0), backlog=1024)
     address = f"{ENEMY}:{trap.getsockname()[1]}"
     keys = [SecKey.generate() for _ in range(OF_POSTER)]
@@ -71,7 +73,7 @@ def _lookups(seconds: float, host: str, port: str) -> None:
 
 
 class DiscoveryScene(Scene):
-    """Somebody who looks an entry up, and clients that come: they look for servers and post their entries."""
+    """A client that looks up an entry, and new clients that look for servers and post their entries."""
 
     attacks = {
         "unsigned entries of 64 KB": _unsigned,

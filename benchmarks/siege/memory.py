@@ -120,7 +120,7 @@ def _windows(seconds: float, host: str, port: str, server: str, victim: str, url
 
 
 class MemoryScene(Peer):
-    """Somebody who measures round trips to a program that echoes, and strangers who come."""
+    """A client that measures round trips to a program that echoes, and strangers that connect."""
 
     attacks = {"streams of clients that die": _suspended, "large windows, nothing read": _windows}
     prepared = frozenset(attacks)

@@ -1,4 +1,4 @@
-"""What the scenes have in common in which a program is attacked by its peers: discovery, a relay, a visitor."""
+"""Common parts of the scenes in which a program is attacked by its peers: discovery, a relay, a visitor."""
 
 from __future__ import annotations
 

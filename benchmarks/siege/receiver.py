@@ -1,4 +1,4 @@
-"""Somebody who takes parcels, and is sent large directories."""
+"""Receiver of parcels, to which large directories are sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _directories(seconds: float, host: str, port: str, server: str, victim: str,
 
 
 class ReceiverScene(Peer):
-    """Somebody who measures round trips to the receiver, and strangers who want to send something."""
+    """A client that measures round trips to the receiver, and strangers that want to send a parcel."""
 
     PORT = PORT
     attacks = {"6,000 directories, 60 deep": _directories}

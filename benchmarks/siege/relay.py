@@ -46,7 +46,7 @@ def _behind_nat(seconds: float, host: str, port: str, key: str) -> None:
 
 
 def _two_ids(seconds: float, host: str, port: str, key: str) -> None:
-    """Two transports of one's own in turn, and nothing in their frames: none can be handed on together."""
+    """Send empty frames of two transports of the attacker in turn, so that the relay cannot pass them on together."""
     goes_on, where, server = until(seconds), (host, int(port)), PubKey.from_hex(key)
 
     def act() -> None:

@@ -1,8 +1,8 @@
-"""What every scene of the siege is: somebody who is attacked, two who are innocent, somebody new, and enemies.
+"""Common parts of the scenes of the siege: an attacked entity, two innocent clients, newcomers, and attackers.
 
-Enemies come from addresses of their own: neighbours of the innocent, who are at 127.0.0.1,
-or many of other blocks (:mod:`benchmarks.siege.network`).  Each attack runs in a process of its own and ends by
-itself.  Traffic goes to loopback only.
+Attackers have addresses of their own: neighbours of the innocent clients, which are at 127.0.0.1, or many addresses of
+other blocks (:mod:`benchmarks.siege.network`).  Each attack runs in a process of its own and ends by itself.  Traffic
+goes to loopback only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEWCOMER_TIMEOUT = 5.0
 """Seconds without an answer after which a newcomer counts as refused."""
 HONEST = "honest data, no attack"
 LOST = (OSError, DmsgError, EOFError, AssertionError)
-"""How a connection ends that somebody has had enough of."""
+"""Errors with which an attacker's connection ends when the entity refuses it."""
 
 Address = tuple[str, int]
 Attack = Callable[..., None]
@@ -34,12 +34,12 @@ Attack = Callable[..., None]
 class Scene:
     """One attacked entity, with default limits.
 
-    :cvar attacks: by the names that the table has.
-    :cvar anchors: attacks that are nothing but data, and the load that says what data costs.
-    :cvar prepared: attacks that call :func:`ready` when they have what they need; only then they are measured.
-    :cvar needs_public: public addresses and IPv6 are needed, which there are in a namespace only.
+    :cvar attacks: attacks, by their names in the table.
+    :cvar anchors: attacks that only send data, and the load from which the cost of data is computed.
+    :cvar prepared: attacks that call :func:`ready` when their preparation is finished; they are measured from then on.
+    :cvar needs_public: whether the scene needs public addresses and IPv6, which only a namespace has.
     :cvar newcomers: number of newcomers at a time.
-    :cvar bounds: where they differ from the usual ones.
+    :cvar bounds: bounds that differ from the usual ones.
     :ivar entity: the process whose memory and CPU time count.
     """
 
@@ -52,7 +52,7 @@ class Scene:
     entity: Entity
 
     def there_and_back(self) -> None:
-        """What the innocent do all the time; how long it takes is what the table has."""
+        """Do a round trip of an innocent client; its duration is in the table."""
         raise NotImplementedError
 
     def restore(self) -> None:
@@ -60,11 +60,11 @@ class Scene:
         raise NotImplementedError
 
     def newcomer(self) -> None:
-        """Somebody new comes, gets what he wants, and leaves.  Raises one of ``LOST`` when he does not."""
+        """Let a newcomer connect, do its task, and leave.  Raises one of ``LOST`` if the newcomer is refused."""
         raise NotImplementedError
 
     def words(self) -> list[str]:
-        """What an attack has to know."""
+        """Return the arguments of an attack."""
         raise NotImplementedError
 
     def close(self) -> None:

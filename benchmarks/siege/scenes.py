@@ -26,4 +26,4 @@ SCENES: dict[str, type[Scene]] = {
     "checks": ChecksScene,
     "codes": CodesScene,
 }
-"""By what the table calls them."""
+"""Scenes by their names in the table."""

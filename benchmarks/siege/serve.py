@@ -77,7 +77,7 @@ def _listing(seconds: float, host: str, port: str, server: str, victim: str, url
 
 
 class ServeScene(Peer):
-    """Somebody who fetches a small file again and again, and strangers who come for the first time."""
+    """A client that fetches a small file repeatedly, and strangers that connect for the first time."""
 
     attacks = {
         "100 keys that knock": _keys(100, 10, 1000.0),

@@ -50,19 +50,19 @@ class Bounds:
 
 @dataclass
 class Measured:
-    """What one attack did.
+    """Effect of an attack.
 
-    :ivar p50: median seconds of an innocent round trip, before the attack and during it.
+    :ivar p50: median seconds of an innocent client's round trip, before the attack and during it.
     :ivar p99: the same of the 99th percentile.
     :ivar cut: number of times that an innocent connection was ended.
-    :ivar connects: seconds that newcomers took who got in.
-    :ivar refused: number of newcomers who did not get in.
-    :ivar shut_out: whether an innocent address was still refused when the attack had ended.
-    :ivar went_on: seconds for which the entity still worked when its enemy had left.
+    :ivar connects: seconds that admitted newcomers needed.
+    :ivar refused: number of newcomers that were refused.
+    :ivar shut_out: whether an innocent address was still refused after the attack.
+    :ivar went_on: seconds for which the entity still worked after its attacker had left.
     :ivar memory: resident bytes of the entity before the attack, at most, and after it.
     :ivar honest_load: cores that the entity used for the innocent and for newcomers before the attack.
-    :ivar entity_load: cores that the entity used during it, for all of them.
-    :ivar entity_waited: part of the time for which the entity could have run and had no core.
+    :ivar entity_load: cores that the entity used during it, for all clients.
+    :ivar entity_waited: share of the time in which the entity was ready to run and had no core.
     :ivar enemy_load: cores that the attacker used.
     """
 

@@ -32,7 +32,7 @@ reactor: Any = _reactor
 
 
 class Visits:
-    """What innocents do.
+    """Innocent clients.
 
     :param discovery: URL.
     """

@@ -44,9 +44,9 @@ LINE = 17.0
 
 
 class Picture:
-    """One picture, from its text.
+    """Picture drawn from its text.
 
-    :raises ValueError: a line is none; says which.
+    :raises ValueError: a line cannot be parsed; the error names the line.
     """
 
     def __init__(self, text: str) -> None:
@@ -127,7 +127,7 @@ class Picture:
             )
 
     def _way(self, start: str, end: str, text: str, kind: str, extra: str, away: float = 0.0) -> tuple[float, float]:
-        """From edge to edge; its middle."""
+        """Draw an arrow from edge to edge; return its middle."""
         first, second = self._boxes[start], self._boxes[end]
         here, there = _centre(first), _centre(second)
         x1, y1 = _edge(first, there)
@@ -151,7 +151,7 @@ def _centre(box: tuple[float, float, float, float]) -> tuple[float, float]:
 
 
 def _edge(box: tuple[float, float, float, float], towards: tuple[float, float]) -> tuple[float, float]:
-    """Where the way from its centre leaves it, and a little beyond."""
+    """Return the point at which a line from the centre of the box leaves the box, and a little beyond."""
     x, y = _centre(box)
     across, down = towards[0] - x, towards[1] - y
     scale = min(

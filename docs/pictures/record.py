@@ -37,7 +37,7 @@ FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.D
 
 
 def free_port() -> int:
-    """One that nobody uses."""
+    """Return a free port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -120,7 +120,7 @@ class Stage:
         return done.stdout
 
     def end(self) -> None:
-        """All of it."""
+        """End all programs."""
         for process in reversed(self._running):
             try:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -131,7 +131,7 @@ class Stage:
 
 
 def terminal() -> Console:
-    """What is drawn."""
+    """Return the console on which the picture is drawn."""
     return Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True, color_system="truecolor")
 
 
@@ -142,7 +142,7 @@ def typed(console: Console, who: str, command: str) -> None:
 
 
 def said(console: Console, text: str) -> None:
-    """What a program said."""
+    """Show the output of a program."""
     for line in text.rstrip("\n").splitlines():
         console.print(Text(line), overflow="fold")
 
@@ -249,7 +249,7 @@ def report(stage: Stage) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What is to be recorded, and where it goes."""
+    """Return the arguments: the picture to record, and its file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--to", type=Path, default=HERE)
     parser.add_argument("scene", nargs="*", choices=[*SCENES, []])

@@ -1,7 +1,6 @@
-"""What twistd and endpoint strings find of dmsg.
+"""Plugins of dmsg for twistd and for endpoint strings.
 
-Every twistd run on a machine imports this file: it imports nothing of dmsg
-until one of its names is used.
+Every twistd run on a machine imports this file: it imports nothing of dmsg until one of its names is used.
 """
 
 from __future__ import annotations
