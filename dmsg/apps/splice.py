@@ -216,7 +216,7 @@ def dial(
     connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
     on_failed: Callable[[Failure], None],
 ) -> None:
-    """Open the other connection for ``one``, which is paused, and splice the two."""
+    """Open a second connection for ``connection``, which is paused, and splice the two."""
     two = SplicedConnection()
     factory = Factory.forProtocol(lambda: two)
     factory.noisy = False

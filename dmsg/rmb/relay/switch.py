@@ -312,7 +312,7 @@ class Switch:
             mail.settle()
 
     def _unless_elsewhere(self, mail: Mail, on_here: Callable[[], None]) -> None:
-        """Put a message into the queue if another process on it has the session; otherwise call ``otherwise``."""
+        """Put a message into the queue if another process on it has the session; otherwise call ``on_here``."""
 
         def known(elsewhere: bool) -> None:
             if elsewhere:
