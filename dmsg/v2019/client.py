@@ -48,7 +48,7 @@ from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.dial import SessionEndpoint
 from dmsg.v2019.outgoing import PLAIN_ONLY, REQUEST_TIMEOUT
 from dmsg.v2019.session import ClientSession
-from dmsg.v2019.transport_streams import Encryption, TransportStreams
+from dmsg.v2019.transport_streams import Encryption, TransportStreams, let_close
 
 SECURE_SEEN_SIZE = 65536
 """Maximum number of remembered pairs of a client and a feature that the client has offered: secure transports or
@@ -69,10 +69,6 @@ wait."""
 RESUME_RATE = 200.0
 """REQUESTs per second for resuming streams, with the peers taking turns.  When a server is lost, all its streams are
 resumed at once, and the next server limits their rate."""
-CLOSING = 2.0
-"""Seconds that a stopping client gives its closing streams to send what was written to them."""
-CLOSING_CHECK_INTERVAL = 0.02
-"""Seconds between checks whether these streams have finished."""
 REFUSED_SIZE = 1024
 """Maximum number of (server, peer) pairs whose back-off is remembered."""
 
@@ -317,18 +313,10 @@ class Client(DelegatedClient[ClientSession]):
         self.streams.migrate(stream)
 
     async def _stop(self) -> None:
-        await self._let_close()
+        await let_close(self._reactor, self._all_streams)
         self._holdings.stop()
         self.streams.stop()
         await super()._stop()
-
-    async def _let_close(self) -> None:
-        """Wait until closing streams have sent what was written to them, as TCP does when a program has ended."""
-        until = self._reactor.seconds() + CLOSING
-        while self._reactor.seconds() < until and any(
-            one.disconnecting and not one.has_ended for one in self._all_streams()
-        ):
-            await deferLater(self._reactor, CLOSING_CHECK_INTERVAL)
 
     # --- secure or not ---
 

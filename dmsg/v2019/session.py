@@ -47,6 +47,7 @@ from dmsg.v2019.core.events import (
 )
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.transports import Side
 from dmsg.v2019.core.wire import MAX_FWD_DATA, SAME_KEY
 from dmsg.v2019.incoming import Incoming
 from dmsg.v2019.outgoing import Outgoing
@@ -68,6 +69,7 @@ class ClientSession(Session):
     :param streams: state shared with the client's other sessions; without it there are only plain transports.
     :param receipts: whether the server gets receipts.
     :param carries_secure: returns whether the server carries secure transports, by its entry.
+    :param side: side of the connection; on a direct link the other client takes the server's part.
     :ivar open: opens a transport to a remote, see :meth:`dmsg.v2019.outgoing.Outgoing.open`; ``reopen`` resumes a
         stream.
     :ivar established: Deferred that fires with this session once the server has sent OK.
@@ -87,6 +89,7 @@ class ClientSession(Session):
         receipts: bool = False,
         random: Random | None = None,
         carries_secure: Callable[[], bool] = lambda: True,
+        side: Side = Side.CLIENT,
     ) -> None:
         self._reactor = reactor
         self._streams = streams
@@ -101,6 +104,7 @@ class ClientSession(Session):
             receipts_to=server if receipts else None,
             refusal=streams.handshake_limits.at(server) if streams is not None else lambda initiator, ephemeral: None,
             make_room=self._make_room,
+            side=side,
         )
         super().__init__(turn, server, core, accept)
         self._incoming = Incoming(reactor, self, core, accept, streams)

@@ -9,6 +9,7 @@ from enum import Enum
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
+from twisted.internet.task import deferLater
 
 from dmsg.base.cipher_names import Cipher
 from dmsg.base.fair_rate import FairRate
@@ -28,6 +29,10 @@ LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
 """Look-ups of initiators of plain REQUESTs: rate per second, and burst.  Servers share the rate fairly, and so do the
 initiators of each server.  Discovery counts the look-ups against this client's address, so strangers must not be able
 to cause many."""
+CLOSING = 2.0
+"""Seconds that a stopping client gives its closing streams to send what was written to them."""
+CLOSING_CHECK_INTERVAL = 0.02
+"""Seconds between checks whether these streams have finished."""
 
 
 class Encryption(Enum):
@@ -104,3 +109,10 @@ class TransportStreams(Streams):
         if self.is_known(initiator):
             return True
         return self._look_ups.take((server, initiator), LOOK_UP_RATE, LOOK_UP_BURST, self._reactor.seconds())
+
+
+async def let_close(reactor: IReactorTime, streams: Callable[[], Iterable[ClientStream]]) -> None:
+    """Wait until closing streams have sent what was written to them, as TCP does when a program has ended."""
+    until = reactor.seconds() + CLOSING
+    while reactor.seconds() < until and any(one.disconnecting and not one.has_ended for one in streams()):
+        await deferLater(reactor, CLOSING_CHECK_INTERVAL)

@@ -35,7 +35,7 @@ from dmsg.v2019.core.events import (
     Resumed,
 )
 from dmsg.v2019.core.state import ClientTransport, Input, State
-from dmsg.v2019.core.transports import TransportTable
+from dmsg.v2019.core.transports import Side, TransportTable
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -65,8 +65,9 @@ class SecureTable(TransportTable):
         budget: Budget | None = None,
         receipts_to: PubKey | None = None,
         refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
+        side: Side = Side.CLIENT,
     ) -> None:
-        super().__init__(local, key=key, random=random, receipts_to=receipts_to)
+        super().__init__(local, key=key, random=random, receipts_to=receipts_to, side=side)
         self._budget = budget
         self.refusal = refusal
         self._handshake_cost = 0

@@ -53,7 +53,7 @@ from dmsg.v2019.core.events import (
 )
 from dmsg.v2019.core.handshakes import SecureTable
 from dmsg.v2019.core.state import ClientTransport, Input, State
-from dmsg.v2019.core.transports import FRAMES, LARGE
+from dmsg.v2019.core.transports import FRAMES, LARGE, Side
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -64,8 +64,11 @@ from dmsg.v2019.core.wire import (
     HEADER_SIZE,
     MAX_FWD_DATA,
     MAX_NOTICE,
+    MAX_PING,
     NOTICE,
     OK,
+    OK_FRAME,
+    PING,
     PONG,
     REQUEST,
     SEQUENCE_SIZE,
@@ -105,6 +108,7 @@ class ClientConnection(SecureTable):
     :param receipts_to: key of the server if it gets receipts for what it delivers, else None.
     :param refusal: see :class:`~dmsg.v2019.core.handshakes.SecureTable`.
     :param make_room: ends an incoming transport to make room for a new one; returns False if none may be ended.
+    :param side: side of the connection: client of a server, or one end of a direct link between two clients.
     :ivar accepting: whether REQUESTs are offered to the application; otherwise they are answered with CLOSE.
     """
 
@@ -118,8 +122,13 @@ class ClientConnection(SecureTable):
         receipts_to: PubKey | None = None,
         refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
         make_room: Callable[[PubKey | None], bool] = lambda initiator: False,
+        side: Side = Side.CLIENT,
     ) -> None:
-        super().__init__(local, key=key, random=random, budget=budget, receipts_to=receipts_to, refusal=refusal)
+        super().__init__(
+            local, key=key, random=random, budget=budget, receipts_to=receipts_to, refusal=refusal, side=side
+        )
+        if side is Side.CALLER:
+            self._outgoing.append(OK_FRAME)
         self.accepting = False
         self.make_room = make_room
         self.unread_requests: dict[int, bytes] = {}
@@ -323,6 +332,8 @@ class ClientConnection(SecureTable):
             self._on_first(frame_type, payload, events)
         elif frame_type in (PONG, DRAIN, NOTICE) and self._pinged:
             self._on_server_frame(frame_type, payload, events)
+        elif frame_type == PING and self.side is not Side.CLIENT:
+            self._on_ping(payload)
         elif transport is None:
             self._on_unknown(frame_type, transport_id, payload, events)
         elif frame_type == REQUEST and transport.state is not State.REQUESTED:
@@ -349,13 +360,16 @@ class ClientConnection(SecureTable):
 
     def _on_first(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == CLOSE:
-            text = f"server refuses this client: {close_reason_text(close_reason(payload))}"
+            who = "server" if self.side is Side.CLIENT else "the other client"
+            text = f"{who} refuses this client: {close_reason_text(close_reason(payload))}"
             raise RemoteProtocolError(DropReason.REFUSED, text)
         if frame_type != OK:
             raise RemoteProtocolError(
                 DropReason.NO_OK_FRAME, f"the server's first frame has type {frame_type:#x}, not OK"
             )
         self.established = True
+        if self.side is Side.CALLED:
+            self._outgoing.append(OK_FRAME)
         events.append(Established())
 
     def _on_close(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
@@ -421,10 +435,16 @@ class ClientConnection(SecureTable):
         except KeyFormatError as error:
             raise RemoteProtocolError(DropReason.BAD_FRAME, f"malformed DRAIN: {error}") from None
 
+    def _on_ping(self, payload: bytes) -> None:
+        """Answer the PING of the other client on a direct link, as a server would."""
+        if len(payload) > MAX_PING:
+            raise RemoteProtocolError(DropReason.BAD_FRAME, "malformed PING")
+        self._outgoing.append(encode_frame(PONG, 0, payload))
+
     def _on_request(self, transport_id: int, payload: bytes, events: list[Event]) -> None:
         secure = is_secure(payload)
         mine = payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE] == self.local
-        if not mine or not transport_id & 1 or (secure and self._key is None):
+        if not mine or transport_id & 1 == self._parity or (secure and self._key is None):
             self._refuse(transport_id, CloseReason.BAD_REQUEST)
         elif not self.accepting:
             self._refuse(transport_id, CloseReason.REFUSED)

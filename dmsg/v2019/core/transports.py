@@ -5,12 +5,14 @@ Its subclasses add handshakes (:mod:`dmsg.v2019.core.handshakes`) and the handli
 (:class:`~dmsg.v2019.core.table.ClientConnection`).  No I/O, no clock.
 
 Invariants: a transport is in the table from its REQUEST until its CLOSE or the loss of the connection.  Ids that this
-client chooses are even and those that the server assigns are odd, so the two sides never choose the same id.
+client chooses are even and those that the server assigns are odd, so the two sides never choose the same id.  On a
+direct link, between two clients, the caller's ids are even and those of the other client odd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from random import Random
 
 from dmsg.base.pool import BufferPool
@@ -39,11 +41,23 @@ LARGE = 16 * 1024
 from such a buffer directly instead of joining it with others first."""
 
 
+class Side(Enum):
+    """Side of a connection on which a table of transports is."""
+
+    CLIENT = auto()
+    """Client of a server: chooses even ids, waits for the server's OK."""
+    CALLER = auto()
+    """Client that opened a direct link to another client: chooses even ids, sends OK first, answers PING."""
+    CALLED = auto()
+    """Client that accepted a direct link of another client: chooses odd ids, answers OK with OK, answers PING."""
+
+
 class TransportTable:
     """Table of one connection's transports, with the frames to send.
 
     :param key: secret key that signs receipts.
     :param receipts_to: key of the server if it gets receipts for what it delivers, else None.
+    :param side: side of the connection; decides which ids this table chooses.
     :ivar incoming: number of transports that others opened.
     """
 
@@ -54,8 +68,12 @@ class TransportTable:
         key: SecKey | None = None,
         random: Random | None = None,
         receipts_to: PubKey | None = None,
+        side: Side = Side.CLIENT,
     ) -> None:
         self.local = local
+        self.side = side
+        self._parity = int(side is Side.CALLED)
+        """Lowest bit of the ids that this table chooses."""
         self._receipts_to = receipts_to if key is not None else None
         self._key = key
         self._due: list[ClientTransport] = []
@@ -66,7 +84,7 @@ class TransportTable:
         self.removed: list[ClientTransport] = []
         """Closed transports that may still have a carrier, which the session removes after the events."""
         self._random = random or Random()
-        self._next_id = self._random.randrange(IDS_PER_SIDE) * 2
+        self._next_id = self._random.randrange(IDS_PER_SIDE) * 2 + self._parity
         self._outgoing: list[bytes | tuple[bytearray, int]] = []
         """Pieces of frames, and whole frames as (buffer of ``FRAMES``, length)."""
         self.is_lost = False
