@@ -1,0 +1,1 @@
+"""Multicast DNS in one question and one answer, on the networks of this machine."""
