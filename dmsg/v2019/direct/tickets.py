@@ -1,0 +1,125 @@
+"""Tags by which the two ends of a direct link know each other before the first frame.  No I/O, no clock.
+
+The end that dials sends its tag at once, and the end that accepts answers a valid tag with its own.  Both tags follow
+from a secret that only the two ends know, so the port says nothing to anybody else.  A tag proves no key and protects
+no data: the KK handshake of each transport does both.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import OrderedDict
+from hashlib import blake2b
+
+from dmsg.errors import DropReason, HandshakeError
+from dmsg.keys import PubKey
+
+TAG_SIZE = 16
+"""Bytes of a tag."""
+LABEL = b"dmsg direct 1"
+"""Start of the bytes of which a tag is the hash."""
+MAX_TICKETS = 32
+"""Maximum number of tickets of one port.  For a further one the oldest is forgotten."""
+TICKET_TIME = 60.0
+"""Seconds for which a ticket is valid after it was last issued."""
+
+
+def dialler_tag(secret: bytes) -> bytes:
+    """Return the tag of the end that dials.
+
+    :param secret: 32 bytes that both ends know.
+    """
+    return blake2b(LABEL + b"c", digest_size=TAG_SIZE, key=secret).digest()
+
+
+def listener_tag(secret: bytes) -> bytes:
+    """Return the tag of the end that accepts; see :func:`dialler_tag`."""
+    return blake2b(LABEL + b"l", digest_size=TAG_SIZE, key=secret).digest()
+
+
+class Tickets:
+    """Tickets that a port accepts: each admits one peer, as often as it comes.
+
+    :ivar evicted: number of tickets that were forgotten to make room.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: OrderedDict[bytes, tuple[PubKey, bytes, float]] = OrderedDict()
+        self.evicted = 0
+
+    def issue(self, secret: bytes, peer: PubKey, now: float) -> None:
+        """Admit ``peer``, who knows ``secret``, from now on."""
+        tag = dialler_tag(secret)
+        self._tickets.pop(tag, None)
+        self._tickets[tag] = peer, listener_tag(secret), now + TICKET_TIME
+        if len(self._tickets) > MAX_TICKETS:
+            self._tickets.popitem(last=False)
+            self.evicted += 1
+
+    def find(self, tag: bytes, now: float) -> tuple[PubKey, bytes] | None:
+        """Return the peer with this tag and the tag to answer with, or None."""
+        peer, answer, until = self._tickets.get(tag, (None, b"", 0.0))
+        return None if peer is None or now >= until else (peer, answer)
+
+
+class _TagHandshake:
+    """Handshake of a direct link, see :class:`~dmsg.net.links.interfaces.LinkHandshake`."""
+
+    def __init__(self, outgoing: bytes) -> None:
+        self._outgoing = outgoing
+        self._received = b""
+        self.remote: PubKey | None = None
+
+    def data_to_send(self) -> bytes:
+        outgoing, self._outgoing = self._outgoing, b""
+        return outgoing
+
+    def receive_data(self, data: bytes) -> None:
+        self._received += data
+        if self.remote is None and len(self._received) >= TAG_SIZE:
+            self.remote = self._peer_of(self._received[:TAG_SIZE])
+            if self.remote is None:
+                raise HandshakeError("the other end does not know the tag of this link", DropReason.HANDSHAKE_FAILED)
+
+    def trailing_data(self) -> bytes:
+        return self._received[TAG_SIZE:]
+
+    def _peer_of(self, tag: bytes) -> PubKey | None:
+        """Return the peer whose tag this is, or None."""
+        raise NotImplementedError
+
+
+class DiallerHandshake(_TagHandshake):
+    """Handshake of the end that dials.
+
+    :param secret: 32 bytes that both ends know.
+    :param peer: key of the other end.
+    """
+
+    def __init__(self, secret: bytes, peer: PubKey) -> None:
+        super().__init__(dialler_tag(secret))
+        self._expected = listener_tag(secret)
+        self._peer = peer
+
+    def _peer_of(self, tag: bytes) -> PubKey | None:
+        return self._peer if hmac.compare_digest(tag, self._expected) else None
+
+
+class ListenerHandshake(_TagHandshake):
+    """Handshake of the end that accepts.
+
+    :param tickets: tickets that are accepted.
+    :param now: time, in seconds of the clock by which the tickets were issued.
+    """
+
+    def __init__(self, tickets: Tickets, now: float) -> None:
+        super().__init__(b"")
+        self._tickets = tickets
+        self._now = now
+
+    def _peer_of(self, tag: bytes) -> PubKey | None:
+        found = self._tickets.find(tag, self._now)
+        if found is None:
+            return None
+        peer, self._outgoing = found
+        return peer

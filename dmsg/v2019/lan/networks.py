@@ -1,0 +1,84 @@
+"""One object for each address of this machine, as networks come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from dmsg.net.isolate import call_isolated
+from dmsg.net.mdns.interfaces import Interface
+
+LOOK_INTERVAL = 5.0
+"""Seconds between looks at the addresses of this machine: somebody may join the network after the command began."""
+
+_log = Logger()
+
+
+class OnInterface(Protocol):
+    """Interface of what runs on one address."""
+
+    def stop(self) -> Deferred[None]:
+        """Close the sockets."""
+
+
+class Networks:
+    """Keeps something running on each address of this machine.
+
+    :param open_on: starts it on one address.
+    :ivar failed: reason for each address on which it could not be started.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        list_interfaces: Callable[[], list[Interface]],
+        open_on: Callable[[Interface], OnInterface],
+    ) -> None:
+        self._list_interfaces = list_interfaces
+        self._open_on = open_on
+        self._running: dict[Interface, OnInterface] = {}
+        self._stopping: list[Deferred[None]] = []
+        self.failed: dict[str, str] = {}
+        self._looking = LoopingCall(lambda: call_isolated(self._look))
+        self._looking.clock = reactor
+        self._looking.start(LOOK_INTERVAL, now=True).addErrback(lambda _: None)
+
+    @property
+    def interfaces(self) -> list[Interface]:
+        """Addresses on which it runs."""
+        return list(self._running)
+
+    def _look(self) -> None:
+        try:
+            present = self._list_interfaces()
+        except OSError as error:
+            self.failed["this machine"] = str(error)
+            return
+        for gone in [one for one in self._running if one not in present]:
+            self._stopping.append(self._running.pop(gone).stop())
+        for new in present:
+            if new not in self._running:
+                self._start(new)
+
+    def _start(self, interface: Interface) -> None:
+        try:
+            self._running[interface] = self._open_on(interface)
+            self.failed.pop(interface.host, None)
+        except Exception as error:  # Twisted's errors of listening have no common base class with those of sockets.
+            if self.failed.get(interface.host) != str(error):
+                _log.debug("{address} is not used: {error}", address=interface.host, error=str(error))
+            self.failed[interface.host] = str(error)
+
+    def stop(self) -> Deferred[None]:
+        """Stop on all addresses; the Deferred fires when all sockets are closed."""
+        if self._looking.running:
+            self._looking.stop()
+        running, self._running = self._running, {}
+        self._stopping += [one.stop() for one in running.values()]
+        stopping, self._stopping = self._stopping, []
+        return DeferredList(stopping, consumeErrors=True).addCallback(lambda _: None)

@@ -1,0 +1,325 @@
+"""Peers on the networks of this machine: offers a code there, or looks for somebody who offers one.
+
+Each peer has a key of its own, so that nobody can link what is seen on the network to what discovery and servers see.
+Its streams end with the link that carries them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
+from twisted.internet.interfaces import IDelayedCall, IListeningPort, IProtocol, IProtocolFactory, IReactorSocket
+from twisted.internet.udp import Port
+from twisted.logger import Logger
+
+from dmsg.base.memory import CLIENTS, Memory
+from dmsg.errors import DropReason
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.flush import TurnFlush
+from dmsg.net.mdns.interfaces import Interface, list_interfaces
+from dmsg.net.mdns.packets import PORT as MDNS_PORT
+from dmsg.net.mdns.sockets import group_of, is_ipv6, open_asker, open_responder
+from dmsg.net.reactor import Reactor, cancel_call
+from dmsg.net.socketopts import tune_listening
+from dmsg.streams.carrier import ClientStream
+from dmsg.streams.holdings import StreamHoldings
+from dmsg.v2019.direct.links import DirectPort, dial
+from dmsg.v2019.direct.tickets import Tickets
+from dmsg.v2019.lan.answers import CodeAnswers
+from dmsg.v2019.lan.messages import LanDrop
+from dmsg.v2019.lan.networks import Networks
+from dmsg.v2019.lan.questions import Announcer, CodeQuestion
+from dmsg.v2019.session import ClientSession
+from dmsg.v2019.transport_streams import TransportStreams, let_close
+
+DIAL_TIMEOUT = 3
+"""Seconds that a TCP connection on the same network may take."""
+ASK_AGAIN, ASK_AGAIN_MAX = 1.0, 4.0
+"""Seconds from the first question to the second; the delay doubles with each question, up to the second number."""
+
+_log = Logger()
+
+
+class LanPeer:
+    """This machine among those on its networks.
+
+    :param interfaces: returns the addresses to use.
+    :ivar drops: number of refused connections at the ports of offers, by reason.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        *,
+        interfaces: Callable[[], list[Interface]] = list_interfaces,
+        memory: Memory | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self._interfaces = interfaces
+        self._turn = TurnFlush(reactor)
+        self._key = SecKey.generate()
+        self._factories: dict[int, IProtocolFactory] = {}
+        self._streams = TransportStreams(
+            reactor,
+            self._key,
+            self._factories.get,
+            self._turn.add_stream,
+            resume_timeout=0.0,
+            factories=self._factories.values,
+        )
+        self._dialled: dict[ClientSession, None] = {}
+        self._ports: list[DirectPort] = []
+        self._running: list[LanOffer | LanSearch] = []
+        self._holdings = StreamHoldings(reactor, memory or CLIENTS, self._all_streams)
+        self._holdings.start()
+        self.drops: Counter[DropReason] = Counter()
+
+    @property
+    def public_key(self) -> PubKey:
+        """Ephemeral key of this machine on its networks."""
+        return self._key.public
+
+    def _sessions(self) -> list[ClientSession]:
+        accepted = (cast("ClientSession", session) for port in self._ports for session in port.sessions)
+        return [*self._dialled, *accepted]
+
+    def _all_streams(self) -> list[ClientStream]:
+        return [stream for session in self._sessions() for stream in session.streams]
+
+    def offer(self, nameplate: int, factory: IProtocolFactory, port: int) -> LanOffer:
+        """Answer those on the networks who ask for ``nameplate``, and accept their streams with ``factory``.
+
+        :param port: port of the streams.
+        """
+        assert port not in self._factories
+        self._factories[port] = factory
+        offer = LanOffer(self, nameplate, lambda: self._factories.pop(port, None))
+        self._running.append(offer)
+        return offer
+
+    def search(self, nameplate: int, found: Callable[[FoundPeer], object]) -> LanSearch:
+        """Ask the networks who offers ``nameplate``, again and again until the search is stopped.
+
+        :param found: called with each answer that is to be tried.  Anybody can answer.
+        """
+        search = LanSearch(self, nameplate, found)
+        self._running.append(search)
+        return search
+
+    async def stop(self) -> None:
+        """End offers, searches and links; streams that are closing have two seconds to send their data."""
+        running, self._running = self._running, []
+        await DeferredList([one.stop() for one in running], consumeErrors=True)
+        await let_close(self._reactor, self._all_streams)
+        self._holdings.stop()
+        self._streams.stop()
+        ending = []
+        for session in self._sessions():
+            ending.append(session.lost)
+            session.close()
+        await DeferredList(ending)
+        if self.drops:
+            _log.debug("connections refused on the network: {drops}", drops=_texts(self.drops))
+
+    # --- calls of offers and searches ---
+
+    @property
+    def reactor(self) -> Reactor:
+        return self._reactor
+
+    @property
+    def key(self) -> SecKey:
+        return self._key
+
+    @property
+    def networks(self) -> Callable[[], list[Interface]]:
+        """Function that returns the addresses to use."""
+        return self._interfaces
+
+    def make_port(self, tickets: Tickets, interface: Interface) -> DirectPort:
+        """Return the factory of a port on one network."""
+        port = DirectPort(
+            self._reactor, self._turn, self._streams, tickets, self.drops, is_admitted=interface.has_on_link
+        )
+        self._ports.append(port)
+        return port
+
+    async def dial(self, one: Announcer) -> ClientSession:
+        """Open a direct link to somebody who has answered."""
+        kind = TCP6ClientEndpoint if is_ipv6(one.interface) else TCP4ClientEndpoint
+        endpoint = kind(self._reactor, one.host, one.port, DIAL_TIMEOUT, bindAddress=(one.interface.host, 0))
+        session = await dial(self._reactor, self._turn, endpoint, self._streams, one.key, one.secret)
+        self._dialled[session] = None
+        session.lost.addCallback(lambda _: self._dialled.pop(session, None))
+        return session
+
+
+class FoundPeer:
+    """Somebody on the network who says that they offer the code.
+
+    :ivar key: key that they announce; nothing vouches for it before a stream is open.
+    """
+
+    def __init__(self, peer: LanPeer, announcer: Announcer) -> None:
+        self._peer = peer
+        self._announcer = announcer
+        self.key = announcer.key
+
+    def connect(self, factory: IProtocolFactory, port: int, *, timeout: float) -> Deferred[IProtocol]:
+        """Open a stream to the peer; the Deferred fires with the factory's connected protocol.
+
+        Fails as :func:`~dmsg.v2019.direct.links.dial` and :meth:`~dmsg.v2019.outgoing.Outgoing.open` do.
+
+        :param timeout: seconds that opening the stream may take once the link is up.
+        """
+
+        async def connect() -> IProtocol:
+            session = await self._peer.dial(self._announcer)
+            try:
+                return await session.open(self.key, factory, timeout, port=port, secure=True, resumable=False)
+            except BaseException:
+                session.close()
+                raise
+
+        return Deferred.fromCoroutine(connect())
+
+
+class LanOffer:
+    """Offer of a code on all networks; made by :meth:`LanPeer.offer`."""
+
+    def __init__(self, peer: LanPeer, nameplate: int, ended: Callable[[], object]) -> None:
+        self._peer = peer
+        self._ended = ended
+        self._tickets = Tickets()
+        self._answers = CodeAnswers(peer.key, nameplate, self._tickets, peer.reactor.seconds())
+        self._networks = Networks(peer.reactor, peer.networks, self._open_on)
+
+    def _open_on(self, interface: Interface) -> _OfferOnInterface:
+        return _OfferOnInterface(self._peer, interface, self._answers, self._tickets)
+
+    @property
+    def interfaces(self) -> list[Interface]:
+        """Addresses on which the code is offered."""
+        return self._networks.interfaces
+
+    def stop(self) -> Deferred[None]:
+        """End the offer; streams that are open continue."""
+        self._ended()
+        if self._answers.drops:
+            _log.debug("questions not answered on the network: {drops}", drops=_texts(self._answers.drops))
+        return self._networks.stop()
+
+    stopListening = stop
+
+
+class _OfferOnInterface:
+    """Offer on one address: a TCP port, and answers that name it."""
+
+    def __init__(self, peer: LanPeer, interface: Interface, answers: CodeAnswers, tickets: Tickets) -> None:
+        self._peer = peer
+        self._interface = interface
+        self._answers = answers
+        self._factory = peer.make_port(tickets, interface)
+        self._tcp: IListeningPort = peer.reactor.listenTCP(0, self._factory, interface=interface.host)  # type: ignore[arg-type]
+        self._factory.tuned = tune_listening(self._tcp)
+        try:
+            self._udp = open_responder(cast("IReactorSocket", peer.reactor), interface, self._received)
+        except BaseException:
+            self._tcp.stopListening()
+            raise
+
+    def _received(self, data: bytes, source: str, port: int) -> None:
+        listening = self._tcp.getHost().port  # type: ignore[attr-defined]  # An address of TCP has a port.
+        now = self._peer.reactor.seconds()
+        answer = self._answers.receive(data, source, self._interface, listening, now)
+        if answer is not None:
+            _send(self._udp, answer, self._interface.scoped(source), port)
+
+    def stop(self) -> Deferred[None]:
+        for session in [one for one in self._factory.sessions if one.idle]:
+            session.refuse(DropReason.DRAINING)
+        for link in self._factory.handshaking_links:
+            link.close(DropReason.DRAINING)
+        closing = [maybeDeferred(self._tcp.stopListening), maybeDeferred(self._udp.stopListening)]
+        return DeferredList(closing, consumeErrors=True).addCallback(lambda _: None)
+
+
+class LanSearch:
+    """Search for a code on all networks; made by :meth:`LanPeer.search`."""
+
+    def __init__(self, peer: LanPeer, nameplate: int, found: Callable[[FoundPeer], object]) -> None:
+        self._peer = peer
+        self._found = found
+        self._question = CodeQuestion(peer.key, nameplate, peer.reactor.seconds())
+        self._networks = Networks(peer.reactor, peer.networks, self._open_on)
+
+    @property
+    def interfaces(self) -> list[Interface]:
+        """Addresses from which the question is asked."""
+        return self._networks.interfaces
+
+    @property
+    def announcers(self) -> int:
+        """Number of keys that were announced for the code."""
+        return self._question.announcers
+
+    def _open_on(self, interface: Interface) -> _SearchOnInterface:
+        return _SearchOnInterface(self._peer.reactor, interface, self._question.packet, self._received)
+
+    def _received(self, data: bytes, source: str, port: int, interface: Interface) -> None:
+        one = self._question.receive(data, source, port, interface, self._peer.reactor.seconds())
+        if one is not None:
+            self._found(FoundPeer(self._peer, one))
+
+    def stop(self) -> Deferred[None]:
+        """End the search; links to peers that were found stay."""
+        if self._question.drops:
+            _log.debug("answers ignored on the network: {drops}", drops=_texts(self._question.drops))
+        return self._networks.stop()
+
+
+class _SearchOnInterface:
+    """Questions and answers on one address."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        interface: Interface,
+        packet: bytes,
+        received: Callable[[bytes, str, int, Interface], None],
+    ) -> None:
+        self._reactor = reactor
+        self._interface = interface
+        self._packet = packet
+        self._udp = open_asker(
+            cast("IReactorSocket", reactor),
+            interface,
+            lambda data, source, port: received(data, source, port, interface),
+        )
+        self._delay = ASK_AGAIN
+        self._timer: IDelayedCall | None = None
+        self._ask()
+
+    def _ask(self) -> None:
+        self._timer = self._reactor.callLater(self._delay, self._ask)
+        self._delay = min(ASK_AGAIN_MAX, self._delay * 2)
+        _send(self._udp, self._packet, group_of(self._interface), MDNS_PORT)
+
+    def stop(self) -> Deferred[None]:
+        cancel_call(self._timer)
+        return maybeDeferred(self._udp.stopListening).addCallback(lambda _: None)
+
+
+def _send(udp: Port, data: bytes, host: str, port: int) -> None:
+    try:
+        udp.write(data, (host, port))
+    except OSError as error:  # The network has gone, or the buffer is full; the receiver asks again.
+        _log.debug("a packet to {host} was not sent: {error}", host=host, error=str(error))
+
+
+def _texts(drops: Mapping[DropReason, int] | Mapping[LanDrop, int]) -> str:
+    return ", ".join(f"{reason.value}: {number}" for reason, number in drops.items())

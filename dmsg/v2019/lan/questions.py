@@ -1,0 +1,108 @@
+"""Rules of the receiver: which answers it believes enough to connect.  No I/O; the time is passed in.
+
+Anybody on the network can answer.  So the number of keys that are tried is bounded, and each address may name one key:
+whoever answers with a key of its own gets one guess at the words, and takes one place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+from dmsg.base.buckets import Bucket
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.mdns import packets
+from dmsg.net.mdns.interfaces import Interface
+from dmsg.net.mdns.packets import MalformedPacket, Question, parse_answer
+from dmsg.v2019.lan.messages import Announcement, BadMessage, LanDrop, name_for, shared_secret
+
+MAX_ANNOUNCERS = 3
+"""Maximum number of keys to which a receiver connects for one code."""
+ADDRESSES_OF_ONE = 4
+"""Maximum number of addresses that are tried for one key; a sender has one for each network and protocol."""
+PACKETS_RATE, PACKETS_BURST = 100.0, 200.0
+"""Packets per second, and at once, that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcer:
+    """Somebody who says that they offer the code.
+
+    :ivar key: ephemeral key that they announce.
+    :ivar interface: network on which they answered.
+    :ivar host: address from which they answered, with its scope if it needs one.
+    :ivar port: TCP port at which they say they listen.
+    :ivar secret: 32 bytes that only the owner of ``key`` knows besides this end.
+    """
+
+    key: PubKey
+    interface: Interface
+    host: str
+    port: int
+    secret: bytes
+
+
+class CodeQuestion:
+    """Question for one code and the answers to it.
+
+    :param key: ephemeral key of the receiver.
+    :param nameplate: number of the code.
+    :ivar packet: packet to send to the group of multicast DNS.
+    :ivar drops: number of packets that were ignored, by reason.
+    """
+
+    def __init__(self, key: SecKey, nameplate: int, now: float) -> None:
+        self._key = key
+        self._question = Question(int.from_bytes(os.urandom(2), "big"), name_for(key.public, nameplate))
+        self._budget = Bucket(PACKETS_BURST, now)
+        self._places: dict[str, tuple[PubKey, int]] = {}
+        self.packet = self._question.encode()
+        self.drops: Counter[LanDrop] = Counter()
+
+    @property
+    def announcers(self) -> int:
+        """Number of keys that were found."""
+        return len({key for key, _ in self._places.values()})
+
+    def receive(self, data: bytes, source: str, port: int, interface: Interface, now: float) -> Announcer | None:
+        """Return who answered by a packet and is to be tried, or None.
+
+        :param source: address of the sender of the packet.
+        :param port: UDP port of the sender.
+        :param interface: network on which the packet arrived.
+        """
+        found = self._look(data, source, port, interface, now)
+        if isinstance(found, LanDrop):
+            self.drops[found] += 1
+            return None
+        return found
+
+    def _look(self, data: bytes, source: str, port: int, interface: Interface, now: float) -> Announcer | LanDrop:
+        if not self._budget.take(1.0, PACKETS_RATE, PACKETS_BURST, now):
+            return LanDrop.RATE_LIMITED
+        if port != packets.PORT:
+            return LanDrop.OTHER_PORT
+        if not interface.has_on_link(source):
+            return LanDrop.OFF_LINK
+        try:
+            answer = parse_answer(data)
+            told = Announcement.parse(answer.text)
+        except (MalformedPacket, BadMessage):
+            return LanDrop.MALFORMED
+        if answer.question != self._question or told.key == self._key.public:
+            return LanDrop.OTHER_NAME
+        return self._admit(told, interface.scoped(source), interface)
+
+    def _admit(self, told: Announcement, host: str, interface: Interface) -> Announcer | LanDrop:
+        """Count an announcer, unless there are too many or the address has already named a key or a port."""
+        place = told.key, told.port
+        if host in self._places:
+            return LanDrop.REPEATED if self._places[host] == place else LanDrop.TOO_MANY
+        keys = [key for key, _ in self._places.values()]
+        is_new = told.key not in keys
+        if (is_new and len(set(keys)) >= MAX_ANNOUNCERS) or keys.count(told.key) >= ADDRESSES_OF_ONE:
+            return LanDrop.TOO_MANY
+        self._places[host] = place
+        secret = shared_secret(self._key, sender=told.key, receiver=self._key.public)
+        return Announcer(told.key, interface, host, told.port, secret)
