@@ -107,40 +107,34 @@ class Running:
         self.process.send_signal(signal.SIGCONT)
 
 
-class NamespaceLab:
-    """Lab of network namespaces, one for each host, which a wire connects.
+class Namespaces:
+    """Hosts as network namespaces, the programs that run on them, and one directory for all.
 
-    :param hosts: names of the hosts.
-    :param seed: seed of everything that the wire does by chance.
-    :ivar addresses: IPv4 address of each host, by name.
+    :param hosts: names.
     """
 
-    def __init__(self, hosts: Sequence[str], *, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = tuple(hosts)
         self._prefix = f"dmsg{os.getpid()}"
-        self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(hosts, 1)}
-        self._wire: subprocess.Popen[str] | None = None
         self._running: list[Running] = []
         self._directory = tempfile.TemporaryDirectory(prefix="dmsg-lab-")
         self.directory = Path(self._directory.name)
+
+    def _connect(self) -> None:
+        """Connect the hosts, whose namespaces exist."""
+        raise NotImplementedError
+
+    def _disconnect(self) -> None:
+        """Release what connects the hosts; their programs have ended."""
 
     def __enter__(self) -> Self:
         problem = available()
         if problem:
             raise LabError(problem)
         try:
-            for name in self.addresses:
+            for name in self.hosts:
                 subprocess.run(["ip", "netns", "add", self._namespace(name)], check=True)
-            hosts = [f"{self._namespace(name)}={address}" for name, address in self.addresses.items()]
-            self._wire = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dmsg.testing.wire", str(self._seed), *hosts],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert self._wire.stdout is not None
-            if self._wire.stdout.readline() != "ready\n":
-                raise LabError("the wire did not start")
+            self._connect()
         except BaseException:
             self.__exit__()
             raise
@@ -150,10 +144,8 @@ class NamespaceLab:
         for running in self._running:
             running.resume()
             running.kill()
-        if self._wire is not None:
-            self._wire.kill()
-            self._wire.wait()
-        for name in self.addresses:
+        self._disconnect()
+        for name in self.hosts:
             subprocess.run(["ip", "netns", "delete", self._namespace(name)], check=False, capture_output=True)
         with contextlib.suppress(OSError):
             self._directory.cleanup()
@@ -176,6 +168,38 @@ class NamespaceLab:
         running = Running(process, output)
         self._running.append(running)
         return running
+
+
+class NamespaceLab(Namespaces):
+    """Lab of network namespaces, one for each host, which a wire connects.
+
+    :param hosts: names of the hosts.
+    :param seed: seed of everything that the wire does by chance.
+    :ivar addresses: IPv4 address of each host, by name.
+    """
+
+    def __init__(self, hosts: Sequence[str], *, seed: int = 0) -> None:
+        super().__init__(hosts)
+        self._seed = seed
+        self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(hosts, 1)}
+        self._wire: subprocess.Popen[str] | None = None
+
+    def _connect(self) -> None:
+        hosts = [f"{self._namespace(name)}={address}" for name, address in self.addresses.items()]
+        self._wire = subprocess.Popen(
+            [sys.executable, "-P", "-m", "dmsg.testing.wire", str(self._seed), *hosts],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._wire.stdout is not None
+        if self._wire.stdout.readline() != "ready\n":
+            raise LabError("the wire did not start")
+
+    def _disconnect(self) -> None:
+        if self._wire is not None:
+            self._wire.kill()
+            self._wire.wait()
 
     # --- faults by name ---
 
