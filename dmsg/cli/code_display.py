@@ -15,24 +15,28 @@ from dmsg.cli.prompts import ask
 from dmsg.cli.reconnect_notice import clock_time
 
 if TYPE_CHECKING:
+    from dmsg.apps.codes.nearby import Nearby
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
 
 async def show_code(
     reactor: Reactor,
-    client: Client,
+    client: Client | None,
     words: int,
     type_there: str,
     *,
     show_qr: bool,
+    nearby: Nearby | None = None,
     receivers: int = 1,
     expires: float | None = None,
     on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
 ) -> rendezvous.OfferedCode:
     """Make a code and show it.
 
+    :param client: client by which the receiver finds this side; None offers the code on the network only.
     :param type_there: command to type on the other machine.
+    :param nearby: this machine on its networks, if the code is offered there, too.
     :param receivers: number of peers for whom the code is good.
     :param expires: seconds after which the code is good for nobody; None for no limit.
     :param on_agreed: called with the agreement of each peer.
@@ -44,6 +48,7 @@ async def show_code(
     offered = await rendezvous.offer_code(
         reactor,
         client,
+        nearby=nearby,
         words=words,
         receivers=receivers,
         expires=expires,
@@ -64,12 +69,13 @@ async def show_code(
 
 async def offer_code(
     reactor: Reactor,
-    client: Client,
+    client: Client | None,
     words: int,
     type_there: str,
     *,
     verify: bool,
     show_qr: bool,
+    nearby: Nearby | None = None,
     expires: float | None = None,
 ) -> CodeAgreement:
     """Make a code, show it, and wait for the peer who knows it; the parameters are those of :func:`show_code`.
@@ -77,7 +83,7 @@ async def offer_code(
     :raises CodeUsedUp: see :class:`~dmsg.apps.codes.rendezvous.OfferedCode`; or the users saw different numbers.
     :raises CodeExpired: nobody used the code in time.
     """
-    offered = await show_code(reactor, client, words, type_there, show_qr=show_qr, expires=expires)
+    offered = await show_code(reactor, client, words, type_there, show_qr=show_qr, nearby=nearby, expires=expires)
     return await compare_numbers(reactor, await offered.agreed, verify)
 
 

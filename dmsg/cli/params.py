@@ -339,6 +339,13 @@ MAX_EXPIRY = 7 * 86400.0
 expires_option = click.option(
     "--expires", type=DurationType(MAX_EXPIRY), metavar="TIME", help="End the code after this time, as in 30m or 1h."
 )
+lan_option = click.option(
+    "--lan",
+    default="off",
+    show_default=True,
+    type=click.Choice(["only", "also", "off"]),
+    help="Codes on this machine's own networks: only there, also there, or not there.",
+)
 qr_option = click.option("--no-qr", is_flag=True, help="Do not show the code as a QR code.")
 
 agent_option = click.option(
@@ -408,7 +415,7 @@ def _with_client_options(
         settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share, cipher)
         if agent and by_agent is not None:
             settings = through_agent(settings, able=by_agent)
-        if not settings.discovery:
+        if not settings.discovery and others.get("lan") != "only":
             raise NoDiscovery(click.get_current_context())
         if loads:
             settings.load()

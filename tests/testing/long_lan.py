@@ -198,8 +198,10 @@ class SeveralNetworksTests(LanCase):
             self.check_arrived(self.receives(code, host=host), sender, host=host)
 
     def test_a_network_that_is_joined_later(self) -> None:
-        self.lab.unplug("home", "alice")
+        for network in self.networks:
+            self.lab.unplug(network, "alice")
         sender, code = self.sends()
+        self.assertIn("this machine is in no network now", sender.output)
         receiver = self.receives(code, "--timeout", "30")
         time.sleep(1.0)
         self.lab.plug("home", "alice")

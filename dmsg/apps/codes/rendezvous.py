@@ -1,23 +1,25 @@
 """Rendezvous by a code: a program offers a code, and the peer that is told the code opens a stream to that program.
 
-The nameplate of the code is claimed at discovery, claimed again while the offer lasts, and released when it ends.
+The nameplate of the code is claimed at discovery, claimed again while the offer lasts, and released when it ends.  A
+code can also be offered on the network of this machine, beside discovery or without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from secrets import randbelow
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
-from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
-from twisted.internet.protocol import Factory
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.apps.codes.pake import Role, WrongCode
-from dmsg.apps.codes.stream import PORT, TRIES, CodeAgreement, CodeEnd, CodeFactory, CodeUsedUp
+from dmsg.apps.codes.pake import WrongCode
+from dmsg.apps.codes.receiver_proof import prove_code
+from dmsg.apps.codes.stream import PORT, TRIES, CodeAgreement, CodeFactory, CodeUsedUp
 from dmsg.apps.codes.words import MAX_RECEIVERS, MAX_WORDS, MIN_WORDS, WORDS, Code
 from dmsg.errors import DiscoveryError
 from dmsg.keys import PubKey
@@ -25,10 +27,11 @@ from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.endpoints import CONNECT_TIMEOUT, StreamOpener
 
 if TYPE_CHECKING:
+    from dmsg.apps.codes.nearby import Nearby
     from dmsg.discovery.lookup.nameplates import Nameplate
 
-CLOSE_TIMEOUT = 5.0
-"""Seconds to wait until the other side has heard the result."""
+FIRST_NAMEPLATE, NAMEPLATES = 1000, 9000
+"""Smallest number of a code that discovery does not know, and how many there are: four digits, as discovery's."""
 FAILURES_TOLD = 2
 """Number of failed renewals in a row after which the program is warned."""
 
@@ -49,8 +52,9 @@ class CodeClient(StreamOpener, Protocol):
 
 def offer_code(
     reactor: IReactorTime,
-    client: CodeClient,
+    client: CodeClient | None,
     *,
+    nearby: Nearby | None = None,
     words: int = WORDS,
     receivers: int = 1,
     expires: float | None = None,
@@ -63,6 +67,9 @@ def offer_code(
     A client offers one code at a time.
 
     :param client: a :class:`dmsg.Client` that is running; peers find it once ``client.when_published()`` has fired.
+        None offers the code on the network only, with a number that is drawn here.
+    :param nearby: this machine on its networks, if the code is offered there, too.  Wrong guesses of both ways count
+        together.
     :param words: number of words of the code, 3 to 12; each has 11 bits.
     :param receivers: number of peers for whom the code is good, 1 to 100; each has a key agreement of its own.
     :param expires: seconds after which the code is good for nobody; None for no limit.
@@ -70,7 +77,7 @@ def offer_code(
     :param on_wrong_guess: called after each wrong code but the last, with the number of further wrong codes that end
         the offer.
     :param on_warning: called with a sentence if the nameplate may be lost, and the code with it.
-    :raises ValueError: ``words`` or ``receivers`` is out of bounds.
+    :raises ValueError: ``words`` or ``receivers`` is out of bounds, or the code is offered nowhere.
     :raises ~dmsg.DiscoveryError: no discovery gave a nameplate.
     :raises ~twisted.internet.error.CannotListenError: the client listens on port 25 already.
     """
@@ -78,12 +85,20 @@ def offer_code(
         raise ValueError(f"a code has {MIN_WORDS} to {MAX_WORDS} words, not {words}")
     if not 1 <= receivers <= MAX_RECEIVERS:
         raise ValueError(f"a code is good for 1 to {MAX_RECEIVERS} receivers, not {receivers}")
+    if client is None and nearby is None:
+        raise ValueError("the code has to be offered somewhere")
 
     async def offer() -> OfferedCode:
-        nameplate = await client.claim_nameplate()
-        code = Code.make(nameplate.number, words)
+        nameplate = None if client is None else await client.claim_nameplate()
+        number = FIRST_NAMEPLATE + randbelow(NAMEPLATES) if nameplate is None else nameplate.number
+        code = Code.make(number, words)
         factory = CodeFactory(reactor, code, on_wrong_guess, receivers=receivers, on_agreed=on_agreed)
-        offered = OfferedCode(reactor, code, factory, client.listen(factory, PORT), nameplate, on_warning)
+        stops: list[Callable[[], object]] = []
+        if client is not None:
+            stops.append(client.listen(factory, PORT).stopListening)
+        if nearby is not None:
+            stops.append(nearby.offer(number, factory, PORT).stop)
+        offered = OfferedCode(reactor, code, factory, stops, nameplate, on_warning)
         if expires is not None:
             expiry = reactor.callLater(expires, factory.expire)
             offered.agreed.addBoth(_cancelling, expiry)
@@ -107,36 +122,42 @@ class OfferedCode:
         reactor: IReactorTime,
         code: Code,
         factory: CodeFactory,
-        listening: IListeningPort,
-        nameplate: Nameplate,
+        stops: Sequence[Callable[[], object]],
+        nameplate: Nameplate | None,
         on_warning: Callable[[str], object],
     ) -> None:
+        """:param stops: functions that end the offer, each in its place."""
         self._reactor = reactor
-        self._listening = listening
+        self._stops = stops
         self._nameplate = nameplate
         self._on_warning = on_warning
-        self._renewing = Deferred.fromCoroutine(self._renew())
-        self._renewing.addErrback(lambda _: None)  # The renewal ends by being cancelled.
+        self._renewing: Deferred[None] | None = None
+        if nameplate is not None:
+            self._renewing = Deferred.fromCoroutine(self._renew(nameplate))
+            self._renewing.addErrback(lambda _: None)  # The renewal ends by being cancelled.
         self.code = code
         self.agreed: Deferred[CodeAgreement] = factory.agreed.addErrback(_used_up)
         self.agreed.addBoth(self._ended)
 
     def _ended(self, result: object) -> Deferred[object]:
-        self._renewing.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
         return Deferred.fromCoroutine(self._release()).addCallback(lambda _: result)
 
     async def _release(self) -> None:
-        with suppress(DiscoveryError):  # A nameplate that cannot be released expires.
-            await self._nameplate.release()
-        await maybeDeferred(self._listening.stopListening)
+        if self._nameplate is not None:
+            with suppress(DiscoveryError):  # A nameplate that cannot be released expires.
+                await self._nameplate.release()
+        for stop in self._stops:
+            await maybeDeferred(stop)
 
-    async def _renew(self) -> None:
+    async def _renew(self, nameplate: Nameplate) -> None:
         """Renew the claim on the nameplate periodically, until the nameplate is lost."""
         failed = 0
         while True:
-            await deferLater(self._reactor, self._nameplate.renew_every)
+            await deferLater(self._reactor, nameplate.renew_every)
             try:
-                if not await self._nameplate.renew():
+                if not await nameplate.renew():
                     self._on_warning("discovery has given the number of this code to somebody else: make another code")
                     return
                 failed = 0
@@ -176,17 +197,6 @@ def accept_code(
 
     async def accept() -> CodeAgreement:
         peer = await client.find_nameplate(code.nameplate)
-        end = CodeEnd(reactor, Role.RECEIVER, code)
-        factory = Factory.forProtocol(lambda: end)
-        factory.noisy = False
-        await client.connect(peer, factory, PORT, timeout=timeout)
-        try:
-            return await end.agreed
-        except WrongCode:
-            with suppress(TimeoutError):
-                await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
-            raise CodeUsedUp(
-                "the code is wrong, or another person answered it; check the code, or ask for a new one"
-            ) from None
+        return await prove_code(reactor, code, lambda factory: client.connect(peer, factory, PORT, timeout=timeout))
 
     return Deferred.fromCoroutine(accept())

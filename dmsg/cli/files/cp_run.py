@@ -15,7 +15,7 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
-from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
+from dmsg.apps.codes.receiver_proof import CLOSE_TIMEOUT
 from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put, Started
 from dmsg.apps.copy_listener import CopyPeer
 from dmsg.apps.exposure import has_dot

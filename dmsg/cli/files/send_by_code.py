@@ -13,9 +13,8 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
-from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
+from dmsg.apps.codes.receiver_proof import CLOSE_TIMEOUT
 from dmsg.apps.codes.stream import CodeAgreement
-from dmsg.apps.codes.words import Code
 from dmsg.apps.exposure import NEED_HIDDEN
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import DIRECTORY
@@ -25,7 +24,7 @@ from dmsg.apps.parcels.sender import ParcelSender
 from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
-from dmsg.cli.code_display import accept_code, offer_code
+from dmsg.cli.code_display import offer_code
 from dmsg.cli.files.parcel_factory import ParcelFactory
 from dmsg.cli.files.send_by_key import (
     SHOWN_THINGS,
@@ -43,6 +42,7 @@ from dmsg.cli.reconnect_notice import patience_of, watch_connection
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from dmsg.apps.codes.nearby import Nearby
     from dmsg.keys import PubKey
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
@@ -57,23 +57,28 @@ OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer"
 
 async def send_by_code(
     reactor: Reactor,
-    client: Client,
+    client: Client | None,
     make: ParcelFactory,
     words: int,
     *,
     verify: bool,
     show_qr: bool,
+    nearby: Nearby | None = None,
     expires: float | None = None,
 ) -> None:
     """Make a code, wait for the peer who knows it, and send the parcel of ``make`` to that peer.
 
+    :param client: client by which the peer finds this side; None offers the code on the network only.
+    :param nearby: this machine on its networks, if the code is offered there, too.
     :param expires: seconds after which the code is good for nobody; None for no limit.
     """
-    agreed = await offer_code(reactor, client, words, make.type_there, verify=verify, show_qr=show_qr, expires=expires)
+    agreed = await offer_code(
+        reactor, client, words, make.type_there, verify=verify, show_qr=show_qr, nearby=nearby, expires=expires
+    )
     try:
         sender = make()
         agreed.proceed(sender)
-        with watch_connection(reactor, lambda: sender.transport, client.streams.resume_timeout, make.say):
+        with watch_connection(reactor, lambda: sender.transport, patience_of(client), make.say):
             sent = await sender.done
         make.stop()
         make.report(sent)
@@ -117,25 +122,25 @@ async def _give(
 
 async def receive_by_code(
     reactor: Reactor,
-    client: Client,
-    code: Code,
+    agreed: CodeAgreement,
+    patience: float,
     directory: Path,
     *,
     overwrite: bool,
     hidden: bool,
     max_size: int | None,
     yes: bool,
-    verify: bool,
-    timeout: float,
 ) -> None:
-    """Find the peer who made the code, prove that this side knows the code, and receive the parcel."""
-    agreed = await accept_code(reactor, client, code, verify=verify, timeout=timeout)
+    """Receive the parcel of the peer who made the code.
+
+    :param patience: seconds after which a lost stream ends.
+    """
     progress = transfer_progress()
     try:
         done = await _TransferDialogue(
             reactor,
             progress,
-            client.streams.resume_timeout,
+            patience,
             Destination(directory, overwrite=overwrite, hidden=hidden),
             max_size,
             yes,

@@ -16,10 +16,11 @@ from dmsg.apps.codes.stream import CodeAgreement, CodeExpired, CodeUsedUp
 from dmsg.cli.code_display import compare_numbers, show_code
 from dmsg.cli.files.send_by_code import send_to_key
 from dmsg.cli.output import describe, notice
-from dmsg.cli.reconnect_notice import watch_connection
+from dmsg.cli.reconnect_notice import patience_of, watch_connection
 from dmsg.errors import DmsgError, NobodyThere
 
 if TYPE_CHECKING:
+    from dmsg.apps.codes.nearby import Nearby
     from dmsg.cli.files.parcel_factory import ParcelFactory
     from dmsg.keys import PubKey
     from dmsg.net.reactor import Reactor
@@ -89,7 +90,7 @@ class _Deliveries:
 
 async def send_to_receivers(
     reactor: Reactor,
-    client: Client,
+    client: Client | None,
     make: ParcelFactory,
     words: int,
     *,
@@ -98,9 +99,12 @@ async def send_to_receivers(
     expires: float | None,
     verify: bool,
     show_qr: bool,
+    nearby: Nearby | None = None,
 ) -> None:
     """Make a code, and send the parcel of ``make`` to each peer who knows the code.
 
+    :param client: client by which the peers find this side; None offers the code on the network only.
+    :param nearby: this machine on its networks, if the code is offered there, too.
     :param receivers: number of peers for whom the code is good.
     :param is_limit_only: whether fewer receivers are no error.
     :param expires: seconds after which the code is good for nobody; running transfers continue.
@@ -132,7 +136,7 @@ async def send_to_receivers(
                 asking.release()
         sender = factory()
         agreement.proceed(sender)
-        with watch_connection(reactor, lambda: sender.transport, client.streams.resume_timeout, factory.say):
+        with watch_connection(reactor, lambda: sender.transport, patience_of(client), factory.say):
             sent = await sender.done
         factory.report(sent)
 
@@ -143,6 +147,7 @@ async def send_to_receivers(
             words,
             make.type_there,
             show_qr=show_qr,
+            nearby=nearby,
             receivers=receivers,
             expires=expires,
             on_agreed=begin,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from dmsg.apps.codes.words import MAX_RECEIVERS, Code
 from dmsg.cli.access import (
@@ -21,7 +22,7 @@ from dmsg.cli.access import (
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completion_values import complete_code, complete_path_or_name
 from dmsg.cli.options import DIRECTORY, command
-from dmsg.cli.params import client_options, expires_option, qr_option, timeout_option, words_option
+from dmsg.cli.params import client_options, expires_option, lan_option, qr_option, timeout_option, words_option
 from dmsg.cli.prompts import ask_code, can_ask, check_can_ask
 from dmsg.clients.address_book import AddressBook
 from dmsg.clients.groups import MARK, Groups
@@ -29,9 +30,11 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
+    from dmsg.apps.codes.stream import CodeAgreement
     from dmsg.cli.files.parcel_factory import ParcelFactory
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
+    from dmsg.v2019.lan.peer import LanPeer
 
 
 @command()
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 @expires_option
 @click.option("--verify", is_flag=True, help="Show a number to compare with the peer's before anything is sent.")
 @qr_option
+@lan_option
 @client_options
 @timeout_option
 # Each misuse of the arguments has a check of its own.
@@ -62,6 +66,7 @@ def send(  # noqa: C901, PLR0915
     expires: float | None,
     verify: bool,
     no_qr: bool,
+    lan: str,
     settings: ClientSettings,
     timeout: float,
 ) -> None:
@@ -82,6 +87,7 @@ def send(  # noqa: C901, PLR0915
       dmsg send notes/ photo.jpg alice
       dmsg send film.mkv @family
       dmsg send --to-many --receivers 3 --expires 1h film.mkv
+      dmsg send --lan only film.mkv
     """
 
     if text is None and not what:
@@ -96,6 +102,8 @@ def send(  # noqa: C901, PLR0915
     if to is not None:
         what = what[:-1]
     _check_code_options(to_many, receivers, expires, by_code=to is None)
+    if to is not None:
+        check_no_lan("a KEY, a name or a @GROUP")
     missing = next((one for one in what if one != "-" and not os.path.lexists(one)), None)
     if missing is not None:
         raise click.UsageError(f"{missing}: {os.strerror(errno.ENOENT)}")
@@ -120,7 +128,8 @@ def send(  # noqa: C901, PLR0915
     if to is not None:
         _send_to(what, text, to, hidden, settings, timeout)
 
-    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.client_run import run
+    from dmsg.cli.files.lan_run import with_ways_to_offer
     from dmsg.cli.files.parcel_factory import InputToSend, TextToSend, files_to_send
     from dmsg.cli.files.send_by_code import send_by_code
     from dmsg.cli.files.send_by_key import transfer_progress
@@ -136,9 +145,21 @@ def send(  # noqa: C901, PLR0915
         else:
             make = await files_to_send([Path(one) for one in what], progress, hidden=hidden)
 
-        async def use(client: Client) -> None:
+        if lan != "off":
+            make.type_there += f" --lan {lan}"
+
+        async def use(client: Client | None, nearby: LanPeer | None) -> None:
             if not to_many:
-                await send_by_code(reactor, client, make, words, verify=verify, show_qr=not no_qr, expires=expires)
+                await send_by_code(
+                    reactor,
+                    client,
+                    make,
+                    words,
+                    verify=verify,
+                    show_qr=not no_qr,
+                    nearby=nearby,
+                    expires=expires,
+                )
                 return
             from dmsg.cli.files.send_to_many import send_to_receivers
 
@@ -152,11 +173,19 @@ def send(  # noqa: C901, PLR0915
                 expires=expires,
                 verify=verify,
                 show_qr=not no_qr,
+                nearby=nearby,
             )
 
-        await with_client(reactor, settings.with_own_key(), use, published=True)
+        await with_ways_to_offer(reactor, settings.with_own_key(), lan, use)
 
     run(main)
+
+
+def check_no_lan(instead: str) -> None:
+    """:raises click.UsageError: --lan was given, although no code is used; the configuration file may set it."""
+    ctx = click.get_current_context()
+    if ctx.params["lan"] != "off" and ctx.get_parameter_source("lan") is ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"--lan is for codes, and {instead} needs no code")
 
 
 def _check_code_options(to_many: bool, receivers: int | None, expires: float | None, *, by_code: bool) -> None:
@@ -269,6 +298,7 @@ def _send_to(
 @hidden_option
 @click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="Refuse larger files.")
 @accepting_options
+@lan_option
 @client_options
 @timeout_option
 def receive(
@@ -284,6 +314,7 @@ def receive(
     allow: tuple[AllowOption, ...],
     anyone: bool,
     anything: bool,
+    lan: str,
     settings: ClientSettings,
     timeout: float,
 ) -> None:
@@ -303,6 +334,7 @@ def receive(
     if listen:
         if code or yes or verify:
             raise click.UsageError("--listen receives at a key; it cannot be combined with CODE, --yes or --verify")
+        check_no_lan("--listen")
         access = Access(allow)
         check_takes(access, anyone=anyone, option="--listen")
         check_offered(directory, any_directory=anything)
@@ -341,7 +373,7 @@ def receive(
         raise click.UsageError(
             "CODE is missing, and standard input is not a terminal; to receive at a key: dmsg receive --listen"
         )
-    _receive_code(found, directory, yes, verify, overwrite, hidden, max_size, settings, timeout)
+    _receive_code(found, directory, yes, verify, overwrite, hidden, max_size, lan, settings, timeout)
 
 
 def _receive_code(
@@ -352,27 +384,27 @@ def _receive_code(
     overwrite: bool,
     hidden: bool,
     max_size: int | None,
+    lan: str,
     settings: ClientSettings,
     timeout: float,
 ) -> NoReturn:
-    from dmsg.cli.client_run import run, with_client
+    from dmsg.cli.client_run import run
+    from dmsg.cli.files.lan_run import with_agreement
     from dmsg.cli.files.send_by_code import receive_by_code
 
     async def main(reactor: Reactor) -> None:
-        async def use(client: Client) -> None:
+        async def use(agreed: CodeAgreement, patience: float) -> None:
             await receive_by_code(
                 reactor,
-                client,
-                code,
+                agreed,
+                patience,
                 directory,
                 overwrite=overwrite,
                 hidden=hidden,
                 max_size=max_size,
                 yes=yes,
-                verify=verify,
-                timeout=timeout,
             )
 
-        await with_client(reactor, settings.with_own_key(), use)
+        await with_agreement(reactor, settings.with_own_key(), lan, code, use, verify=verify, timeout=timeout)
 
     run(main)

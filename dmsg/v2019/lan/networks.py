@@ -8,15 +8,12 @@ from typing import Protocol
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
 
 from dmsg.net.isolate import call_isolated
 from dmsg.net.mdns.interfaces import Interface
 
 LOOK_INTERVAL = 5.0
 """Seconds between looks at the addresses of this machine: somebody may join the network after the command began."""
-
-_log = Logger()
 
 
 class OnInterface(Protocol):
@@ -30,6 +27,7 @@ class Networks:
     """Keeps something running on each address of this machine.
 
     :param open_on: starts it on one address.
+    :param on_warning: called with a sentence when it cannot be started on an address, once for each reason.
     :ivar failed: reason for each address on which it could not be started.
     """
 
@@ -38,9 +36,11 @@ class Networks:
         reactor: IReactorTime,
         list_interfaces: Callable[[], list[Interface]],
         open_on: Callable[[Interface], OnInterface],
+        on_warning: Callable[[str], object],
     ) -> None:
         self._list_interfaces = list_interfaces
         self._open_on = open_on
+        self._on_warning = on_warning
         self._running: dict[Interface, OnInterface] = {}
         self._stopping: list[Deferred[None]] = []
         self.failed: dict[str, str] = {}
@@ -57,7 +57,7 @@ class Networks:
         try:
             present = self._list_interfaces()
         except OSError as error:
-            self.failed["this machine"] = str(error)
+            self._note_failure("this machine", str(error))
             return
         for gone in [one for one in self._running if one not in present]:
             self._stopping.append(self._running.pop(gone).stop())
@@ -70,9 +70,12 @@ class Networks:
             self._running[interface] = self._open_on(interface)
             self.failed.pop(interface.host, None)
         except Exception as error:  # Twisted's errors of listening have no common base class with those of sockets.
-            if self.failed.get(interface.host) != str(error):
-                _log.debug("{address} is not used: {error}", address=interface.host, error=str(error))
-            self.failed[interface.host] = str(error)
+            self._note_failure(interface.host, str(error))
+
+    def _note_failure(self, where: str, why: str) -> None:
+        if self.failed.get(where) != why:
+            self.failed[where] = why
+            self._on_warning(f"codes cannot be exchanged on the network at {where}: {why}")
 
     def stop(self) -> Deferred[None]:
         """Stop on all addresses; the Deferred fires when all sockets are closed."""

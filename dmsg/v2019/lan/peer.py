@@ -48,6 +48,7 @@ class LanPeer:
     """This machine among those on its networks.
 
     :param interfaces: returns the addresses to use.
+    :param on_warning: called with a sentence for the person when an address cannot be used.
     :ivar drops: number of refused connections at the ports of offers, by reason.
     """
 
@@ -57,8 +58,10 @@ class LanPeer:
         *,
         interfaces: Callable[[], list[Interface]] = list_interfaces,
         memory: Memory | None = None,
+        on_warning: Callable[[str], object] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
         self._reactor = reactor
+        self.on_warning = on_warning
         self._interfaces = interfaces
         self._turn = TurnFlush(reactor)
         self._key = SecKey.generate()
@@ -196,7 +199,7 @@ class LanOffer:
         self._ended = ended
         self._tickets = Tickets()
         self._answers = CodeAnswers(peer.key, nameplate, self._tickets, peer.reactor.seconds())
-        self._networks = Networks(peer.reactor, peer.networks, self._open_on)
+        self._networks = Networks(peer.reactor, peer.networks, self._open_on, peer.on_warning)
 
     def _open_on(self, interface: Interface) -> _OfferOnInterface:
         return _OfferOnInterface(self._peer, interface, self._answers, self._tickets)
@@ -255,7 +258,7 @@ class LanSearch:
         self._peer = peer
         self._found = found
         self._question = CodeQuestion(peer.key, nameplate, peer.reactor.seconds())
-        self._networks = Networks(peer.reactor, peer.networks, self._open_on)
+        self._networks = Networks(peer.reactor, peer.networks, self._open_on, peer.on_warning)
 
     @property
     def interfaces(self) -> list[Interface]:

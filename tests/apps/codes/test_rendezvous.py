@@ -86,6 +86,7 @@ class RendezvousTests(SynchronousTestCase):
 
     def test_a_number_stays_claimed_while_the_offer_lasts(self) -> None:
         offered = self.offer()
+        assert offered._nameplate is not None
         self.lab.network.run(offered._nameplate.renew_every * 12)
         self.assertEqual(self.accept(offered.code).peer, self.alice.public_key)
         self.assertEqual(self.warnings, [])
@@ -101,6 +102,7 @@ class RendezvousTests(SynchronousTestCase):
                 raise answer
             return answer
 
+        assert offered._nameplate is not None
         offered._nameplate.renew = renew  # type: ignore[method-assign]
         self.lab.network.run(offered._nameplate.renew_every * 10)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)

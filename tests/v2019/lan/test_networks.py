@@ -36,7 +36,8 @@ class NetworksTests(SynchronousTestCase):
         self.present = [HOME]
         self.broken: set[Interface] = set()
         self.log: list[tuple[str, Interface]] = []
-        self.networks = Networks(self.clock, lambda: list(self.present), self.open_on)
+        self.warnings: list[str] = []
+        self.networks = Networks(self.clock, lambda: list(self.present), self.open_on, self.warnings.append)
 
     def open_on(self, interface: Interface) -> Running:
         if interface in self.broken:
@@ -62,6 +63,8 @@ class NetworksTests(SynchronousTestCase):
         self.clock.advance(LOOK_INTERVAL)
         self.assertEqual(self.networks.interfaces, [OFFICE])
         self.assertEqual(self.networks.failed, {"fe80::5%wlan0": "no such device"})
+        self.clock.advance(LOOK_INTERVAL)
+        self.assertEqual(self.warnings, ["codes cannot be exchanged on the network at fe80::5%wlan0: no such device"])
         self.broken = set()
         self.clock.advance(LOOK_INTERVAL)
         self.assertEqual(self.networks.interfaces, [OFFICE, HOME6])

@@ -1,0 +1,240 @@
+"""Codes on the network of this machine, without discovery: interfaces, and the race of those who may be the sender.
+
+Anybody on the network can say that they offer a code.  So the receiver may have to try several, and begins with the
+next one when the last one has failed or is slow: somebody who accepts connections and says nothing delays the sender,
+but cannot keep it away.  Two agreements with one sender must not succeed, because a code for many receivers would lose
+two places; therefore they do not begin at the same time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.pake import CodeProtocolError
+from dmsg.apps.codes.receiver_proof import prove_code
+from dmsg.apps.codes.stream import PORT, CodeAgreement, CodeUsedUp
+from dmsg.apps.codes.words import Code
+from dmsg.base.printable import shorten
+from dmsg.errors import NobodyThere
+from dmsg.keys import PubKey
+from dmsg.net.reactor import cancel_call
+
+STAGGER = 2.0
+"""Seconds that an agreement may take before the next one begins beside it."""
+GRACE = 3.0
+"""Seconds to search on after somebody judged the code wrong: the true sender may answer, too."""
+MAX_WAITING = 16
+"""Maximum number of candidates that wait for their turn."""
+
+
+class NobodyNearby(NobodyThere):
+    """Error: nobody on the network offers the code, or nobody who does can be reached."""
+
+
+class Stoppable(Protocol):
+    """Interface of an offer or of a search."""
+
+    def stop(self) -> Deferred[None]:
+        """End it; the Deferred fires when its ports are closed."""
+
+
+class NearbyOffer(Stoppable, Protocol):
+    """Interface of an offer on the network."""
+
+    @property
+    def interfaces(self) -> Sequence[object]:
+        """Addresses of this machine on which the code is offered."""
+
+
+class NearbySearch(Stoppable, Protocol):
+    """Interface of a search on the network."""
+
+    @property
+    def interfaces(self) -> Sequence[object]:
+        """Addresses of this machine from which others are asked."""
+
+    @property
+    def announcers(self) -> int:
+        """Number of keys that were announced for the code."""
+
+
+class NearbyPeer(Protocol):
+    """Interface of somebody who says that they offer the code."""
+
+    key: PubKey
+
+    def connect(self, factory: IProtocolFactory, port: int, *, timeout: float) -> Deferred[IProtocol]:
+        """Open a stream to the peer."""
+
+
+class Nearby(Protocol):
+    """Interface of this machine among those on its networks."""
+
+    def offer(self, nameplate: int, factory: IProtocolFactory, port: int) -> NearbyOffer:
+        """Answer those who ask for ``nameplate``, and accept their streams."""
+
+    def search(self, nameplate: int, found: Callable[[NearbyPeer], object]) -> NearbySearch:
+        """Ask who offers ``nameplate``, until the search is stopped."""
+
+
+Begin = Callable[[], "Deferred[CodeAgreement] | None"]
+"""Function that begins an agreement, or returns None if it is not needed any more."""
+
+
+class AgreementRace:
+    """Agreements with those who may have made the code; the first that succeeds ends the others.
+
+    :param sources: number of sources of candidates; see :meth:`source_ended`.
+    :ivar first: Deferred that fires with the first :class:`CodeAgreement`; fails with the most telling error when all
+        sources have ended and no agreement has succeeded.  Cancelling it ends all agreements.
+    """
+
+    def __init__(self, reactor: IReactorTime, sources: int) -> None:
+        self._reactor = reactor
+        self._sources = sources
+        self._waiting: deque[Begin] = deque()
+        self._running: list[Deferred[CodeAgreement]] = []
+        self._errors: list[Failure] = []
+        self._stagger: IDelayedCall | None = None
+        self._is_over = False
+        self.first: Deferred[CodeAgreement] = Deferred(lambda _: self._end())
+
+    def add(self, begin: Begin) -> None:
+        """Add a candidate; too many are ignored."""
+        if not self._is_over and len(self._waiting) < MAX_WAITING:
+            self._waiting.append(begin)
+            self._go_on()
+
+    def source_ended(self, error: Failure | None = None) -> None:
+        """Note that one of the sources adds no further candidates.
+
+        :param error: why the source had none.
+        """
+        self._sources -= 1
+        if error is not None:
+            self._errors.append(error)
+        self._go_on()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no agreement is under way and none waits."""
+        return not self._running and not self._waiting
+
+    def _go_on(self) -> None:
+        while self._waiting and self._stagger is None and not self._is_over:
+            running = self._waiting.popleft()()
+            if running is None:
+                continue
+            self._running.append(running)
+            self._stagger = self._reactor.callLater(STAGGER, self._on_slow)
+            running.addBoth(self._ended, running)
+        if self.is_idle and self._sources <= 0 and not self._is_over:
+            self._end()
+            self.first.errback(self._why())
+
+    def _on_slow(self) -> None:
+        self._stagger = None
+        self._go_on()
+
+    def _ended(self, result: CodeAgreement | Failure, running: Deferred[CodeAgreement]) -> None:
+        self._running.remove(running)
+        if self._is_over:
+            return
+        if not isinstance(result, Failure):
+            self._end()
+            self.first.callback(result)
+            return
+        self._errors.append(result)
+        if not self._running:
+            cancel_call(self._stagger)
+            self._stagger = None
+        self._go_on()
+
+    def _why(self) -> Failure:
+        """Return the error that tells most: that of the last who answered for the code, else the last one."""
+        telling = [error for error in self._errors if error.check(CodeUsedUp, CodeProtocolError) is not None]
+        return (telling or self._errors or [Failure(NobodyNearby("nobody offers this code"))])[-1]
+
+    def _end(self) -> None:
+        self._is_over = True
+        cancel_call(self._stagger)
+        self._waiting.clear()
+        for one in list(self._running):
+            one.cancel()
+
+
+class NearbySource:
+    """Candidates of a race who are on the network.
+
+    :param timeout: seconds after which the search ends, and seconds that opening one stream may take.
+    """
+
+    def __init__(
+        self, reactor: IReactorTime, nearby: Nearby, code: Code, race: AgreementRace, *, timeout: float
+    ) -> None:
+        self._reactor = reactor
+        self._code = code
+        self._race = race
+        self._timeout = timeout
+        self._reached: set[PubKey] = set()
+        self._search = nearby.search(code.nameplate, self._found)
+        self._until = reactor.callLater(timeout, self._end)
+        self._stopped: Deferred[None] | None = None
+
+    def _found(self, peer: NearbyPeer) -> None:
+        def begin() -> Deferred[CodeAgreement] | None:
+            # A key whose owner has had its guess gets no other one at another address.
+            return None if peer.key in self._reached else Deferred.fromCoroutine(self._agree(peer))
+
+        self._race.add(begin)
+
+    async def _agree(self, peer: NearbyPeer) -> CodeAgreement:
+        def opened(protocol: IProtocol) -> IProtocol:
+            self._reached.add(peer.key)
+            return protocol
+
+        def connect(factory: IProtocolFactory) -> Deferred[IProtocol]:
+            return peer.connect(factory, PORT, timeout=self._timeout).addCallback(opened)
+
+        try:
+            return await prove_code(self._reactor, self._code, connect)
+        except CodeUsedUp:
+            if self._until.active() and self._until.getTime() > self._reactor.seconds() + GRACE:
+                self._until.reset(GRACE)
+            raise
+        except CancelledError:
+            raise
+        except Exception as error:  # Twisted's errors of connecting have no common base class.
+            if peer.key in self._reached:
+                raise
+            raise NobodyNearby(
+                f"somebody on this network offers this code, but cannot be reached: {shorten(str(error))}; does a "
+                "firewall there let connections from this network in?"
+            ) from None
+
+    def _end(self) -> None:
+        error = None if self._search.announcers else Failure(_nobody(self._search, self._timeout))
+        self.stop()
+        self._race.source_ended(error)
+
+    def stop(self) -> Deferred[None]:
+        """End the search; streams to those who were found continue."""
+        cancel_call(self._until)
+        if self._stopped is None:
+            self._stopped = self._search.stop()
+        return self._stopped
+
+
+def _nobody(search: NearbySearch, seconds: float) -> NobodyNearby:
+    if not search.interfaces:
+        return NobodyNearby("this machine is in no network where others can be asked for the code")
+    return NobodyNearby(
+        f"nobody on this network offers this code (asked for {seconds:g} s): is 'dmsg send' running with --lan, and "
+        "are both machines in one network that lets them reach each other?"
+    )

@@ -1,0 +1,158 @@
+"""Ways in which sender and receiver of a code find each other: discovery and servers, their own network, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.nearby import AgreementRace, NearbySource
+from dmsg.apps.codes.rendezvous import accept_code
+from dmsg.apps.codes.stream import CodeAgreement
+from dmsg.apps.codes.words import Code
+from dmsg.cli.client_run import with_client
+from dmsg.cli.code_display import compare_numbers
+from dmsg.cli.output import describe, notice
+from dmsg.errors import DmsgError
+from dmsg.v2019.lan.peer import LanPeer
+
+if TYPE_CHECKING:
+    from dmsg.cli.client_settings import ClientSettings
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+NOT_RESUMED = 0.0
+"""Seconds for which a lost stream over a direct link is waited for: it ends with the link."""
+
+
+async def with_ways_to_offer(
+    reactor: Reactor,
+    settings: ClientSettings,
+    lan: str,
+    use: Callable[[Client | None, LanPeer | None], Awaitable[None]],
+) -> None:
+    """Call ``use`` with what a code is to be offered by, and end it afterwards.
+
+    With ``also``, a client that finds no server is no error: the code is then offered on the network only.
+
+    :param lan: value of --lan.
+    """
+    if lan == "off":
+        await with_client(reactor, settings, lambda client: use(client, None), published=True)
+        return
+    nearby = LanPeer(reactor, on_warning=notice)
+    if not nearby.networks():
+        notice("this machine is in no network now; the code can be used there as soon as it joins one")
+    try:
+        if lan == "only":
+            await use(None, nearby)
+            return
+        began = False
+
+        async def both(client: Client) -> None:
+            nonlocal began
+            began = True
+            await use(client, nearby)
+
+        try:
+            await with_client(reactor, settings, both, published=True)
+        except DmsgError as error:
+            if began:
+                raise
+            notice(f"{describe(error)}; so only receivers on this network can use the code")
+            await use(None, nearby)
+    finally:
+        await nearby.stop()
+
+
+async def with_agreement(
+    reactor: Reactor,
+    settings: ClientSettings,
+    lan: str,
+    code: Code,
+    use: Callable[[CodeAgreement, float], Awaitable[None]],
+    *,
+    verify: bool,
+    timeout: float,
+) -> None:
+    """Find the peer who made the code, prove that this side knows it, and call ``use`` with the agreement.
+
+    :param lan: value of --lan.
+    :param use: called with the agreement, and the seconds after which a lost stream ends.
+    :param timeout: seconds that opening a stream may take, and for which the network is searched.
+    :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`; or the users saw different numbers.
+    """
+
+    async def agreed_by(client: Client) -> None:
+        agreed = await accept_code(reactor, client, code, timeout=timeout)
+        await use(await compare_numbers(reactor, agreed, verify), client.streams.resume_timeout)
+
+    if lan == "off":
+        await with_client(reactor, settings, agreed_by)
+        return
+    race = AgreementRace(reactor, sources=1 if lan == "only" else 2)
+    nearby = LanPeer(reactor, on_warning=notice)
+    source = NearbySource(reactor, nearby, code, race, timeout=timeout)
+    by_server = None if lan == "only" else _ByServer(reactor, settings, code, race, timeout)
+    try:
+        agreed = await race.first
+        patience = settings.resume_timeout
+        if by_server is None or not by_server.has_won(agreed):
+            patience = NOT_RESUMED
+            if by_server is not None:
+                by_server.stop()
+        await source.stop()
+        await use(await compare_numbers(reactor, agreed, verify), patience)
+    finally:
+        await source.stop()
+        if by_server is not None:
+            by_server.stop()
+            await by_server.ended
+        await nearby.stop()
+
+
+class _ByServer:
+    """Way through discovery and servers, as one of the two sources of a race.
+
+    :ivar ended: Deferred that fires when the client has stopped.
+    """
+
+    def __init__(
+        self, reactor: Reactor, settings: ClientSettings, code: Code, race: AgreementRace, timeout: float
+    ) -> None:
+        self._reactor = reactor
+        self._code = code
+        self._race = race
+        self._timeout = timeout
+        self._agreed: CodeAgreement | None = None
+        self._has_begun = False
+        running = Deferred.fromCoroutine(with_client(reactor, settings, self._take_part))
+        self.ended: Deferred[None] = running.addErrback(self._failed)
+
+    async def _take_part(self, client: Client) -> None:
+        self._has_begun = True
+
+        def note(agreed: CodeAgreement) -> CodeAgreement:
+            self._agreed = agreed
+            return agreed
+
+        self._race.add(lambda: accept_code(self._reactor, client, self._code, timeout=self._timeout).addCallback(note))
+        self._race.source_ended()
+        await Deferred()  # The client is needed until the transfer has ended.
+
+    def _failed(self, failure: Failure) -> None:
+        if failure.check(CancelledError) is not None:
+            return
+        if self._has_begun:
+            failure.raiseException()
+        self._race.source_ended(failure)
+
+    def has_won(self, agreed: CodeAgreement) -> bool:
+        """Whether the agreement was made in this way."""
+        return agreed is self._agreed
+
+    def stop(self) -> None:
+        """Stop the client."""
+        self.ended.cancel()
