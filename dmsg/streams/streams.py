@@ -334,10 +334,12 @@ class Streams:
                 self._progress[stream] = (end.acknowledged, now)
             elif now - before[1] >= STALL_TIME:
                 del self._progress[stream]
-                if end.initiator:
+                if end.initiator and stream not in self._searching:
                     self._search(stream)
                 else:
-                    # Only the initiator can resume the stream.  Closing the transport tells it to do so.
+                    # The search of the initiator has found no other server.  Without a transport, the search also tries
+                    # the present server, which may have lost only one frame.  The responder cannot resume the stream.
+                    # Closing the transport tells the initiator to do so.
                     end.transport.carrier.leave(CloseReason.STALLED)
                     self.suspend(stream, CloseReason.STALLED)
         self._thin_out(now)

@@ -389,6 +389,19 @@ class WatchTests(StreamsCase):
         self.assertEqual((carrier.left, self.table.suspended), ([CloseReason.STALLED], 1))
         self.assertIsNotNone(one.end.transport, "it keeps its way until there is another")
 
+    def test_a_search_that_finds_no_other_server_leaves_the_one_that_stalls(self) -> None:
+        """It may be the only server, and have lost a single frame: nothing but a new transport brings that frame."""
+        stream = self.add()
+        carrier = stream.end.transport.carrier
+        stream.end.in_flight.append("x")
+        self.look(STALL_TIME + STALL_CHECK)
+        self.assertEqual((len(self.searches), carrier.left), (1, []))
+        self.look(STALL_TIME)
+        self.assertEqual((len(self.searches), carrier.left, self.table.suspended), (1, [], 0))
+        self.look(STALL_CHECK)
+        self.assertEqual((len(self.searches), carrier.left), (1, [CloseReason.STALLED]))
+        self.assertEqual((self.table.suspended, self.table.is_live(stream)), (1, True))
+
     def test_suspended_streams_do_not_count_as_stalled(self) -> None:
         stream = self.add()
         stream.end.in_flight.append("x")
