@@ -68,7 +68,11 @@ class Talker(Protocol):
         def arrived(_: object) -> None:
             self.acknowledged += size
 
-        return stream_of(self).send(self._sends.take(size)).addCallbacks(arrived, self.failures.append)
+        return stream_of(self).send(self.next_bytes(size)).addCallbacks(arrived, self.failures.append)
+
+    def next_bytes(self, size: int) -> bytes:
+        """Return the next bytes of the pattern that this end sends."""
+        return self._sends.take(size)
 
     def dataReceived(self, data: bytes) -> None:
         expected = self._expects.take(len(data))
@@ -96,6 +100,19 @@ class Talker(Protocol):
             raise PromiseBroken(f"{other.received} bytes arrived of {self.sent}")
 
 
+class Fixed(Factory):
+    """Factory that builds one given protocol, once."""
+
+    noisy = False
+
+    def __init__(self, protocol: Talker) -> None:
+        self._protocol: Talker | None = protocol
+
+    def buildProtocol(self, addr: IAddress | None) -> Talker | None:
+        protocol, self._protocol = self._protocol, None
+        return protocol
+
+
 class Talkers(Factory):
     """Factory that builds the accepting ends, in the order in which :meth:`pair` was called."""
 
@@ -112,6 +129,10 @@ class Talkers(Factory):
         self._expected.append(two)
         self.pairs.append((one, two))
         return one
+
+    def take(self) -> Talker:
+        """Return the accepting end of the last :meth:`pair`, for a factory of its own."""
+        return self._expected.pop()
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         return self._expected.pop(0) if self._expected else None

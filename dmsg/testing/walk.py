@@ -1,7 +1,7 @@
-"""Random walk over faults, with the promise checked at every step.
+"""Random walk over faults and lies, with the promise checked at every step.
 
 ``python -m dmsg.testing.walk --seconds 60`` does one walk after another, each with a seed of its own, and prints the
-seed of the first that fails.
+seed of the first that fails.  With ``--lies`` servers lie, too.
 """
 
 from __future__ import annotations
@@ -11,22 +11,34 @@ import gc
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import Any, cast
+from typing import cast
 
-from twisted.internet.interfaces import IAddress
-from twisted.internet.protocol import Factory
+from twisted.internet.interfaces import IProtocol
 from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublisher
+from twisted.python.failure import Failure
 
+from dmsg.errors import DmsgError
+from dmsg.testing import faults
+from dmsg.testing.bystanders import HARBOUR, Bystanders, check_blame
 from dmsg.testing.determinism import KEPT, Trace
+from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
-from dmsg.testing.promise import Talker, Talkers
-from dmsg.v2019.core.wire import DRAIN, Frame
+from dmsg.testing.liar import Alliance, Liar
+from dmsg.testing.lies import KINDS
+from dmsg.testing.plan import LIES, Plan, Step, draw
+from dmsg.testing.promise import Fixed, PromiseBroken, Talker, Talkers
+from dmsg.v2019.client import Client
 
 PORT = 7
-SERVERS = 3
+SERVERS = ("server-1", "server-2", "server-3")
 STEPS = 60
+UNACKNOWLEDGED = 4_000_000
+"""Bytes that an end may have unacknowledged before it sends no more."""
+STREAMS = 6
+"""Maximum number of streams that are open at once."""
 PATIENCE = 400.0
 """Seconds of the lab's time within which everything must recover after the last fault."""
 
@@ -34,38 +46,40 @@ PATIENCE = 400.0
 class Walk:
     """Random walk of a network under faults.
 
-    :param lab: lab in which nothing runs yet but discovery; its seed is that of the walk.
+    :param lab: lab in which nothing runs yet but discovery.
     :param trace: trace of the lab.
+    :param plan: plan of the walk; by default the one that follows from the seed of the lab.
     :ivar faults: faults so far, in order.
+    :ivar lies: number of lies that were told, by kind.
     """
 
-    def __init__(self, lab: Lab, trace: Trace, *, steps: int = STEPS) -> None:
+    def __init__(self, lab: Lab, trace: Trace, *, steps: int = STEPS, plan: Plan | None = None) -> None:
         self.seed = lab.seed
         self.trace = trace
         self.lab = lab
-        self.random = Random(lab.seed)
+        self.plan = plan or draw_plan(lab.seed, steps=steps)
         self.faults: list[str] = []
-        self._steps = steps
         self._talkers = Talkers()
         self._streams: list[Talker] = []
-        self._actions: dict[str, Callable[[], None]] = {
-            "delay": self._delay,
-            "loss": self._loss,
-            "reorder": self._reorder,
-            "bandwidth": self._bandwidth,
-            "partition": self._partition,
-            "heal": self._heal,
-            "reset": self._reset,
-            "kill": self._kill,
-            "restart": self._restart,
-            "leave": self._leave,
-            "pause": self._pause,
-            "go on": self._proceed,
-            "slow reader": self._slow_reader,
-            "reader goes on": self._reader_goes_on,
+        self._closing: list[Talker] = []
+        self._opened = 0
+        self._faults = Faults(lab, SERVERS, ("alice", "bob"), self._streams)
+        self._alliance = Alliance(trace)
+        self._liars: dict[str, Liar] = {}
+        self._last_liar = ""
+        self._bystanders: Bystanders | None = None
+        self._own: dict[str, Callable[[Step], None]] = {
+            LIES: self._lie,
+            "honest": self._repent,
+            "open": self._open,
+            "finish": self._finish,
             "clock jump": self._clock_jump,
-            "poison": self._poison,
         }
+
+    @property
+    def lies(self) -> Counter[str]:
+        """Number of lies that were told, by kind."""
+        return self._alliance.told
 
     def run(self) -> None:
         """Do the walk, heal everything, and check that every byte has arrived.
@@ -73,36 +87,75 @@ class Walk:
         :raises PromiseBroken: the promise was not kept.
         :raises AssertionError: a stream did not recover.
         """
-        self.lab.add_servers(SERVERS)
-        self.alice, self.bob = (self.lab.add_client(name, resume_timeout=3600.0) for name in ("alice", "bob"))
-        self.lab.settle()
-        self.bob.listen(self._talkers, PORT)
-        for number in range(2):
-            one = self._talkers.pair(self.seed * 10 + number)
-            self.lab.result(self.alice.connect(self.bob.public_key, _Fixed(one), port=PORT))
-            self._streams += [one, one.other]  # type: ignore[list-item]
-        # The accepting end is built when the connecting end has confirmed.
-        self.lab.network.run_until(lambda: all(talker.transport is not None for talker in self._streams))
-        for _ in range(self._steps):
-            for talker in self._streams:
-                if self.random.random() < 0.5 and talker.sent - talker.acknowledged < 4_000_000:
-                    talker.say(self.random.choice((1, 100, 10_000, 300_000)))
-            if self.random.random() < 0.6:
-                name = self.random.choice(list(self._actions))
-                self.faults.append(name)
-                self.trace.note(self.lab.clock.seconds(), "fault", name)
-                self._actions[name]()
-            self.lab.network.run(self.random.choice((0.0, 0.01, 0.3, 3.0, 12.0)))
-            self._talkers.check()
+        self._start()
+        for step in self.plan.steps:
+            self._do(step)
         self._repair()
         try:
             self.lab.network.run_until(self._all_there, PATIENCE)
         except AssertionError as error:
             raise AssertionError(f"{error}: {self._state()}") from error
+        self._check()
+        self._repent()
+
+    def _start(self) -> None:
+        lab = self.lab
+        for name in SERVERS:
+            lab.add_server(name)
+        if self.plan.lying:
+            self._bystanders = Bystanders(lab)
+            keys = [lab.key(name).public for name in SERVERS]
+            self.alice = lab.add_client("alice", resume_timeout=3600.0, only=keys, min_servers=2)
+        else:
+            self.alice = lab.add_client("alice", resume_timeout=3600.0)
+        self.bob = lab.add_client("bob", resume_timeout=3600.0)
+        lab.settle()
+        self.bob.listen(self._talkers, PORT)
+        remotes: list[Client] = [self.bob, self.bob]
+        if self._bystanders is not None:
+            self._bystanders.start()
+            remotes[1] = self._bystanders.dave
+            remotes[1].listen(self._talkers, PORT)
+        for number, remote in enumerate(remotes):
+            one = self._talkers.pair(self.seed * 10 + number)
+            lab.result(self.alice.connect(remote.public_key, Fixed(one), port=PORT))
+            self._streams += [one, one.other]  # type: ignore[list-item]
+        # The accepting end is built when the connecting end has confirmed.
+        lab.network.run_until(lambda: all(talker.transport is not None for talker in self._streams))
+
+    def _do(self, step: Step) -> None:
+        for number, size in step.says:
+            if number < len(self._streams):
+                talker = self._streams[number]
+                may_say = talker.transport is not None and talker.lost is None
+                if may_say and talker.sent - talker.acknowledged < UNACKNOWLEDGED:
+                    talker.say(size)
+        if self._bystanders is not None:
+            self._bystanders.say()
+        if step.fault:
+            self.faults.append(step.fault)
+            self.trace.note(self.lab.clock.seconds(), "fault", step.fault)
+            own = self._own.get(step.fault)
+            if own is not None:
+                own(step)
+            else:
+                self._faults.make(step.fault, Random(step.chance))
+        self.lab.network.run(step.seconds)
+        self._check()
+
+    def _check(self) -> None:
         self._talkers.check()
         for talker in self._streams:
-            if talker.lost is not None:
-                raise AssertionError(f"a stream was lost: {talker.lost.value}")
+            # A stream that never opened at its responder may fail at its initiator, too.
+            if talker.lost is not None and not self._is_unheard(talker):
+                raise PromiseBroken(f"a stream was lost: {talker.lost.value}")
+        check_blame((name, server) for name, server in self.lab.servers.items() if name not in self._liars)
+        if self._bystanders is not None:
+            self._bystanders.check()
+
+    def _is_unheard(self, talker: Talker) -> bool:
+        other = talker.other
+        return talker.acknowledged == 0 and other is not None and other.transport is None
 
     def _state(self) -> str:
         """Return the state of a walk that makes no progress."""
@@ -111,152 +164,129 @@ class Walk:
             (client.status, len(client.servers), client.last_error, client.streams.suspended)
             for client in (self.alice, self.bob)
         ]
-        return f"sent, acknowledged, received {talkers}; clients {clients}; servers {list(self.lab.servers)}"
+        closing = [(talker.sent, talker.other.received) for talker in self._closing if talker.other is not None]
+        return (
+            f"sent, acknowledged, received {talkers}; closing {closing}; clients {clients}; "
+            f"servers {list(self.lab.servers)}"
+        )
 
     def _all_there(self) -> bool:
-        if any(talker.lost is not None for talker in self._streams):
-            return True
+        for talker in self._closing:
+            # An end that closes gives up after some seconds without an acknowledgement, and reports that as a failure.
+            if talker.other is None or (talker.other.received != talker.sent and not talker.failures):
+                return False
         return all(
-            talker.acknowledged == talker.sent and talker.other is not None and talker.other.received == talker.sent
+            self._is_unheard(talker)
+            or (
+                talker.acknowledged == talker.sent and talker.other is not None and talker.other.received == talker.sent
+            )
             for talker in self._streams
+            if talker.transport is not None
         )
 
     def _repair(self) -> None:
-        self._heal()
-        self._proceed()
-        self._reader_goes_on()
-        for name in [f"server-{number}" for number in range(1, SERVERS + 1)]:
-            if name not in self.lab.servers:
-                self.lab.add_server(name)
+        self._faults.repair()
+        for name, liar in self._liars.items():
+            if not self.plan.unrepentant or name != self._last_liar:
+                liar.repent()
 
-    # --- faults by name ---
+    # --- what happens to streams, servers and clocks besides the faults of the network ---
 
-    def _paths(self) -> list[tuple[str, str]]:
-        hosts = list(self.lab.network.hosts)
-        return [(one, two) for one in hosts for two in hosts if one < two and "discovery" not in (one, two)]
+    def _lie(self, step: Step) -> None:
+        """Let a server lie from now on."""
+        running = [name for name in self.lab.servers if name != HARBOUR]
+        # A server without transports has nothing to lie about.
+        busy = [name for name in running if self.lab.servers[name].factory.relay.route_count]
+        name = Random(step.chance).choice(busy or running)
+        server = self.lab.servers[name]
+        liar = self._liars.get(name)
+        if liar is None or liar.relay is not server.factory.relay:
+            liar = self._liars[name] = Liar(self.lab.network.host(name), server, self._alliance, KINDS)
+        liar.tell(step.lies)
+        self._last_liar = name
 
-    def _random_path(self) -> list[object]:
-        one, two = self.random.choice(self._paths())
-        network = self.lab.network
-        return list(network.both_ways(network.host(one), network.host(two)))
+    def _repent(self, step: Step | None = None) -> None:
+        """Let all servers be honest from now on."""
+        for liar in self._liars.values():
+            liar.repent()
 
-    def _delay(self) -> None:
-        seconds = self.random.choice((0.001, 0.02, 0.2))
-        for path in self._random_path():
-            path.delay = seconds  # type: ignore[attr-defined]
+    def _open(self, step: Step) -> None:
+        """Open another stream, which may fail."""
+        random = Random(step.chance)
+        if len(self._streams) >= 2 * STREAMS:
+            return
+        one, two = (self.alice, self.bob) if random.random() < 0.5 else (self.bob, self.alice)
+        self._opened += 1
+        port = 100 + self._opened
+        talker = self._talkers.pair(self.seed * 10 + 10 + self._opened)
+        other = self._talkers.take()
+        two.listen(Fixed(other), port)
 
-    def _loss(self) -> None:
-        for path in self._random_path():
-            path.loss = self.random.choice((0.0, 0.05, 0.3))  # type: ignore[attr-defined]
+        def opened(_: IProtocol) -> None:
+            self._streams += [talker, other]
 
-    def _reorder(self) -> None:
-        for path in self._random_path():
-            path.reorder = self.random.choice((0.0, 0.2))  # type: ignore[attr-defined]
+        def failed(failure: Failure) -> None:
+            failure.trap(DmsgError)
 
-    def _bandwidth(self) -> None:
-        for path in self._random_path():
-            path.rate = self.random.choice((0.0, 100_000.0, 1e6, 1e8))  # type: ignore[attr-defined]
+        one.connect(two.public_key, Fixed(talker), port).addCallbacks(opened, failed)
 
-    def _partition(self) -> None:
-        for path in self._random_path():
-            path.cut_since = self.lab.clock.seconds()  # type: ignore[attr-defined]
+    def _finish(self, step: Step) -> None:
+        """Close a stream whose other end has nothing under way; what was sent before must still arrive."""
+        may = [
+            talker
+            for talker in self._streams[4:]
+            if talker.other is not None
+            and talker.transport is not None
+            and talker.other.transport is not None
+            and talker.other.sent == talker.other.acknowledged == talker.received
+        ]
+        if may:
+            talker = Random(step.chance).choice(may)
+            self._closing.append(talker)
+            self._streams[:] = [one for one in self._streams if one not in (talker, talker.other)]
+            other = talker.other
+            assert talker.transport is not None and other is not None and other.transport is not None
+            talker.transport.resumeProducing()  # type: ignore[attr-defined]
+            other.transport.resumeProducing()  # type: ignore[attr-defined]
+            talker.transport.loseConnection()
 
-    def _heal(self) -> None:
-        network = self.lab.network
-        for one, two in self._paths():
-            for path in network.both_ways(network.host(one), network.host(two)):
-                path.cut_since = None
-                path.loss = path.reorder = 0.0
-                path.rate = 0.0
-
-    def _reset(self) -> None:
-        self.lab.network.host(self.random.choice(("alice", "bob", *self.lab.servers))).reset()
-
-    def _kill(self) -> None:
-        if len(self.lab.servers) > 1:
-            self.lab.kill(self.random.choice(list(self.lab.servers)))
-
-    def _restart(self) -> None:
-        gone = [f"server-{n}" for n in range(1, SERVERS + 1) if f"server-{n}" not in self.lab.servers]
-        if gone:
-            self.lab.add_server(self.random.choice(gone))
-
-    def _leave(self) -> None:
-        """Stop a server in an orderly way, so that it drains."""
-        if len(self.lab.servers) > 1:
-            name = self.random.choice(list(self.lab.servers))
-            # A paused server is resumed first, because it must run to hear that it should stop.
-            self.lab.network.host(name).resume()
-            self.lab.servers.pop(name).stopService()
-
-    def _pause(self) -> None:
-        self.lab.network.host(self.random.choice(list(self.lab.servers))).pause()
-
-    def _proceed(self) -> None:
-        for host in self.lab.network.hosts.values():
-            host.resume()
-
-    def _slow_reader(self) -> None:
-        talker = self.random.choice(self._streams)
-        if talker.transport is not None and talker.lost is None:
-            talker.transport.pauseProducing()  # type: ignore[attr-defined]
-
-    def _reader_goes_on(self) -> None:
-        for talker in self._streams:
-            if talker.transport is not None:
-                talker.transport.resumeProducing()  # type: ignore[attr-defined]
-
-    def _poison(self) -> None:
-        """Let a server append malformed bytes to the next data that it forwards; its client must end the connection."""
-        server = self.random.choice(list(self.lab.servers.values()))
-        peers = list(server.factory.relay.peers)
-        if peers:
-            _Poisoner(self.random.choice(peers))
-
-    def _clock_jump(self) -> None:
-        """Let much time pass at once, as on a machine that was suspended."""
-        self.lab.clock.advance(self.random.choice((5, 60, 600)))
+    def _clock_jump(self, step: Step) -> None:
+        if self._bystanders is not None:
+            self._bystanders.forgive()
+        self._faults.make("clock jump", Random(step.chance))
 
 
-class _Poisoner:
-    """Replacement for a relay's port until data are sent through it."""
-
-    def __init__(self, peer: Any) -> None:
-        self._peer = peer
-        self._port = peer.port
-        peer.port = self
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._port, name)
-
-    def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send the data, and malformed bytes after them."""
-        self._port.send(data)
-        self._port.send(Frame(DRAIN, 0, b"malformed").encode())
-        if self._peer.port is self:
-            self._peer.port = self._port
+FAULTS = (*faults.BY_NAME, "open", "open", "finish")
+"""Faults of a walk; a fault that is named twice happens twice as often."""
 
 
-class _Fixed(Factory):
-    """Factory of one given protocol."""
+def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
+    """Return the plan that follows from a seed.
 
-    noisy = False
-
-    def __init__(self, protocol: Talker) -> None:
-        self._protocol = protocol
-
-    def buildProtocol(self, addr: IAddress | None) -> Talker:
-        return self._protocol
+    :param lies: whether servers lie.
+    """
+    if lies:
+        return draw(seed, steps, (*FAULTS, "honest"), list(KINDS))
+    return draw(seed, steps, FAULTS)
 
 
-def walk(seed: int, *, steps: int = STEPS) -> Walk:
+def walk(seed: int, *, steps: int = STEPS, lies: bool = False) -> Walk:
     """Do one walk, of which everything follows from the seed.
+
+    :param lies: whether servers lie.
+    :raises AssertionError: the promise was not kept; the text has the seed, the faults and the last events.
+    """
+    return follow(draw_plan(seed, steps=steps, lies=lies))
+
+
+def follow(plan: Plan) -> Walk:
+    """Do the walk of a plan.
 
     :raises AssertionError: the promise was not kept; the text has the seed, the faults and the last events.
     """
     trace = Trace()
-    with repeatable_lab(seed, trace=trace) as lab:
-        one = Walk(lab, trace, steps=steps)
+    with repeatable_lab(plan.seed, trace=trace) as lab:
+        one = Walk(lab, trace, plan=plan)
         _run_logged(one)
     return one
 
@@ -279,10 +309,18 @@ def _run_logged(one: Walk) -> None:
             raise AssertionError(f"{len(errors)} errors were logged: {errors[0]}")
     except AssertionError as error:
         last = "\n".join(one.trace.last[-KEPT:])
-        text = f"seed {one.seed}: {error}; faults: {', '.join(one.faults)}; the last events:\n{last}"
+        told = _counted(one.lies) or "none"
+        text = (
+            f"seed {one.seed}: {error}; faults: {', '.join(one.faults)}; lies: {told}; errors logged: {len(errors)}; "
+            f"the last events:\n{last}"
+        )
         raise type(error)(text) from error
     finally:
         globalLogPublisher.removeObserver(observer)
+
+
+def _counted(lies: Counter[str]) -> str:
+    return ", ".join(f"{kind} {number}" for kind, number in sorted(lies.items()))
 
 
 def main() -> None:
@@ -291,27 +329,31 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each walk")
+    parser.add_argument("--lies", action="store_true", help="servers lie, too")
     arguments = parser.parse_args()
+    options = f" --steps {arguments.steps}" + " --lies" * arguments.lies
     if arguments.seed is not None:
-        done = walk(arguments.seed, steps=arguments.steps)
+        done = walk(arguments.seed, steps=arguments.steps, lies=arguments.lies)
         sys.stdout.write(
-            f"seed {arguments.seed}: all is well; faults: {', '.join(done.faults)}\n"
+            f"seed {arguments.seed}: all is well; faults: {', '.join(done.faults)}; lies: {_counted(done.lies)}\n"
             f"{done.trace.count} events, hash {done.trace.digest()}\n"
         )
         return
     end = time.monotonic() + arguments.seconds
     first = int.from_bytes(os.urandom(4), "big")
     count = 0
+    told: Counter[str] = Counter()
     while time.monotonic() < end:
         try:
-            walk(first + count, steps=arguments.steps)
+            told += walk(first + count, steps=arguments.steps, lies=arguments.lies).lies
         except BaseException:
-            again = f"python -m dmsg.testing.walk --seed {first + count} --steps {arguments.steps}"
-            sys.stdout.write(f"failed: {again}\n")
+            sys.stdout.write(f"failed: python -m dmsg.testing.walk --seed {first + count}{options}\n")
             raise
         count += 1
     last = first + count - 1
     sys.stdout.write(f"{count} walks, seeds {first} to {last}: every acknowledged byte arrived once and in order\n")
+    if told:
+        sys.stdout.write(f"lies told: {_counted(told)}\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,179 @@
+"""Faults of a random walk, by name: those of the network, of servers, of readers and of clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from dmsg.testing.lab import Lab
+from dmsg.testing.promise import Talker
+from dmsg.testing.tcp import Path
+from dmsg.v2019.core.wire import DRAIN, Frame
+
+
+class Faults:
+    """Faults that happen to a lab.
+
+    :param servers: names of the servers to which faults happen.
+    :param clients: names of the clients to which faults happen.
+    :param talkers: ends of streams whose readers may stop.
+    """
+
+    def __init__(self, lab: Lab, servers: Sequence[str], clients: Sequence[str], talkers: Sequence[Talker]) -> None:
+        self._lab = lab
+        self._servers = servers
+        self._clients = clients
+        self._talkers = talkers
+        self._random = Random(0)
+
+    def make(self, name: str, random: Random) -> None:
+        """Let a fault happen; everything that is random in it comes from ``random``."""
+        self._random = random
+        BY_NAME[name](self)
+
+    def repair(self) -> None:
+        """Heal all paths, let everybody go on, and start the servers that are gone."""
+        self.heal()
+        self.proceed()
+        self.reader_goes_on()
+        for name in self._servers:
+            if name not in self._lab.servers:
+                self._lab.add_server(name)
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the servers that run."""
+        return [name for name in self._lab.servers if name in self._servers]
+
+    # --- paths ---
+
+    def _paths(self) -> list[tuple[str, str]]:
+        hosts = [name for name in self._lab.network.hosts if name in self._servers or name in self._clients]
+        return [(one, two) for one in hosts for two in hosts if one < two]
+
+    def _both_ways(self, one: str, two: str) -> tuple[Path, Path]:
+        network = self._lab.network
+        return network.both_ways(network.host(one), network.host(two))
+
+    def _random_path(self) -> tuple[Path, Path]:
+        return self._both_ways(*self._random.choice(self._paths()))
+
+    def delay(self) -> None:
+        seconds = self._random.choice((0.001, 0.02, 0.2))
+        for path in self._random_path():
+            path.delay = seconds
+
+    def loss(self) -> None:
+        for path in self._random_path():
+            path.loss = self._random.choice((0.0, 0.05, 0.3))
+
+    def reorder(self) -> None:
+        for path in self._random_path():
+            path.reorder = self._random.choice((0.0, 0.2))
+
+    def bandwidth(self) -> None:
+        for path in self._random_path():
+            path.rate = self._random.choice((0.0, 100_000.0, 1e6, 1e8))
+
+    def partition(self) -> None:
+        for path in self._random_path():
+            path.cut_since = self._lab.clock.seconds()
+
+    def heal(self) -> None:
+        for pair in self._paths():
+            for path in self._both_ways(*pair):
+                path.cut_since = None
+                path.loss = path.reorder = 0.0
+                path.rate = 0.0
+
+    # --- processes ---
+
+    def reset(self) -> None:
+        self._lab.network.host(self._random.choice((*self._clients, *self.running))).reset()
+
+    def kill(self) -> None:
+        if len(self.running) > 1:
+            self._lab.kill(self._random.choice(self.running))
+
+    def restart(self) -> None:
+        gone = [name for name in self._servers if name not in self._lab.servers]
+        if gone:
+            self._lab.add_server(self._random.choice(gone))
+
+    def leave(self) -> None:
+        """Stop a server in an orderly way, so that it drains."""
+        if len(self.running) > 1:
+            name = self._random.choice(self.running)
+            # A paused server is resumed first, because it must run to hear that it should stop.
+            self._lab.network.host(name).resume()
+            self._lab.servers.pop(name).stopService()
+
+    def pause(self) -> None:
+        self._lab.network.host(self._random.choice(self.running)).pause()
+
+    def proceed(self) -> None:
+        for host in self._lab.network.hosts.values():
+            host.resume()
+
+    # --- readers and clocks ---
+
+    def slow_reader(self) -> None:
+        talker = self._random.choice(self._talkers)
+        if talker.transport is not None and talker.lost is None:
+            talker.transport.pauseProducing()  # type: ignore[attr-defined]
+
+    def reader_goes_on(self) -> None:
+        for talker in self._talkers:
+            if talker.transport is not None:
+                talker.transport.resumeProducing()  # type: ignore[attr-defined]
+
+    def clock_jump(self) -> None:
+        """Let much time pass at once, as on a machine that was suspended."""
+        self._lab.clock.advance(self._random.choice((5, 60, 600)))
+
+    def poison(self) -> None:
+        """Let a server append malformed bytes to the next data that it forwards; its client must end the connection."""
+        peers = list(self._lab.servers[self._random.choice(self.running)].factory.relay.peers)
+        if peers:
+            _Poisoner(self._random.choice(peers))
+
+
+BY_NAME: dict[str, Callable[[Faults], None]] = {
+    "delay": Faults.delay,
+    "loss": Faults.loss,
+    "reorder": Faults.reorder,
+    "bandwidth": Faults.bandwidth,
+    "partition": Faults.partition,
+    "heal": Faults.heal,
+    "reset": Faults.reset,
+    "kill": Faults.kill,
+    "restart": Faults.restart,
+    "leave": Faults.leave,
+    "pause": Faults.pause,
+    "go on": Faults.proceed,
+    "slow reader": Faults.slow_reader,
+    "reader goes on": Faults.reader_goes_on,
+    "clock jump": Faults.clock_jump,
+    "poison": Faults.poison,
+}
+"""Faults by name."""
+
+
+class _Poisoner:
+    """Replacement for a relay's port until data are sent through it."""
+
+    def __init__(self, peer: Any) -> None:
+        self._peer = peer
+        self._port = peer.port
+        peer.port = self
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._port, name)
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send the data, and malformed bytes after them."""
+        self._port.send(data)
+        self._port.send(Frame(DRAIN, 0, b"malformed").encode())
+        if self._peer.port is self:
+            self._peer.port = self._port

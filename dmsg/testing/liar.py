@@ -1,0 +1,234 @@
+"""Server that lies to its clients about the frames that it relays.
+
+The server is the real one. A :class:`Liar` stands between its relay and the connections of its clients, and tells the
+lies of a plan (:mod:`dmsg.testing.lies`). All liars of a lab are allied: a frame that one of them has seen can be
+repeated by another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import cast
+
+from dmsg.keys import PubKey
+from dmsg.testing.determinism import Trace
+from dmsg.testing.network import Host
+from dmsg.testing.plan import Lie
+from dmsg.v2019.core.peers import ConnectionPort, RelayPeer
+from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, ID_COUNT, REQUEST, Frame, FrameBuffer
+from dmsg.v2019.server import Server
+
+REMEMBERED = 256
+"""Number of the last frames that allied liars remember, to repeat them."""
+DATA = frozenset({FWD, ACK})
+TRANSPORT = frozenset({REQUEST, ACCEPT, CLOSE, FWD, ACK})
+
+
+Teller = Callable[["LyingPort", Frame, Random], list[Frame]]
+"""Function that returns the frames to send in the place of one."""
+
+
+class Alliance:
+    """Frames that all liars of a lab have seen, and the lies that they have told.
+
+    :ivar told: number of lies told, by kind.
+    """
+
+    def __init__(self, trace: Trace | None = None) -> None:
+        self.trace = trace
+        self.seen: dict[int, deque[bytes]] = {kind: deque(maxlen=REMEMBERED) for kind in sorted(TRANSPORT)}
+        self.told: Counter[str] = Counter()
+
+
+class Liar:
+    """Server that tells lies.
+
+    :param host: host of the server.
+    :param kinds: lies by name: the types of the frames about which they can be told, and the function that tells them.
+    :ivar honest: whether the server tells no lies at present.
+    """
+
+    def __init__(
+        self, host: Host, server: Server, alliance: Alliance, kinds: Mapping[str, tuple[frozenset[int], Teller]]
+    ) -> None:
+        self.host = host
+        self.kinds = kinds
+        self.relay = server.factory.relay
+        self.alliance = alliance
+        self.honest = False
+        self._lies: list[_Pending] = []
+        self._known: dict[RelayPeer, LyingPort] = {}
+        for peer in self.relay.peers:
+            self._take(peer)
+        add = self.relay.add
+
+        def add_and_take(key: PubKey, port: ConnectionPort) -> RelayPeer:
+            peer = add(key, port)
+            self._take(peer)
+            return peer
+
+        self.relay.add = add_and_take  # type: ignore[method-assign]
+
+    def _take(self, peer: RelayPeer) -> None:
+        port = self._known[peer] = LyingPort(self, peer)
+        peer.port = cast(ConnectionPort, port)
+
+    def tell(self, lies: tuple[Lie, ...]) -> None:
+        """Plan more lies."""
+        self.honest = False
+        self._lies += [_Pending(lie) for lie in lies]
+
+    def repent(self) -> None:
+        """Tell no more lies, and send what was held back."""
+        self.honest = True
+        self._lies.clear()
+        for port in list(self._known.values()):
+            port.repent()
+
+    def due(self, frame: Frame) -> _Pending | None:
+        """Return the lie to tell about a frame that is about to be sent, or None."""
+        found = None
+        for one in self._lies:
+            if one.left > 0:
+                one.left -= 1
+            elif found is None and frame.type in self.kinds[one.lie.kind][0]:
+                found = one
+        if found is not None:
+            found.left = found.lie.again
+            if not found.lie.again:
+                self._lies.remove(found)
+        return found
+
+    def port_of(self, peer: RelayPeer) -> LyingPort:
+        """Return the port of a connected client."""
+        return self._known[peer]
+
+    @property
+    def peers(self) -> list[RelayPeer]:
+        """Connected clients."""
+        self._known = {peer: port for peer, port in self._known.items() if peer in self.relay.peers}
+        return list(self._known)
+
+
+class _Pending:
+    """Lie that is not told yet, or that will be told again."""
+
+    def __init__(self, lie: Lie) -> None:
+        self.lie = lie
+        self.left = lie.after
+        self.random = Random(lie.chance)
+
+
+class LyingPort:
+    """Connection to a client, behind which the server lies."""
+
+    def __init__(self, liar: Liar, peer: RelayPeer) -> None:
+        self.liar = liar
+        self.peer = peer
+        self.port = peer.port
+        self._frames = FrameBuffer()
+        self.swallowed: dict[tuple[int, int], int] = {}
+        """Number of further frames that are dropped, by type and id."""
+        self.crossed: dict[int, tuple[int, int]] = {}
+        """Other id under which the frames of an id are sent, and the number of these frames."""
+        self.held: dict[int, list[Frame]] = {}
+        """Frames that are held back, by their id."""
+        self.next: list[Frame] = []
+        """Frames that follow the next one."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.port, name)
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send frames to the client, honestly or not."""
+        if self.liar.honest and not self.held and not self.next:
+            self.port.send(data)
+            return
+        out: list[Frame] = []
+        for frame in self._frames.feed(bytes(data)):
+            out += self._lied(frame)
+        self.put(out)
+
+    def put(self, frames: list[Frame]) -> None:
+        """Send frames as they are."""
+        data = b"".join(frame.encode() for frame in frames)
+        if data:
+            self.port.send(data)
+
+    def _lied(self, frame: Frame) -> list[Frame]:
+        """Return the frames to send in the place of one."""
+        out = self._tell(frame)
+        seen = self.liar.alliance.seen.get(frame.type)
+        if seen is not None:
+            seen.append(frame.payload)
+        return out
+
+    def _tell(self, frame: Frame) -> list[Frame]:
+        alliance = self.liar.alliance
+        place = (frame.type, frame.id)
+        if self.swallowed.get(place, 0):
+            self.swallowed[place] -= 1
+            return []
+        if frame.id in self.held and frame.type in TRANSPORT:
+            self.held[frame.id].append(frame)
+            return []
+        if frame.type in DATA and self.crossed.get(frame.id, (0, 0))[1]:
+            other, left = self.crossed[frame.id]
+            self.crossed[frame.id] = other, left - 1
+            frame = Frame(frame.type, other, frame.payload)
+        pending = self.liar.due(frame)
+        out = [frame]
+        if pending is not None:
+            kind = pending.lie.kind
+            alliance.told[kind] += 1
+            if alliance.trace is not None:
+                now = self.liar.host.seconds()
+                alliance.trace.note(now, self.liar.host.name, "lies:", kind, f"type {frame.type:#x} id {frame.id}")
+            out = self.liar.kinds[kind][1](self, frame, pending.random)
+        after, self.next = self.next, []
+        if pending is not None:
+            # What a lie wants to be sent after the next frame waits for one more.
+            self.next, after = after, []
+        return out + after
+
+    # --- help for lies ---
+
+    def some_id(self, frame: Frame, random: Random) -> int:
+        """Return the id of one of the client's transports."""
+        ids = [one for one in self.peer.routes if one != frame.id]
+        return random.choice(ids) if ids else frame.id
+
+    def unused_id(self, random: Random) -> int:
+        """Return an id that the server could choose and that is not in use."""
+        return next(one for one in iter(lambda: random.randrange(1, ID_COUNT, 2), -1) if one not in self.peer.routes)
+
+    def hold(self, transport_id: int, seconds: float) -> None:
+        """Hold back all frames of a transport for a while."""
+        self.held.setdefault(transport_id, [])
+        self.liar.host.callLater(seconds, self._release, transport_id)
+
+    def _release(self, transport_id: int) -> None:
+        if self.peer in self.liar.relay.peers:
+            self.put(self.held.pop(transport_id, []))
+
+    def repent(self) -> None:
+        """Send what is held back, and drop and exchange nothing more."""
+        self.swallowed.clear()
+        self.crossed.clear()
+        following, self.next = self.next, []
+        if self.peer in self.liar.relay.peers:
+            self.put(following)
+            for transport_id in list(self.held):
+                self._release(transport_id)
+
+    def remembered(self, frame_type: int, random: Random) -> bytes | None:
+        """Return the payload of a frame of that type that some liar has seen; None if there was none."""
+        seen = self.liar.alliance.seen[frame_type]
+        return random.choice(seen) if seen else None
+
+    def another(self, random: Random) -> LyingPort | None:
+        """Return the port of another client; None if no other one is connected."""
+        others = [one for one in self.liar.peers if one is not self.peer]
+        return self.liar.port_of(random.choice(others)) if others else None

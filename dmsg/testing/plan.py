@@ -1,0 +1,109 @@
+"""Plan of a random walk: what its ends send, and which faults and lies happen, step by step.
+
+A plan is drawn from a seed before the walk begins. Each fault and each lie has a random number of its own, so the
+others stay as they are when one is left out (:mod:`dmsg.testing.shrink`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+LIES = "lies"
+"""Name of the fault that lets a server lie."""
+SIZES = (1, 100, 10_000, 300_000)
+"""Bytes that an end sends at once."""
+PAUSES = (0.0, 0.01, 0.3, 3.0, 12.0)
+"""Seconds of the lab's time between two steps."""
+LIES_AT_ONCE = 6
+"""Maximum number of lies that one step plans."""
+ENDS = 8
+"""Number of ends of streams that a step may let send, by their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """Lie that a server tells once, or again and again.
+
+    :ivar kind: name of the lie.
+    :ivar after: number of frames that the server sends honestly before it.
+    :ivar chance: seed of everything that is random in the lie.
+    :ivar again: number of frames after which the lie is told again; 0 for a lie that is told once.
+    """
+
+    kind: str
+    after: int
+    chance: int
+    again: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Step of a walk.
+
+    :ivar says: number of an end, and number of bytes that it sends.
+    :ivar fault: name of the fault; empty for none.
+    :ivar chance: seed of everything that is random in the fault.
+    :ivar seconds: seconds of the lab's time until the next step.
+    :ivar lies: lies that a server tells from now on, if the fault is ``LIES``.
+    """
+
+    says: tuple[tuple[int, int], ...] = ()
+    fault: str = ""
+    chance: int = 0
+    seconds: float = 0.0
+    lies: tuple[Lie, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan of one walk.
+
+    :ivar seed: seed of the lab.
+    :ivar lying: whether servers may lie. Such a walk has more parties, which must not suffer from the lies.
+    :ivar unrepentant: whether the server that lied last goes on when everything else is repaired.
+    """
+
+    seed: int
+    steps: tuple[Step, ...]
+    lying: bool = False
+    unrepentant: bool = False
+
+    @property
+    def faults(self) -> list[str]:
+        """Names of the faults, in order."""
+        return [step.fault for step in self.steps if step.fault]
+
+    @property
+    def lies(self) -> list[Lie]:
+        """Planned lies, in order."""
+        return [lie for step in self.steps for lie in step.lies]
+
+    def with_step(self, number: int, step: Step) -> Plan:
+        """Return the plan with another step in the place of one."""
+        return replace(self, steps=(*self.steps[:number], step, *self.steps[number + 1 :]))
+
+
+def draw(seed: int, steps: int, faults: Sequence[str], kinds: Sequence[str] = ()) -> Plan:
+    """Draw the plan of a walk.
+
+    :param faults: names of the faults from which to draw.
+    :param kinds: names of the lies from which to draw; none for a walk without lies.
+    """
+    random = Random(f"plan {seed}")
+    drawn = []
+    for _ in range(steps):
+        says = tuple((end, random.choice(SIZES)) for end in range(ENDS) if random.random() < 0.5)
+        fault = random.choice(faults) if random.random() < 0.6 else ""
+        if kinds and random.random() < 0.35:
+            fault = LIES
+        lies = tuple(_draw_lie(random, kinds) for _ in range(random.randint(1, LIES_AT_ONCE))) if fault == LIES else ()
+        drawn.append(Step(says, fault, random.getrandbits(32), random.choice(PAUSES), lies))
+    return Plan(seed, tuple(drawn), lying=bool(kinds), unrepentant=bool(kinds) and random.random() < 0.5)
+
+
+def _draw_lie(random: Random, kinds: Sequence[str]) -> Lie:
+    after = random.choice((0, 0, 0, 1, 3, 20))
+    again = random.choice((5, 50)) if random.random() < 0.2 else 0
+    return Lie(random.choice(kinds), after, random.getrandbits(32), again)
