@@ -28,6 +28,7 @@ from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.net.clock import ClockWatch
 from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
+from dmsg.v2019.session import ClientSession
 
 CHECK_INTERVAL = 1.0
 """Seconds between checks of the streams for their rates and paths."""
@@ -157,7 +158,7 @@ class Agent(TwistedService):
             "up_seconds": self._reactor.seconds() - self._began,
             "state": client.status,
             "waits_for": "" if client.status == "online" and not client.last_error else client.waiting_for,
-            "servers": [{"key": str(key), "round_trip": round_trip} for key, round_trip in client.round_trips.items()],
+            "servers": [_server(session) for session in client.sessions()],
             "services": [_service(one) for _, one in sorted(self.services.items())],
             "streams": [_stream(one, self._reactor.seconds()) for one in streams[:STATUS_STREAMS]],
             "streams_in_all": len(streams),
@@ -217,6 +218,15 @@ class _CountedConnection(ProgramConnection):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._connections.discard(self)
         super().connectionLost(reason)
+
+
+def _server(session: ClientSession) -> dict[str, object]:
+    return {
+        "key": str(session.server),
+        "round_trip": session.round_trip,
+        "carrier": str(session.carrier),
+        "carriers_failed": {str(carrier): why for carrier, why in session.carriers_failed.items()},
+    }
 
 
 def _service(service: Service) -> dict[str, object]:

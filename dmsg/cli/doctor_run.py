@@ -15,6 +15,7 @@ from twisted.web.iweb import IResponse
 
 from dmsg.base.printable import shorten, without_userinfo
 from dmsg.base.units import milliseconds
+from dmsg.cli.carrier_text import describe_carrier
 from dmsg.cli.config_file import ConfigError, config_path, read_config
 from dmsg.cli.networks import joined_networks
 from dmsg.cli.output import say, state, tell
@@ -24,7 +25,6 @@ from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
-from dmsg.net.carriers.names import PLAIN
 from dmsg.net.proxies import VARIABLES, ProxyError, proxy_for
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.transports import stream_of
@@ -299,9 +299,8 @@ async def _server(reactor: Reactor, examination: Examination, client: Client, en
         examination.print_result(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
         return False
     far = " (slow: other servers may be nearer, see --prefer)" if took > SLOW else ""
-    failed = "".join(f"; {carrier} failed: {why}" for carrier, why in session.carriers_failed.items())
-    by = f", by {session.carrier}{failed}" if failed or session.carrier != PLAIN else ""
-    examination.print_result(Verdict.OK, "server", f"{name}: {milliseconds(took)}{by}{far}")
+    by = describe_carrier(session.carrier, session.carriers_failed)
+    examination.print_result(Verdict.OK, "server", f"{name}: {milliseconds(took)}, {by}{far}")
     return True
 
 

@@ -98,8 +98,8 @@ class SessionEndpoint:
 
         def connected(session: ClientSession) -> ClientSession:
             assert race.used is not None
-            session.carrier, session.carriers_failed = race.used, race.failed
-            self._memory.record_success(self._server, race.used)
+            session.carrier = race.used
+            session.carriers_failed = self._memory.record_success(self._server, race.used, race.failed)
             return session
 
         return race.connect(make_session).addCallback(connected)

@@ -105,8 +105,8 @@ class SessionEndpoint:
         if not session.connected:  # The connection was lost before this coroutine waited for it.
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
         assert race.used is not None
-        session.carrier, session.carriers_failed = race.used, race.failed
-        self._memory.record_success(self._server, race.used)
+        session.carrier = race.used
+        session.carriers_failed = self._memory.record_success(self._server, race.used, race.failed)
         session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
         if self._pings():
             session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)

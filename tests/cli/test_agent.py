@@ -113,12 +113,14 @@ class UpTests(AgentCase):
         again = await self.up()
         self.assertEqual((again["up"], again["pid"]), (told["up"], told["pid"]))
         self.assertEqual(len(told["servers"]), 1)
+        (server,) = (await self.asked())["servers"]
+        self.assertEqual((server["carrier"], server["carriers_failed"]), ("tcp", {}))
         for name, mode in (("run/agent.sock", 0o600), ("config/dmsg/key", 0o600), ("state/dmsg/agent.log", 0o600)):
             self.assertEqual(stat.S_IMODE((self.home / name).stat().st_mode), mode, name)
         out = await self.run_it("status")
         shown = PubKey.from_hex(told["up"]).text
         self.assertRegex(out, rf"(?s)^{shown}\nonline, process {told['pid']}, up for \d+ s\n")
-        self.assertRegex(out, r"1 server\n  [a-z2-7]{53}  \d+\.\d\d ms\n")
+        self.assertRegex(out, r"1 server\n  [a-z2-7]{53}  \d+\.\d\d ms  by tcp\n")
         self.assertEqual((await self.run_it("down")), "down\n")
         self.assertFalse((self.home / "run" / "agent.sock").exists())
         status, _, err = await self.run_command("down", **self.environment)

@@ -23,6 +23,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from dmsg.base.buckets import RateLimit
+from dmsg.cli.carrier_text import describe_carrier
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
@@ -199,7 +200,9 @@ class WebsocketTests(CarrierCase):
         server = await self.start_behind(url, gateway)
         alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
         await self.transfer(alice, bob)
-        self.assertEqual([session.carrier.kind for session in alice._set.sessions()], ["ws"])
+        (session,) = alice._set.sessions()
+        said = "by ws; tcp failed: no answer before the one by ws"
+        self.assertEqual(describe_carrier(session.carrier, session.carriers_failed), said)
         self.assertEqual(len(server.factory.sessions), 2)
         self.assertEqual(server.drops()[DropReason.REPLACED], 0)
         self.assertGreaterEqual(gateway.refused, 2)

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dmsg.base.units import human_size, human_time, milliseconds
+from dmsg.cli.carrier_text import describe_carrier
 from dmsg.cli.output import columns, say
 from dmsg.clients.address_book import AddressBook
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey
+from dmsg.net.carriers.names import PLAIN
 
 if TYPE_CHECKING:
     from dmsg.agent.wire import Answer
@@ -35,7 +37,12 @@ def show(answer: Answer) -> None:
     _table(
         f"{len(servers)} server{'' if len(servers) == 1 else 's'}",
         [
-            (_name(names, one["key"]), "?" if one["round_trip"] is None else milliseconds(one["round_trip"]))
+            (
+                _name(names, one["key"]),
+                "?" if one["round_trip"] is None else milliseconds(one["round_trip"]),
+                # An agent of an earlier version tells nothing about carriers.
+                describe_carrier(one.get("carrier", PLAIN), one.get("carriers_failed", {})),
+            )
             for one in servers
         ],
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
 
 from dmsg.base.printable import shorten
 from dmsg.base.units import milliseconds
+from dmsg.cli.carrier_text import describe_carrier
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, notice, say, state, tell
@@ -33,8 +35,7 @@ MAX_CAUSE = 40
 @port_option
 @client_options_of(by_agent=False)
 @timeout_option
-# Ruff counts the branches of the inner coroutines.
-def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:  # noqa: C901
+def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:
     """Show the servers through which PUBLIC_KEY or KEY:PORT is reachable, and their round-trip times.
 
     The peer needs no listening program unless you name a port.
@@ -44,12 +45,10 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
       dmsg trace alice
       dmsg trace alice:80
     """
-    from rich.table import Table
     from twisted.internet.defer import CancelledError
 
     from dmsg.apps.pings import open_probe
     from dmsg.cli.client_run import run, with_client
-    from dmsg.cli.screen import print_table, screen
     from dmsg.streams.core.agreement import FEATURE
 
     asked, at = target_and_port(who, port)
@@ -75,19 +74,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
                 raise
             except Exception as error:
                 say(f"the peer cannot be reached: {describe(error)}", err=True)
-            columns = ("", "server", "address", "free", "by", "to the server", "to the peer")
-            table = Table(*columns, box=None, pad_edge=False)
-            for text in entry.client.delegated_servers:
-                server = PubKey.from_hex(text)
-                row = await _row(reactor, client, key, at, server, timeout)
-                mark = "*" if server == used else ""
-                if state.json:
-                    names = ("address", "free", "carrier", "to_server", "to_peer")
-                    taken = {"taken": bool(mark), "cipher": cipher if mark else None}
-                    tell("", server=text, **taken, **dict(zip(names, row, strict=True)))
-                table.add_row(mark, server.short + "...", *row)
-            if not state.json:
-                print_table(screen(160), table)
+            await _show_servers(reactor, client, key, at, entry.client.delegated_servers, used, cipher, timeout)
             if used is None:
                 raise SystemExit(1)
             if not state.json:
@@ -113,20 +100,57 @@ def _cause(error: Exception) -> str:
     return "nobody listens there" if text.startswith(NOBODY_LISTENS) else shorten(text, MAX_CAUSE)
 
 
+async def _show_servers(
+    reactor: Reactor,
+    client: Client,
+    peer: PubKey,
+    port: int | None,
+    servers: Iterable[str],
+    used: PubKey | None,
+    cipher: str | None,
+    timeout: float,
+) -> None:
+    """Print a table with a row for each server, and why carriers failed."""
+    from rich.table import Table
+
+    from dmsg.cli.screen import print_table, screen
+
+    table = Table("", "server", "address", "free", "by", "to the server", "to the peer", box=None, pad_edge=False)
+    notes: list[str] = []
+    for text in servers:
+        server = PubKey.from_hex(text)
+        row, failed = await _row(reactor, client, peer, port, server, timeout)
+        mark = "*" if server == used else ""
+        if state.json:
+            cells = dict(zip(("address", "free", "carrier", "to_server", "to_peer"), row, strict=True))
+            taken = {"taken": bool(mark), "cipher": cipher if mark else None}
+            tell("", server=text, **taken, **cells, carriers_failed=failed)
+        table.add_row(mark, server.short + "...", *row)
+        if failed:
+            notes.append(f"{server.short}...: {describe_carrier(row[2], failed)}")
+    if not state.json:
+        print_table(screen(160), table)
+        for one in notes:
+            say(one)
+
+
 async def _row(
     reactor: Reactor, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
-) -> tuple[str, str, str, str, str]:
+) -> tuple[tuple[str, str, str, str, str], dict[str, str]]:
+    """Return the cells of a server's row, and why carriers failed, by carrier."""
     from twisted.internet.defer import CancelledError
 
     from dmsg.apps.pings import open_probe
 
     address = free = carrier = to_server = to_peer = "?"
+    failed: dict[str, str] = {}
     try:
         entry = await client.entry(server)
         if entry.server is not None:
             address, free = entry.server.address, str(entry.server.available_connections)
         session = await client.server_session(server)
         carrier = str(session.carrier)
+        failed = {str(one): why for one, why in session.carriers_failed.items()}
         if session.pings.known:
             to_server = milliseconds(min([await session.ping() for _ in range(SAMPLES)]))
         transport = await open_probe(client, peer, port, timeout, notice, via=server)
@@ -141,4 +165,4 @@ async def _row(
         raise
     except Exception as error:
         to_peer = _cause(error)
-    return address, free, carrier, to_server, to_peer
+    return (address, free, carrier, to_server, to_peer), failed

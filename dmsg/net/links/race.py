@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -28,20 +28,29 @@ class CarrierMemory:
     """Carriers that worked last, by server, and why others failed."""
 
     def __init__(self) -> None:
-        self._worked: dict[PubKey, Carrier] = {}
+        self._worked: dict[PubKey, tuple[Carrier, dict[Carrier, str]]] = {}
 
     def order(self, server: PubKey, carriers: Sequence[Carrier]) -> list[Carrier]:
         """Return the carriers in the order in which to try them: the one that worked last goes first."""
-        last = self._worked.get(server)
+        last, failures = self._worked.get(server, (PLAIN, {}))
+        for gone in failures.keys() - set(carriers):
+            # The server may name other ports each time.
+            del failures[gone]
         return sorted(carriers, key=lambda carrier: carrier != last)
 
-    def record_success(self, server: PubKey, carrier: Carrier) -> None:
-        """Remember the carrier by which a server was reached."""
-        self._worked.pop(server, None)
+    def record_success(self, server: PubKey, carrier: Carrier, failed: Mapping[Carrier, str]) -> dict[Carrier, str]:
+        """Remember the carrier by which a server was reached.
+
+        :param failed: error messages of the carriers that failed in this race.
+        :returns: the same, with the carriers that failed in earlier races and were not tried in this one.
+        """
+        _, earlier = self._worked.pop(server, (PLAIN, {}))
+        failures = {one: why for one, why in {**earlier, **failed}.items() if one != carrier}
         if carrier != PLAIN:
-            self._worked[server] = carrier
+            self._worked[server] = carrier, failures
         if len(self._worked) > MAX_REMEMBERED:
             del self._worked[next(iter(self._worked))]
+        return failures
 
 
 class CarrierRace:
@@ -55,7 +64,7 @@ class CarrierRace:
     :param endpoint: returns the endpoint of a carrier.
     :param make_link: makes a link, given the factory of its user and the callback for a failure.
     :ivar used: carrier of the connection; None before a carrier has worked.
-    :ivar failed: error messages by carrier.
+    :ivar failed: error messages by carrier, also of carriers that had a head start and have not answered.
     """
 
     def __init__(
@@ -125,9 +134,14 @@ class _Run(Generic[_U]):
         """Decide the race when a server answers. Return whether the answer is to be ignored, as it came too late."""
         if self._winner is None:
             self._winner = self._race.used = carrier
+            self._race.failed.pop(carrier, None)
             cancel_call(self._next)
             self._next = None
+            was_earlier = True
             for other, trying in list(self._trying.items()):
+                was_earlier = was_earlier and other != carrier
+                if was_earlier:
+                    self._race.failed[other] = f"no answer before the one by {carrier}"
                 if other != carrier:
                     # Keep this server for later, because another service may have answered at the winner's address.
                     self._waiting.append(other)

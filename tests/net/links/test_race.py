@@ -121,6 +121,7 @@ class RaceTests(SynchronousTestCase):
         self.answer(self.ways[WEBSOCKET].connected())
         self.assertEqual(race.used, WEBSOCKET)
         self.successResultOf(self.result)
+        self.assertEqual(race.failed, {PLAIN: "no answer before the one by ws"})
         # The loser is gone before it could send the client's key.
         self.assertFalse(late.transport.connected)
         self.clock.advance(10)
@@ -168,8 +169,12 @@ class RaceTests(SynchronousTestCase):
         memory, server = CarrierMemory(), self.server.public
         carriers = [PLAIN, WEBSOCKET, SECURE]
         self.assertEqual(memory.order(server, carriers), carriers)
-        memory.record_success(server, SECURE)
+        self.assertEqual(memory.record_success(server, SECURE, {PLAIN: "refused"}), {PLAIN: "refused"})
         self.assertEqual(memory.order(server, carriers), [SECURE, PLAIN, WEBSOCKET])
         self.assertEqual(memory.order(SecKey.generate().public, carriers), carriers)
-        memory.record_success(server, PLAIN)
+        # Plain TCP was not tried this time, and its failure is still known; that of a carrier that is gone is not.
+        self.assertEqual(memory.record_success(server, SECURE, {WEBSOCKET: "no"}), {PLAIN: "refused", WEBSOCKET: "no"})
+        memory.order(server, [PLAIN, SECURE])
+        self.assertEqual(memory.record_success(server, SECURE, {}), {PLAIN: "refused"})
+        self.assertEqual(memory.record_success(server, PLAIN, {}), {})
         self.assertEqual(memory.order(server, carriers), carriers)
