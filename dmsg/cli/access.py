@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from dmsg.cli.completion_values import complete_names
+from dmsg.cli.completion_values import complete_names_or_groups
 from dmsg.cli.output import say
-from dmsg.clients.groups import MARK, Groups, allowed_keys
+from dmsg.clients.groups import allowed_keys
 from dmsg.errors import DmsgError
 from dmsg.keys import PUBKEY_TEXT_SIZE, PubKey
 
@@ -52,13 +52,7 @@ class AllowedType(click.ParamType[AllowOption]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names that begin with the typed text, or the groups after ``@``."""
-        if not incomplete.startswith(MARK):
-            return complete_names(incomplete)
-        try:
-            groups = sorted(Groups().all())
-        except DmsgError:
-            return []
-        return [CompletionItem(MARK + one) for one in groups if one.startswith(incomplete[1:].lower())]
+        return complete_names_or_groups(incomplete)
 
 
 class Access:

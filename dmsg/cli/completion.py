@@ -14,23 +14,41 @@ SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_DMSG_COMPLETE"
 """Environment variable by which a shell asks for completions; click chooses this name for a program called dmsg."""
 
-BLANKS = {
+PATCHES = {
     "bash": (
-        "    done\n\n    return 0\n",
-        "    done\n\n"
-        "    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[-:] ]] && compopt -o nospace 2>/dev/null\n\n"
-        "    return 0\n",
+        (
+            '    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD ',
+            # Bash splits @friends into the words @ and friends.
+            "    local word words=()\n"
+            '    for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do\n'
+            "        if [[ ${#words[@]} -gt 0 && ${words[-1]} == @ ]]; then\n"
+            "            words[-1]=@$word\n"
+            "        else\n"
+            '            words+=("$word")\n'
+            "        fi\n"
+            "    done\n"
+            '    response=$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) ',
+        ),
+        # No blank follows a completion that ends with a dash or a colon.
+        (
+            "    done\n\n    return 0\n",
+            "    done\n\n"
+            "    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[-:] ]] && compopt -o nospace 2>/dev/null\n\n"
+            "    return 0\n",
+        ),
     ),
     "zsh": (
-        "        compadd -U -V unsorted -a completions\n",
-        "        if [[ ${completions[1]} == *- ]]; then\n"
-        "            compadd -U -V unsorted -S '' -a completions\n"
-        "        else\n"
-        "            compadd -U -V unsorted -a completions\n"
-        "        fi\n",
+        (
+            "        compadd -U -V unsorted -a completions\n",
+            "        if [[ ${completions[1]} == *- ]]; then\n"
+            "            compadd -U -V unsorted -S '' -a completions\n"
+            "        else\n"
+            "            compadd -U -V unsorted -a completions\n"
+            "        fi\n",
+        ),
     ),
 }
-"""Replacements in click's completion scripts: old lines -> new lines."""
+"""Replacements in click's completion scripts, by shell: old text and new text."""
 
 
 @command()
@@ -56,12 +74,15 @@ def completion(ctx: click.Context, shell: str | None) -> None:
     assert found is not None
     source = found(ctx.find_root().command, {}, "dmsg", VARIABLE)
     # The method source() of click would also run the installed bash to ask for its version.
-    say(_without_blank(shell, source.source_template % source.source_vars()), as_it_is=True)
+    say(_patched(shell, source.source_template % source.source_vars()), as_it_is=True)
 
 
-def _without_blank(shell: str, script: str) -> str:
-    """Patch a script so that no blank follows a completion that ends with a dash or a colon; fish needs no patch."""
-    before, after = BLANKS.get(shell, ("", ""))
-    if before not in script:
-        raise RuntimeError(f"click's completion script for {shell} has changed: this version of click is not supported")
-    return script.replace(before, after) if before else script
+def _patched(shell: str, script: str) -> str:
+    """Patch a completion script of click; fish needs no patch."""
+    for before, after in PATCHES.get(shell, ()):
+        if before not in script:
+            raise RuntimeError(
+                f"click's completion script for {shell} has changed: this version of click is not supported"
+            )
+        script = script.replace(before, after)
+    return script

@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dmsg.clients.address_book import AddressBook
+from dmsg.clients.groups import MARK, Groups
 from dmsg.errors import DmsgError
 
 KEY_BEGINS = 2
@@ -36,6 +37,20 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
     return found
 
 
+def complete_groups(incomplete: str) -> list[CompletionItem]:
+    """Return the groups of the address book that begin with the typed text, an ``@`` and the begun name."""
+    begun = incomplete.removeprefix(MARK).lower()
+    with suppress(DmsgError):
+        found = [(name, members) for name, members in sorted(Groups().all().items()) if name.startswith(begun)]
+        return [CompletionItem(MARK + name, help=" ".join(members)) for name, members in found]
+    return []
+
+
+def complete_names_or_groups(incomplete: str) -> list[CompletionItem]:
+    """Return the groups that begin with the typed text after an ``@``, otherwise the names."""
+    return complete_groups(incomplete) if incomplete.startswith(MARK) else complete_names(incomplete)
+
+
 def complete_networks(incomplete: str) -> list[CompletionItem]:
     """Return the joined networks whose names begin with the typed text."""
     from dmsg.cli.networks import joined_networks
@@ -51,14 +66,20 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return complete_names(incomplete)
 
 
+def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return matching groups without their mark, or with it if it was typed."""
+    found = complete_groups(incomplete)
+    return found if incomplete.startswith(MARK) else [CompletionItem(one.value[1:], help=one.help) for one in found]
+
+
 def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Let the shell complete a file name."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def complete_path_or_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return matching names, or let the shell complete a file name if there are none."""
-    return (incomplete and complete_names(incomplete)) or complete_path(ctx, param, incomplete)
+    """Return matching names or groups, or let the shell complete a file name if there are none."""
+    return (incomplete and complete_names_or_groups(incomplete)) or complete_path(ctx, param, incomplete)
 
 
 def complete_copied(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.clients.address_book import AddressBook
+from dmsg.clients.groups import Groups
 from dmsg.keys import SecKey
 from tests.forking import COMMAND
 
@@ -24,6 +25,8 @@ class CompletionTests(SynchronousTestCase):
         book = AddressBook(self.directory / "names")
         for name in ("alice", "albert", "bob"):
             book.add(name, SecKey.from_seed(name.encode()).public)
+        for group in ("family", "friends"):
+            Groups(book).add(group, ("bob",))
         (self.directory / "dmsg").write_text(f"#!/bin/sh\nexec {sys.executable} -c '{COMMAND}' \"$@\"\n")
         (self.directory / "dmsg").chmod(0o755)
         (self.directory / "album.zip").write_bytes(b"")
@@ -66,6 +69,12 @@ class CompletionTests(SynchronousTestCase):
             (f"dmsg ping {key.text[:6]}", [f"plain,{key.text}"]),
             ("dmsg send film.mkv bo", ["plain,bob"]),
             ("dmsg send fi", ["file,fi"]),
+            ("dmsg send film.mkv @", ["plain,@family", "plain,@friends"]),
+            ("dmsg send film.mkv @FA", ["plain,@family"]),
+            ("dmsg send film.mkv @x", ["file,@x"]),
+            ("dmsg receive --listen --allow @fr", ["plain,@friends"]),
+            ("dmsg name group add fa", ["plain,family"]),
+            ("dmsg pair bob --group @fr", ["plain,@friends"]),
             ("dmsg name remove b", ["plain,bob"]),
             ("dmsg ping --key-file a", ["file,a"]),
             ("dmsg completion ", ["plain,bash", "plain,zsh", "plain,fish"]),
@@ -85,6 +94,15 @@ class CompletionTests(SynchronousTestCase):
         bash = shutil.which("bash")
         assert bash is not None
         self.assertEqual(self.run_(bash, "-c", script), "7-cat-guitar-zone 7-cat-guitar-zoo\n")
+
+    def test_bash_completes_groups_whose_mark_it_takes_for_a_word(self) -> None:
+        bash = shutil.which("bash")
+        assert bash is not None
+        script = (
+            "source <(dmsg completion bash); COMP_WORDS=(dmsg send film.mkv @ fa); COMP_CWORD=4; "
+            '_dmsg_completion dmsg; echo "${COMPREPLY[@]}"'
+        )
+        self.assertEqual(self.run_(bash, "-c", script), "@family\n")
 
     def test_no_blank_in_the_middle_of_a_code(self) -> None:
         """In bash, a code is completed as a whole from its third word on."""

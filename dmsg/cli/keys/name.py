@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dmsg.cli.completion_values import complete_name
+from dmsg.cli.completion_values import complete_group, complete_name
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import notice, say, tell
 from dmsg.clients.address_book import AddressBook
@@ -79,7 +79,7 @@ def group() -> None:
 
 
 @group.command("add")
-@click.argument("group_name", metavar="GROUP")
+@click.argument("group_name", metavar="GROUP", shell_complete=complete_group)
 @click.argument("members", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_name)
 def add_to_group(group_name: str, members: tuple[str, ...]) -> None:
     """Add peers, by name or key, to GROUP; a new group is created."""
@@ -97,7 +97,7 @@ def list_groups() -> None:
 
 
 @group.command("remove")
-@click.argument("group_name", metavar="GROUP")
+@click.argument("group_name", metavar="GROUP", shell_complete=complete_group)
 @click.argument("members", nargs=-1, metavar="[NAME...]", shell_complete=complete_name)
 def remove_from_group(group_name: str, members: tuple[str, ...]) -> None:
     """Remove peers from GROUP, or the whole group if no NAME is given."""

@@ -8,12 +8,13 @@ import click
 
 from dmsg.apps.codes.words import Code
 from dmsg.cli.client_settings import ClientSettings
-from dmsg.cli.completion_values import complete_code
+from dmsg.cli.completion_values import complete_code, complete_group
 from dmsg.cli.options import command
 from dmsg.cli.output import say, tell
 from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
 from dmsg.cli.prompts import check_can_ask
 from dmsg.clients.address_book import AddressBook, check_name
+from dmsg.clients.groups import MARK, Groups
 from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
 
@@ -47,6 +48,12 @@ def _with_key(settings: ClientSettings) -> ClientSettings:
 @words_option
 @click.option("--verify", is_flag=True, help="Show a number to compare with the peer's before keys are exchanged.")
 @click.option("--replace", "replaces", is_flag=True, help="Replace the key that NAME stands for.")
+@click.option(
+    "--group",
+    metavar="GROUP",
+    shell_complete=complete_group,
+    help="Add NAME to this group; a new group is created.",
+)
 @qr_option
 @client_options
 @timeout_option
@@ -56,6 +63,7 @@ def pair(
     words: int,
     verify: bool,
     replaces: bool,
+    group: str | None,
     no_qr: bool,
     settings: ClientSettings,
     timeout: float,
@@ -70,12 +78,14 @@ def pair(
     Examples:
       dmsg pair bob
       dmsg pair alice 5274-guitar-alpha-juice
+      dmsg pair bob --group family
       dmsg pair bob --key-file alice.key
     """
 
     try:
         name = check_name(name)
         known = AddressBook().all().get(name)
+        group = check_name(group.removeprefix(MARK)) if group is not None else None
         typed = Code.parse(" ".join(code)) if code else None
     except DmsgError as error:
         raise click.UsageError(str(error)) from None
@@ -105,6 +115,8 @@ def pair(
             other = await pairing.key
             try:
                 AddressBook().add(name, other, replace=replaces)
+                if group is not None:
+                    Groups().add(group, (name,))
             except DmsgError:
                 pairing.refuse("it did not keep the key")
                 raise

@@ -363,12 +363,14 @@ class PairTests(CodeCase):
         await self.network()
         alice = await self.pairs("bob", "--no-qr")
         code = (await self.said(alice, r"code: (\S+)"))[1]
-        bob = await self.pairs("alice", code, key="bob.key", names="bob.names")
+        bob = await self.pairs("alice", code, "--group", "@family", key="bob.key", names="bob.names")
         await self.ends(bob, 0, "alice is a")
         await self.ends(alice, 0, "bob is a")
         for names, name, key in (("alice.names", "bob", "bob.key"), ("bob.names", "alice", "alice.key")):
             known = (self.directory / names).read_text().split()
             self.assertEqual(known, [name, str(read_key_file(self.directory / key).public)])
+        self.assertEqual((self.directory / "bob.names.groups").read_text(), "family alice\n")
+        self.assertFalse((self.directory / "alice.names.groups").exists())
 
     @asynchronous
     async def test_mistakes_in_pairing_print_one_line(self) -> None:
@@ -378,6 +380,7 @@ class PairTests(CodeCase):
         for arguments, text in (
             (("bob",), "stands for"),
             (("a b",), "is not a name"),
+            (("carol", "--group", "@a b"), "is not a name"),
             (("carol", "7"), "is not a code"),
             (("carol", "7-guitra-alpha-zoo"), "'guitar' perhaps?"),
         ):

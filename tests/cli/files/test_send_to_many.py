@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.params import DurationType
@@ -43,6 +45,32 @@ class ManyTests(CodeCase):
             self.assertEqual((one / "film.mkv").read_bytes(), content)
         status, _, _ = await self.receives(code, "--yes")
         self.assertEqual(status, 3)
+
+    @asynchronous
+    async def test_a_receiver_that_stands_still_does_not_slow_others(self) -> None:
+        """One is stopped in the middle of the file, and gets the rest when the other has everything."""
+        await self.network()
+        content = os.urandom(40_000_000)
+        (self.directory / "film.mkv").write_bytes(content)
+        sender, code = await self.sends("--to-many", "--receivers=2", "film.mkv")
+        arguments = ("receive", code, "--min-servers=1", "--yes")
+        still = self.tool(*arguments, "--dir=one")
+
+        def has_begun() -> bool:
+            return any(one.is_file() and one.stat().st_size for one in (self.directory / "one").rglob("*"))
+
+        while not has_begun():
+            await deferLater(reactor, 0.001)
+        still.transport.signalProcess("STOP")  # type: ignore[union-attr]
+        self.assertFalse((self.directory / "one" / "film.mkv").exists())
+        status, _, err = await self.run_command(*arguments, "--dir=two", **self.environment)
+        self.assertEqual(status, 0, err)
+        self.assertFalse(still.ended.called or (self.directory / "one" / "film.mkv").exists())
+        still.transport.signalProcess("CONT")  # type: ignore[union-attr]
+        await self.ends(still, 0)
+        await self.ends(sender, 0, "to receiver 1", "to receiver 2")
+        for name in ("one", "two"):
+            self.assertEqual((self.directory / name / "film.mkv").read_bytes(), content)
 
     @asynchronous
     async def test_a_code_that_nobody_uses_expires(self) -> None:
