@@ -34,6 +34,7 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
+from dmsg.net.wake import WakeWatch
 
 MAX_WARNINGS = 64
 """Maximum number of different warnings that a client reports."""
@@ -85,6 +86,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._random: Random = random or SystemRandom()
         self._turn = TurnFlush(reactor)
         self._carriers = CarrierMemory()
+        self._wake_watch = WakeWatch(reactor, self._has_woken)
         self.factories: dict[int, IProtocolFactory] = {}
         """Factories that accept streams, by port."""
         self._entries = Entries(reactor, self._lookups)
@@ -255,12 +257,14 @@ class DelegatedClient(Service, Generic[SessionT]):
         if not self.running:
             super().startService()  # type: ignore[no-untyped-call]
             self._lifecycle.start()
+            self._wake_watch.start()
             self._publisher.start()
             self._set.start()
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
         self._lifecycle.stop()
+        self._wake_watch.stop()
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
@@ -268,6 +272,11 @@ class DelegatedClient(Service, Generic[SessionT]):
         await self._publisher.withdraw()
         await self._set.stop()
         await self._lookups.close()
+
+    def _has_woken(self, seconds: float) -> None:
+        _log.info("this machine was suspended for about {seconds:.0f} s: servers are checked", seconds=seconds)
+        for session in self._set.sessions():
+            session.check_after_wake()
 
     def _servers_changed(self) -> None:
         if self._set.sessions():

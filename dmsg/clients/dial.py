@@ -148,6 +148,8 @@ class ServerLink(Generic[SessionT]):
         self.last_error = session.why_lost
         if session.refused_extension:
             self._at_once = True  # The next session does not use the extension.
+        elif session.is_doubtful:
+            self._at_once = True  # The server is probably well, and only the connection was forgotten on its way.
         else:
             self.short = self.short + 1 if seconds < SHORT_SESSION else 0
 

@@ -73,6 +73,8 @@ class Session:
     :ivar why_lost: reason why the connection was lost.
     :ivar carrier: carrier by which the server was reached.
     :ivar carriers_failed: error messages of the carriers that did not work.
+    :ivar is_doubtful: whether this machine was suspended, and the server has not answered since. If the connection ends
+        then, the next one is tried at once.
     :ivar refused_extension: whether the server ended the connection at an extension that its entry offers.
     """
 
@@ -95,6 +97,7 @@ class Session:
         self.leaving = False
         self.why_lost = "connection to the server was lost"
         self.refused_extension = False
+        self.is_doubtful = False
         self.lost: Deferred[None] = Deferred()
         self.keeper: SessionKeeper | None = None
         self.carrier = PLAIN
@@ -142,6 +145,9 @@ class Session:
         :returns: function that tells the streams; called after :attr:`lost` has fired.
         """
         raise NotImplementedError
+
+    def check_after_wake(self) -> None:
+        """Close the connection soon if the server does not answer, because this machine was suspended."""
 
     # --- calls of the application ---
 

@@ -268,7 +268,10 @@ class _Names:
 
 @implementer(IReactorTCP, IReactorTime, IReactorPluggableNameResolver)
 class Host:
-    """Host: the reactor of the entities that run on it."""
+    """Host: the reactor of the entities that run on it.
+
+    :ivar idle_limit: seconds without data after which the router of this host forgets a connection; 0: never.
+    """
 
     def __init__(self, network: Network, name: str, address: str) -> None:
         self.network = network
@@ -279,6 +282,9 @@ class Host:
         self.life = 0
         self.ports: dict[int, Port] = {}
         self.ends: dict[End, None] = {}  # The order is that of insertion, so that runs with the same seed are equal.
+        self.timers: dict[Timer, None] = {}
+        self._rest_of_wait = 0.0
+        self.idle_limit = 0.0
         self._next_port = 40_000
         self.nameResolver: IHostnameResolver = _Names()
 
@@ -350,6 +356,7 @@ class Host:
         self.alive = False
         self.life += 1
         self._paused = None
+        self.timers.clear()
         self.ports.clear()
         ends, self.ends = self.ends, {}
         for end in ends:
@@ -370,6 +377,26 @@ class Host:
         waiting, self._paused = self._paused or [], None
         for action in waiting:
             self.do(action)
+
+    def suspend(self) -> None:
+        """Suspend the machine, as a laptop whose lid is closed: nothing runs, while the clock goes on."""
+        due = min((timer.getTime() for timer in self.timers), default=self.seconds())
+        self._rest_of_wait = max(0.0, due - self.seconds())
+        self.pause()
+
+    def wake(self) -> None:
+        """Wake the suspended machine.
+
+        As in ``epoll_wait(2)``, the process goes on waiting for the rest of the time for which it had begun to wait.
+        """
+        self.network.clock.callLater(self._rest_of_wait, self.resume)
+
+    def forget_connections(self) -> int:
+        """Let routers forget all connections of this host without telling either end, and return their number."""
+        ends = list(self.ends)
+        for end in ends:
+            end.is_forgotten = end.other.is_forgotten = True
+        return len(ends)
 
     def reset(self) -> int:
         """Reset all connections of this host at both ends, and return their number."""
@@ -393,6 +420,7 @@ class Timer:
         self._life = host.life
         self._action = action
         self._made = self._cancelled = False
+        host.timers[self] = None
         self._call = host.network.clock.callLater(delay, self._due)
 
     def _due(self) -> None:
@@ -403,6 +431,7 @@ class Timer:
     def _make(self, due: IDelayedCall) -> None:
         if self.active() and due is self._call:
             self._made = True
+            self._host.timers.pop(self, None)
             trace = self._host.network.trace
             if trace is not None:
                 trace.note(self._host.seconds(), self._host.name, "timer")
@@ -417,6 +446,7 @@ class Timer:
     def cancel(self) -> None:
         self._check()
         self._cancelled = True
+        self._host.timers.pop(self, None)
         if self._call.active():
             self._call.cancel()
 

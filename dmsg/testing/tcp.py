@@ -71,6 +71,7 @@ class Machine(Protocol):
     """Interface of a host to the ends of its connections."""
 
     ends: dict[End, None]
+    idle_limit: float
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> IDelayedCall:
         """Call a function later, if this host lives then."""
@@ -104,12 +105,15 @@ class End:
         self.protocol: IProtocol | None = None
         self.other: End
         self.dead = False
+        self.is_forgotten = False
+        """Whether routers have forgotten the connection: nothing of this end arrives at the other any more."""
         self.loss_reason: Failure | None = None
         self._is_end_reported = False
         self._unsent: deque[bytes] = deque()
         self._unsent_size = 0
         self.travelling = 0
         self._last_arrival = 0.0
+        self.last_sent = path.clock.seconds()
         self.received: deque[bytes | None] = deque()
         self._reading = True
         self._producer: IPushProducer | None = None
@@ -146,13 +150,24 @@ class End:
 
     def _send(self, segment: bytes | None) -> None:
         clock = self._path.clock
+        self._check_routers(clock.seconds())
         self._note("sends", b"" if segment is None else segment)
         self._last_arrival = max(self._path.arrival(len(segment or b"")), self._last_arrival)
         clock.callLater(self._last_arrival - clock.seconds(), self._arrive, segment)
 
+    def _check_routers(self, now: float) -> None:
+        """Let a router forget the connection if nothing was sent on it for longer than the router remembers."""
+        idle = now - max(self.last_sent, self.other.last_sent)
+        if any(0 < machine.idle_limit < idle for machine in (self.host, self._peer)):
+            self.is_forgotten = self.other.is_forgotten = True
+        self.last_sent = now
+
     def _arrive(self, segment: bytes | None) -> None:
         """Let a segment arrive at the other end, unless the path was cut meanwhile."""
         clock, cut_since = self._path.clock, self._path.cut_since
+        if self.is_forgotten:
+            clock.callLater(USER_TIMEOUT, self.reset_by_peer, TimeoutError())
+            return
         if cut_since is not None:
             if clock.seconds() - cut_since > USER_TIMEOUT:
                 for end in (self, self.other):
@@ -222,6 +237,8 @@ class End:
     def abortConnection(self) -> None:
         if self.loss_reason is None:
             self._end(ConnectionAborted())
+            if self.is_forgotten:
+                return
             self._path.clock.callLater(self._path.delay, self.other.reset_by_peer)
 
     def reset_by_peer(self, error: Exception | None = None) -> None:

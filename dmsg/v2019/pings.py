@@ -15,6 +15,12 @@ PING_INTERVAL = 10.0
 """Seconds between PINGs to a server that supports them."""
 PING_TIMEOUT = 10.0
 """Seconds to wait for a PONG; after that the connection is closed."""
+WAKE_TIMEOUT = 0.5
+"""Seconds to wait for a PONG after this machine was suspended. A router may have forgotten the connection without a
+word, and a person who opens a laptop does not wait for ``PING_TIMEOUT``.
+"""
+WAKE_ROUND_TRIPS = 4
+"""Smallest number of round trips for which to wait for that PONG."""
 SMOOTHING = 0.25
 """Weight of a new round trip in the smoothed one."""
 

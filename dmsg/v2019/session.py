@@ -51,7 +51,7 @@ from dmsg.v2019.core.transports import Side
 from dmsg.v2019.core.wire import MAX_FWD_DATA, SAME_KEY
 from dmsg.v2019.incoming import Incoming
 from dmsg.v2019.outgoing import Outgoing
-from dmsg.v2019.pings import PING_TIMEOUT, Pings
+from dmsg.v2019.pings import PING_TIMEOUT, WAKE_ROUND_TRIPS, WAKE_TIMEOUT, Pings
 from dmsg.v2019.transport_streams import TransportStreams
 
 EXTENSION_TIME = 5.0
@@ -159,6 +159,17 @@ class ClientSession(Session):
         if self._link is None:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         return self.pings.ping(timeout)
+
+    def check_after_wake(self) -> None:
+        if not self.pings.known:
+            return  # A server of 2019 answers no PING.
+
+        def answered(_: float) -> None:
+            self.is_doubtful = False
+
+        self.is_doubtful = True
+        patience = max(WAKE_TIMEOUT, WAKE_ROUND_TRIPS * (self.round_trip or 0.0))
+        self.ping(patience).addCallbacks(answered, lambda _: self._server_stalled())
 
     def _send_ping(self, name: bytes) -> None:
         self.core.ping(name)

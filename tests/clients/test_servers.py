@@ -46,6 +46,7 @@ class Session:
     connected = True
     why_lost = ""
     refused_extension = False
+    is_doubtful = False
     round_trip: float | None = None
     transports = 0
     streams: tuple[Any, ...] = ()

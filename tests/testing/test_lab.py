@@ -450,3 +450,68 @@ class WalkTests(SynchronousTestCase):
     def test_random_walks_lose_no_data(self) -> None:
         for seed in SEEDS:
             walk(seed)
+
+
+class SleepTests(SynchronousTestCase):
+    """Laptops that sleep, and routers that forget."""
+
+    def setUp(self) -> None:
+        self.lab = Lab(7)
+        self.lab.add_servers(2)
+        self.alice, self.bob = self.lab.add_client("alice"), self.lab.add_client("bob")
+        self.lab.settle()
+        self.accepting = Accepting(Recorder)
+        self.bob.listen(self.accepting)
+        self.stream: Any = self.lab.result(self.alice.connect(self.bob.public_key, Accepting()))
+        self.host = self.lab.network.host("alice")
+
+    def sleep(self, seconds: float, *, is_forgotten: bool) -> float:
+        """Suspend the laptop, and wake it; return the time of the wake."""
+        self.host.suspend()
+        self.lab.network.run(seconds, 1.0)
+        if is_forgotten:
+            self.assertGreater(self.host.forget_connections(), 0)
+        self.host.wake()
+        return self.lab.clock.seconds()
+
+    def check_back(self, woke: float) -> None:
+        """Check that the stream goes on, and that the laptop is reached, within two seconds."""
+        network = self.lab.network
+        sent = self.stream.transport.send(b"awake")
+        network.run_until(lambda: sent.called)
+        self.successResultOf(sent)
+        self.alice.listen(Accepting(Recorder), 7)
+        reached = self.bob.connect(self.alice.public_key, Accepting(), 7)
+        network.run_until(lambda: reached.called)
+        self.successResultOf(reached)
+        self.assertLess(self.lab.clock.seconds() - woke, 2.0)
+        self.assertEqual(self.accepting.built[0].data, b"awake")
+
+    def test_a_laptop_is_back_within_two_seconds_of_waking(self) -> None:
+        """Its router has forgotten its connections. It fell asleep between two pings, and while one was under way."""
+        for before, seconds in ((3.3, 3600.0), (6.64, 60.0), (10.02, 60.0)):
+            with self.subTest(before=before):
+                self.setUp()
+                self.lab.network.run(before)
+                self.check_back(self.sleep(seconds, is_forgotten=True))
+
+    def test_connections_that_outlived_the_sleep_are_kept(self) -> None:
+        self.lab.network.run(3.3)
+        before = self.alice.sessions()
+        self.check_back(self.sleep(600.0, is_forgotten=False))
+        self.lab.network.run(30)
+        self.assertEqual(self.alice.sessions(), before)
+
+    def test_an_idle_stream_outlives_a_router_that_forgets_after_a_minute(self) -> None:
+        before = self.alice.sessions()
+        self.host.idle_limit = 60.0
+        self.lab.network.run(600)
+        self.check_back(self.lab.clock.seconds())
+        self.assertEqual(self.alice.sessions(), before)
+
+    def test_a_router_that_forgets_faster_than_pings_breaks_connections(self) -> None:
+        """Shows that the test above can fail."""
+        before = self.alice.sessions()
+        self.host.idle_limit = 5.0
+        self.lab.network.run(60)
+        self.assertNotEqual(self.alice.sessions(), before)

@@ -1,0 +1,48 @@
+"""Watch that notices when this machine was suspended, such as a laptop whose lid was closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from dmsg.net.isolate import call_isolated
+from dmsg.net.reactor import cancel_call
+
+CHECK_INTERVAL = 1.0
+"""Seconds between checks. After a suspension Linux continues to wait for the rest of the time for which the process
+was about to wait, so this is also the longest time until any timer notices the suspension.
+"""
+MIN_SLEEP = 10.0
+"""Seconds by which a check must be late to count as after a suspension, because a busy process is late, too."""
+
+
+class WakeWatch:
+    """Calls a function after each suspension of the machine.
+
+    The reactor's clock must go on during the suspension, as that of :func:`~dmsg.net.reactor.use_monotonic_clock` does.
+
+    :param on_wake: called with the seconds by which the check was late.
+    """
+
+    def __init__(self, reactor: IReactorTime, on_wake: Callable[[float], object]) -> None:
+        self._reactor = reactor
+        self._on_wake = on_wake
+        self._due = 0.0
+        self._call: IDelayedCall | None = None
+
+    def start(self) -> None:
+        """Start to watch; the watch must not run."""
+        self._due = self._reactor.seconds() + CHECK_INTERVAL
+        self._call = self._reactor.callLater(CHECK_INTERVAL, self._check)
+
+    def stop(self) -> None:
+        """Stop to watch."""
+        cancel_call(self._call)
+        self._call = None
+
+    def _check(self) -> None:
+        late = self._reactor.seconds() - self._due
+        self.start()
+        if late >= MIN_SLEEP:
+            call_isolated(self._on_wake, late)
