@@ -11,6 +11,7 @@ from dmsg.cli.options import command
 from dmsg.cli.output import fail, notice, tell
 from dmsg.cli.params import URLType, qr_option
 from dmsg.errors import DmsgError
+from dmsg.net.carriers.names import Carrier, parse_carrier
 
 if TYPE_CHECKING:
     from dmsg.cli.network.host_run import HostSettings
@@ -19,11 +20,26 @@ if TYPE_CHECKING:
 PORT = click.IntRange(1, 65535)
 
 
+class CarrierType(click.ParamType[Carrier]):
+    """Parameter type of ``--carrier``: another way to reach a server."""
+
+    name = "carrier"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Carrier:
+        if isinstance(value, Carrier):
+            return value
+        try:
+            return parse_carrier(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 @command()
 @click.option(
     "--public-address",
     metavar="HOST",
-    help="Name or IP address at which others reach this machine.  Default: the address of its default route.",
+    help="Name or IP address at which others reach this machine.  Default: a public IPv4 address of this machine, else "
+    "the address of its default route.",
 )
 @click.option("--name", default="home", show_default=True, help="Name of the network in the invitation.")
 @click.option("--discovery-port", default=9090, show_default=True, type=PORT, help="TCP port of discovery.")
@@ -49,6 +65,14 @@ PORT = click.IntRange(1, 65535)
     help="URL at which a reverse proxy of yours offers discovery, which then listens for this machine alone.",
 )
 @click.option(
+    "--carrier",
+    "carriers",
+    multiple=True,
+    type=CarrierType(),
+    metavar="wss:PORT",
+    help="Other way to reach the server at the public address, such as wss:443 for a reverse proxy; repeatable.",
+)
+@click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of the server's key and of the entries.  Default: ~/.local/share/dmsg/host.",
@@ -69,6 +93,7 @@ def host(
     allow: Path | None,
     tls: str | None,
     behind_proxy: str | None,
+    carriers: tuple[Carrier, ...],
     directory: Path | None,
     only_invitation: bool,
     no_qr: bool,
@@ -84,6 +109,7 @@ def host(
       dmsg host --public-address relay.example.org
       dmsg host --public-address 127.0.0.1
       dmsg host --allow members.txt
+      dmsg host --public-address example.org --behind-proxy https://example.org --carrier wss:443
     """
     from dmsg.cli.network.host_run import HostSettings
 
@@ -100,6 +126,7 @@ def host(
             allow=None if allow is None else allow.absolute(),
             tls=_files_of_tls(tls),
             proxy_url=behind_proxy,
+            carriers=carriers,
         )
         invitation = settings.invitation
         if only_invitation:

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
+import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
 
+from dmsg.cli.network.own_address import NO_ADDRESS, own_addresses
 from dmsg.cli.network.supervisor import CannotStart, Supervised, is_serious
 from dmsg.cli.output import notice, say, state
 from dmsg.clients.address_book import check_name
 from dmsg.clients.invitations import Invitation, at_port
 from dmsg.directories import data_directory, make_directory
+from dmsg.discovery.service.reached_at import REACHED_AT
 from dmsg.errors import WrongUse
 from dmsg.keylock import KeyLock, hold_key
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.addresses import kind_of, parse_ip
+from dmsg.net.carriers.names import Carrier
 from dmsg.net.reactor import Reactor
 
+SHOWN_ADDRESSES = 4
+"""Maximum number of other addresses of this machine that a message names."""
 IN_USE = os.strerror(errno.EADDRINUSE)
 KEY_FILE = "server.key"
 STORE = "discovery.sqlite"
-_ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses for documentation (RFC 5737, RFC 3849): a route towards them is the default route."""
+_REACHED_AS = re.compile(rf"(\S+) {REACHED_AT} (\S+)$")
+"""Line of discovery's log about the address at which a peer has reached it."""
 
 
 class NotAHost(WrongUse):
@@ -45,6 +49,9 @@ class HostSettings:
     :ivar allow: file with the keys that the server admits; None for all keys.
     :ivar tls: files of the certificate and of its key; None for plain HTTP.
     :ivar proxy_url: URL of discovery behind a reverse proxy; None without a proxy.
+    :ivar carriers: other ways to reach the server, which its entry names.
+    :ivar is_found: whether the address is this program's choice, and not the user's.
+    :ivar others: other addresses of this machine, if the address is this program's choice.
     """
 
     directory: Path
@@ -57,6 +64,9 @@ class HostSettings:
     allow: Path | None = None
     tls: tuple[Path, Path] | None = None
     proxy_url: str | None = None
+    carriers: Sequence[Carrier] = ()
+    is_found: bool = False
+    others: tuple[str, ...] = ()
 
     @classmethod
     def prepare(
@@ -71,6 +81,7 @@ class HostSettings:
         allow: Path | None,
         tls: tuple[Path, Path] | None,
         proxy_url: str | None,
+        carriers: Sequence[Carrier] = (),
     ) -> HostSettings:
         """Make the directory and the key if they are absent, and find the address of this machine if none is named.
 
@@ -79,17 +90,22 @@ class HostSettings:
         """
         directory = directory or data_directory() / "host"
         make_directory(directory)
+        own = own_addresses() if public_address is None else []
+        address = checked_host(public_address) if public_address is not None else (own or [NO_ADDRESS])[0]
         return cls(
             directory.absolute(),
             load_or_create_key(directory / KEY_FILE, create=True),
             check_name(name),
-            own_address() if public_address is None else checked_host(public_address),
+            address,
             discovery_port,
             server_port,
             status_port,
             allow,
             tls,
             proxy_url,
+            carriers=carriers,
+            is_found=public_address is None,
+            others=tuple(own[1:]),
         )
 
     @property
@@ -107,7 +123,9 @@ class HostSettings:
     @property
     def local_url(self) -> str:
         """URL of discovery for the server, which is on the same machine."""
-        return f"http://127.0.0.1:{self.local_port}"
+        # An address of IPv6 lets discovery listen at [::], whose port 127.0.0.1 then may not have a second time.
+        by_ipv6 = self._is_ipv6 and self.tls is None and self.proxy_url is None
+        return f"http://{at_port(self._loopback if by_ipv6 else '127.0.0.1', self.local_port)}"
 
     @property
     def local_port(self) -> int:
@@ -122,7 +140,8 @@ class HostSettings:
         ports = f"TCP ports {self.discovery_port} and {self.server_port}"
         kind = self._kind
         if kind == "loopback":
-            return "this network is for this machine alone"
+            alone = "this network is for this machine alone"
+            return f"{alone}; no other address was found: name one with --public-address" if self.is_found else alone
         who = "anyone" if self.allow is None else f"the keys in {self.allow}"
         more = "" if self.allow is not None else "; --allow FILE admits only the keys in a file"
         text = f"open to {who} who can reach {self.address}, {ports}{more}"
@@ -131,7 +150,24 @@ class HostSettings:
                 f". {self.address} is an address of a local network: for others, forward the {ports} of your router to "
                 "this machine and name its address with --public-address"
             )
+        if self.others:
+            shown, hidden = self.others[:SHOWN_ADDRESSES], len(self.others) - SHOWN_ADDRESSES
+            text += f". Other addresses of this machine: {', '.join(shown)}"
+            text += f" and {hidden} more" if hidden > 0 else ""
         return text
+
+    def reached_as(self, line: str) -> str:
+        """Return the advice if a line of discovery's log shows that peers reach this machine at another address.
+
+        A peer may name any address, so the advice is for a person to check.
+        """
+        found = _REACHED_AS.search(line)
+        if found is None or not self.is_found or found[2] in (self.address, *self.others):
+            return ""
+        return (
+            f"a peer, {found[1]}, has reached discovery at {found[2]}: if that address is yours, --public-address "
+            f"{found[2]} puts it into the invitation in place of {self.address}"
+        )
 
     @property
     def _kind(self) -> str:
@@ -152,20 +188,21 @@ class HostSettings:
 
     def discovery_arguments(self) -> list[str]:
         """Return the arguments of ``twistd`` for discovery."""
-        here = self.proxy_url is not None or self._kind == "loopback"
-        if self.tls is None:
-            listen = [self._listen(self.discovery_port, here=here)]
+        if self.proxy_url is not None:
+            listen = [f"tcp:{self.discovery_port}:interface=127.0.0.1"]
+        elif self.tls is None:
+            listen = [self._listen(self.discovery_port)]
         else:
             certificate, key = (_escaped(str(file)) for file in self.tls)
-            listen = [f"ssl:{self.discovery_port}:privateKey={key}:certKey={certificate}"]
-        if self.tls is not None or listen[0].startswith("tcp6"):
-            listen.append(self._listen(self.local_port, here=True))
+            interface = f":interface={_escaped('::')}" if self._is_ipv6 else ""
+            listen = [f"ssl:{self.discovery_port}:privateKey={key}:certKey={certificate}{interface}"]
+            listen.append(f"tcp:{self.local_port}:interface=127.0.0.1")
         return [
             "dmsg-discovery",
             *(f"--listen={one}" for one in listen),
             f"--store=sqlite:{self.directory / STORE}",
             # A router often does not lead its own public address back to the machine behind it.
-            f"--check-at={self.key.public}@127.0.0.1:{self.server_port}",
+            f"--check-at={self.key.public}@{at_port(self._loopback, self.server_port)}",
             f"--metrics=tcp:{self.status_port + 1}:interface=127.0.0.1",
             *(["--proxied"] if self.proxy_url is not None else []),
         ]
@@ -174,29 +211,53 @@ class HostSettings:
         """Return the arguments of ``twistd`` for the server."""
         return [
             "dmsg-server",
-            f"--listen={self._listen(self.server_port, here=self._kind == 'loopback')}",
+            f"--listen={self._listen(self.server_port)}",
             f"--public-address={at_port(self.address, self.server_port)}",
             f"--discovery={self.local_url}",
             f"--key-file={self.directory / KEY_FILE}",
             f"--metrics=tcp:{self.status_port}:interface=127.0.0.1",
+            *(f"--carrier={carrier}" for carrier in self.carriers),
+            # The proxy at which discovery listens on loopback may also pass on websockets to the server.
+            *(["--trusted-proxy=127.0.0.1"] if self.proxy_url is not None else []),
             *([f"--allow={self.allow}"] if self.allow is not None else []),
         ]
 
-    def _listen(self, port: int, *, here: bool) -> str:
-        if here:
-            return f"tcp:{port}:interface=127.0.0.1"
+    @property
+    def _is_ipv6(self) -> bool:
         number = parse_ip(self.address)
-        # This endpoint takes IPv4, too, unless the system was told otherwise.
-        return f"tcp6:{port}:interface=\\:\\:" if number is not None and number.version == 6 else f"tcp:{port}"
+        return number is not None and number.version == 6
+
+    @property
+    def _loopback(self) -> str:
+        """Address at which this machine reaches its own ports that listen for others."""
+        return "::1" if self._is_ipv6 else "127.0.0.1"
+
+    def _listen(self, port: int) -> str:
+        """Return the endpoint of a port for all who may come."""
+        if self._is_ipv6:
+            # The endpoint takes IPv4, too, unless the system was told otherwise.
+            interface = "::1" if self._kind == "loopback" else "::"
+            return f"tcp6:{port}:interface={_escaped(interface)}"
+        return f"tcp:{port}:interface=127.0.0.1" if self._kind == "loopback" else f"tcp:{port}"
 
 
 class Host:
     """A discovery and a server under supervision."""
 
     def __init__(self, reactor: Reactor, settings: HostSettings) -> None:
+        def log_of(name: str) -> Callable[[str], None]:
+            log = _log_of(name)
+
+            def logged(line: str) -> None:
+                log(line)
+                if advice := settings.reached_as(line):
+                    notice(advice)
+
+            return logged
+
         def supervised(name: str, arguments: list[str], ready: str) -> Supervised:
             return Supervised(
-                reactor, name, arguments, ready, directory=settings.directory, log=_log_of(name), notice=notice
+                reactor, name, arguments, ready, directory=settings.directory, log=log_of(name), notice=notice
             )
 
         self._discovery = supervised("discovery", settings.discovery_arguments(), r"discovery listens on ")
@@ -234,18 +295,6 @@ def _log_of(name: str) -> Callable[[str], None]:
             say(f"{name}: {line}", err=True)
 
     return log
-
-
-def own_address() -> str:
-    """Return the address of this machine on its default route, or that of loopback without a route.
-
-    Nothing is sent: connecting a UDP socket only looks up the route.
-    """
-    for family, elsewhere in _ELSEWHERE:
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((elsewhere, 9))
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
 
 
 def checked_host(text: str) -> str:

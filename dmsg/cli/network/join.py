@@ -12,6 +12,7 @@ from dmsg.cli.config_writer import change_settings
 from dmsg.cli.networks import NoSuchNetwork, joined_networks
 from dmsg.cli.options import command
 from dmsg.cli.output import fail, notice, tell
+from dmsg.cli.params import proxy_option
 from dmsg.errors import DmsgError, EntryNotFound, WrongUse
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class _OtherNetwork(DmsgError):
 @command()
 @click.argument("invitation", nargs=-1, required=True)
 @click.option("--name", help="Name for the network here.  Default: the name in the invitation.")
+@proxy_option
 @click.option(
     "--no-check", is_flag=True, help="Do not ask discovery first whether it is the network of the invitation."
 )

@@ -12,6 +12,7 @@ from dmsg.base.buckets import RateLimit
 from dmsg.discovery.entries.dialects import DIALECTS, Dialect
 from dmsg.discovery.entries.entry import MAX_ENTRY_SIZE
 from dmsg.discovery.service.api import DiscoveryAPI
+from dmsg.discovery.service.reached_at import ReachedAt
 from dmsg.discovery.service.settings import DEFAULTS, DiscoverySettings
 from dmsg.net.blocks import blocks_of
 from dmsg.net.web.site import gated_site
@@ -52,7 +53,10 @@ def make_site(
     requests = cache(lambda path, status: metrics.requests.labels(path, str(status)))
     duration = cache(metrics.seconds.labels)
 
+    reached_at = ReachedAt()
+
     def finished(request: IRequest, status: int, seconds: float) -> None:
+        reached_at.requested(request)
         path = _path_label(request.path)
         requests(path, status).inc()
         duration(path).observe(seconds)

@@ -1,38 +1,19 @@
-"""Addresses of this machine on its networks, from ``getifaddrs(3)``.
-
-Python's standard library tells the names of the interfaces but neither their addresses nor the sizes of their networks.
-"""
+"""Addresses of this machine on networks with multicast."""
 
 from __future__ import annotations
 
-import ctypes
 import socket
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from dmsg.net.addresses import parse_ip
+from dmsg.net.interfaces import UP, system_addresses
 
 MAX_INTERFACES = 16
 """Maximum number of addresses that are used; further ones are left out."""
-UP, LOOPBACK, POINT_TO_POINT, RUNNING = 0x1, 0x8, 0x10, 0x40
+LOOPBACK, POINT_TO_POINT, RUNNING = 0x8, 0x10, 0x40
 MULTICAST = 0x1000 if sys.platform == "linux" else 0x8000
-_HAS_SIZE = sys.platform != "linux"
-"""Whether a socket address begins with its size, as on BSD and macOS."""
-
-
-class _IfAddrs(ctypes.Structure):
-    """Entry of the list of ``getifaddrs``: the part that all systems share."""
-
-
-_IfAddrs._fields_ = [  # The structure refers to itself.
-    ("next", ctypes.POINTER(_IfAddrs)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-    ("netmask", ctypes.c_void_p),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +64,7 @@ def list_interfaces() -> list[Interface]:
     :raises OSError: the system does not tell.
     """
     found: dict[tuple[str, str], Interface] = {}
-    for name, flags, address, mask in _addresses():
+    for name, flags, address, mask in system_addresses():
         if not is_usable(flags) or (isinstance(address, IPv6Address) and not address.is_link_local):
             continue
         network: IPv4Network | IPv6Network
@@ -97,37 +78,3 @@ def list_interfaces() -> list[Interface]:
             continue  # The interface has disappeared meanwhile.
         found[name, str(address)] = Interface(name, index, address, network)
     return list(found.values())[:MAX_INTERFACES]
-
-
-def _addresses() -> Iterator[tuple[str, int, IPv4Address | IPv6Address, IPv4Address | None]]:
-    """Return name and flags of the interface, address, and IPv4 netmask."""
-    library = ctypes.CDLL(None, use_errno=True)
-    first = ctypes.POINTER(_IfAddrs)()
-    if library.getifaddrs(ctypes.byref(first)):
-        raise OSError(ctypes.get_errno(), "getifaddrs")
-    try:
-        one = first
-        while one:
-            entry = one.contents
-            address = _read(entry.address)
-            mask = _read(entry.netmask)
-            if address is not None:
-                yield entry.name.decode(), entry.flags, address, mask if isinstance(mask, IPv4Address) else None
-            one = entry.next
-    finally:
-        library.freeifaddrs(first)
-
-
-def _read(pointer: int | None) -> IPv4Address | IPv6Address | None:
-    if not pointer:
-        return None
-    head = ctypes.string_at(pointer, 2)
-    family = head[1] if _HAS_SIZE else int.from_bytes(head, sys.byteorder)
-    if family == socket.AF_INET:
-        return IPv4Address(ctypes.string_at(pointer + 4, 4))
-    if family == socket.AF_INET6:
-        data = bytearray(ctypes.string_at(pointer + 8, 16))
-        if data[0] == 0xFE and data[1] & 0xC0 == 0x80 and _HAS_SIZE:
-            data[2:4] = b"\0\0"  # BSD keeps the scope inside the address.
-        return IPv6Address(bytes(data))
-    return None

@@ -14,7 +14,9 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.network.host_run import HostSettings, NotAHost, checked_host
+from dmsg.discovery.service.reached_at import REACHED_AT
 from dmsg.keys import SecKey
+from dmsg.net.carriers.names import Carrier
 from tests.cli.test_commands import Command, CommandCase
 from tests.support import asynchronous
 
@@ -67,6 +69,20 @@ class SettingsTests(SynchronousTestCase):
         self.assertIn("--public-address", self.settings("192.168.1.7").admission_text)
         self.assertNotIn("--public-address", self.settings("relay.example.org").admission_text)
 
+    def test_an_address_that_was_not_found_is_asked_for(self) -> None:
+        self.assertIn("name one with --public-address", self.settings("127.0.0.1", is_found=True).admission_text)
+        text = self.settings("192.168.1.7", is_found=True, others=("2606:4700::7", "172.17.0.1")).admission_text
+        self.assertTrue(text.endswith("Other addresses of this machine: 2606:4700::7, 172.17.0.1"), text)
+
+    def test_the_address_at_which_a_peer_came_is_advice(self) -> None:
+        """A peer may lie, so the invitation stays, and only a person changes it."""
+        line = f"2026-11-27T07:00:00+0000 [dmsg.discovery#info] 1.0.0.9 {REACHED_AT} 1.1.1.1"
+        found = self.settings("192.168.1.7", is_found=True, others=("1.1.1.2",))
+        self.assertIn("--public-address 1.1.1.1", found.reached_as(line))
+        self.assertEqual(found.reached_as(line.replace("1.1.1.1", "1.1.1.2")), "")
+        self.assertEqual(found.reached_as(line + " or not"), "")
+        self.assertEqual(self.settings("relay.example.org").reached_as(line), "")
+
     def test_live_pages_are_for_this_machine_alone(self) -> None:
         settings = self.settings("203.0.113.5")
         for arguments in (settings.discovery_arguments(), settings.server_arguments()):
@@ -80,12 +96,34 @@ class SettingsTests(SynchronousTestCase):
         self.assertIn("--discovery=http://127.0.0.1:9091", settings.server_arguments())
         self.assertEqual(settings.invitation.discovery, "https://relay.example.org:9090")
 
+    def test_with_ipv6_no_port_is_asked_for_twice(self) -> None:
+        """An endpoint at [::] takes IPv4, too."""
+        settings = self.settings("2606:4700::7")
+        listens = [one for one in settings.discovery_arguments() if one.startswith("--listen")]
+        self.assertEqual(listens, ["--listen=tcp6:9090:interface=\\:\\:"])
+        self.assertIn("--discovery=http://[::1]:9090", settings.server_arguments())
+        self.assertIn(f"--check-at={settings.key.public}@[::1]:8080", settings.discovery_arguments())
+        alone = self.settings("::1")
+        self.assertIn("--listen=tcp6:9090:interface=\\:\\:1", alone.discovery_arguments())
+        secure = self.settings("2606:4700::7", tls=(Path("/c"), Path("/k")))
+        self.assertIn("--listen=ssl:9090:privateKey=/k:certKey=/c:interface=\\:\\:", secure.discovery_arguments())
+        self.assertIn("--discovery=http://127.0.0.1:9091", secure.server_arguments())
+        proxied = self.settings("2606:4700::7", proxy_url="https://example.org")
+        self.assertIn("--discovery=http://127.0.0.1:9090", proxied.server_arguments())
+
     def test_behind_a_proxy_discovery_listens_for_the_proxy_alone(self) -> None:
         settings = self.settings("203.0.113.5", proxy_url="https://example.org/dmsg")
         arguments = settings.discovery_arguments()
         self.assertIn("--listen=tcp:9090:interface=127.0.0.1", arguments)
         self.assertIn("--proxied", arguments)
+        self.assertIn("--trusted-proxy=127.0.0.1", settings.server_arguments())
+        self.assertNotIn("--trusted-proxy=127.0.0.1", self.settings("203.0.113.5").server_arguments())
         self.assertEqual(settings.invitation.discovery, "https://example.org/dmsg")
+
+    def test_other_ways_to_the_server_are_named_to_it(self) -> None:
+        settings = self.settings("relay.example.org", carriers=(Carrier("wss", 443), Carrier("tls", 8443)))
+        found = [one for one in settings.server_arguments() if one.startswith("--carrier")]
+        self.assertEqual(found, ["--carrier=wss:443", "--carrier=tls:8443"])
 
     def test_a_host_is_a_name_or_an_address_without_a_port(self) -> None:
         for good in ("relay.example.org", "203.0.113.5", "2001:db8::1", "[2001:db8::1]"):
@@ -172,6 +210,16 @@ class NetworkTests(HostCase):
         status, _, err = await self.run_command(*arguments, DMSG_AGENT="off", DMSG_DISCOVERY="home")
         self.assertEqual(status, 0, err)
         self.assertEqual((self.directory / "inbox/film").read_bytes(), (self.directory / "film").read_bytes())
+
+    @asynchronous
+    async def test_a_peer_that_came_by_another_address_is_heard(self) -> None:
+        ports = (f"--discovery-port={self.discovery}", f"--server-port={self.server}", f"--status-port={self.status}")
+        host = self.start("host", *ports, "--directory=state")
+        await self.until_said(host, r"dmsg join (dmsg1\w+)")
+        request = b"GET /health HTTP/1.1\r\nHost: 1.1.1.1:9090\r\nConnection: close\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", self.discovery)) as asking:
+            asking.sendall(request)
+            await self.until_said(host, r"reached discovery at 1\.1\.1\.1: .*--public-address 1\.1\.1\.1", err=True)
 
     @asynchronous
     async def test_the_processes_end_with_the_one_that_was_killed(self) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.error import ConnectionDone
+from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.web.server import Site
 from twisted.web.test.requesthelper import DummyRequest
+from zope.interface import implementer
 
 from dmsg.base.buckets import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.entries.entry import MAX_DELEGATED, MAX_VERSION, ClientMeta, Entry, ServerMeta
 from dmsg.discovery.service.api import DiscoveryAPI
+from dmsg.discovery.service.reached_at import MAX_REACHED, REACHED_AT
 from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.discovery.service.site import make_site
 from dmsg.keys import SecKey
@@ -60,6 +63,23 @@ class GateTests(APICase):
         # what came behind it over the same connection is not even looked at
         self.assertEqual((answers.count(b"200 OK"), answers.count(b"HTTP/1.1 429")), (3, 1))
         self.assertIn(b"\r\nConnection: close\r\n", answers)
+
+    def test_public_addresses_at_which_requests_came_are_logged_once(self) -> None:
+        """Names and private addresses are not, nor more addresses than the limit, as clients may name any."""
+        said: list[str] = []
+
+        @implementer(ILogObserver)
+        def keep(event: Any) -> None:
+            if (text := formatEvent(event)) and REACHED_AT in text:
+                said.append(text.rpartition(" ")[2])
+
+        globalLogPublisher.addObserver(keep)
+        self.addCleanup(globalLogPublisher.removeObserver, keep)
+        hosts = ["x", "192.168.1.7", "1.1.1.1:9090", "1.1.1.1", "[2606:4700::7]", "1.1.1.1%" + "9" * 99]
+        hosts += [f"1.1.2.{number}" for number in range(2 * MAX_REACHED)]
+        self.serve(b"".join(b"GET /health HTTP/1.1\r\nHost: %s\r\n\r\n" % host.encode() for host in hosts))
+        self.assertEqual(said[:3], ["1.1.1.1", "2606:4700::7", "1.1.2.0"])
+        self.assertEqual(len(said), MAX_REACHED)
 
     def connections(self, number: int, data: bytes, **options: Any) -> list[Any]:
         """So many clients at one address, each with a request of its own."""

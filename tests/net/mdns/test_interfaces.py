@@ -7,13 +7,12 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.mdns import interfaces
+from dmsg.net.interfaces import UP, system_addresses
 from dmsg.net.mdns.interfaces import (
     LOOPBACK,
     MULTICAST,
     POINT_TO_POINT,
     RUNNING,
-    UP,
     Interface,
     is_usable,
     list_interfaces,
@@ -55,7 +54,7 @@ class InterfaceTests(SynchronousTestCase):
 
     def test_the_systems_addresses_are_read(self) -> None:
         """The list of the system has at least loopback, and what is used of it belongs to a network card."""
-        found = {(name, str(address), str(mask)) for name, _, address, mask in interfaces._addresses()}
+        found = {(name, str(address), str(mask)) for name, _, address, mask in system_addresses()}
         self.assertTrue(any(address == "127.0.0.1" and mask == "255.0.0.0" for _, address, mask in found), found)
         names = {name for _, name in socket.if_nameindex()}
         for one in list_interfaces():
