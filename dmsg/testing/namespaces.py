@@ -175,13 +175,16 @@ class NamespaceLab(Namespaces):
 
     :param hosts: names of the hosts.
     :param seed: seed of everything that the wire does by chance.
-    :ivar addresses: IPv4 address of each host, by name.
+    :param ipv6: whether the hosts have IPv6 alone, instead of IPv4.
+    :ivar addresses: address of each host, by name.
     """
 
-    def __init__(self, hosts: Sequence[str], *, seed: int = 0) -> None:
+    def __init__(self, hosts: Sequence[str], *, seed: int = 0, ipv6: bool = False) -> None:
         super().__init__(hosts)
         self._seed = seed
-        self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(hosts, 1)}
+        network = "fd77::" if ipv6 else "10.77.0."
+        # Numbers of one digit are the same in both notations.
+        self.addresses = {name: f"{network}{number}" for number, name in enumerate(hosts, 1)}
         self._wire: subprocess.Popen[str] | None = None
 
     def _connect(self) -> None:
@@ -218,6 +221,10 @@ class NamespaceLab(Namespaces):
         """
         for source, target in ((first, second), (second, first)):
             self._order(**{"from": self.addresses[source], "to": self.addresses[target]}, **settings)
+
+    def only_port(self, first: str, second: str, port: int) -> None:
+        """Let only TCP to or from a port pass between two hosts; 0 lets everything pass."""
+        self.path(first, second, port=port)
 
     def partition(self, first: str, second: str) -> None:
         """Drop all packets between two hosts."""

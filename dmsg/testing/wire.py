@@ -6,7 +6,7 @@ kernel, where the kernel has it; this works wherever TUN does, and what
 happens by chance is seeded.
 
 Orders come as JSON lines on standard input, as in
-``{"from": "10.77.0.1", "to": "10.77.0.2", "delay": 0.05, "rate": 125e6}``;
+``{"from": "10.77.0.1", "to": "10.77.0.2", "delay": 0.05, "rate": 125e6}``, with IPv4 or IPv6 addresses;
 an ``ok`` line answers each.
 """
 
@@ -23,7 +23,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from ipaddress import ip_address
 from random import Random
+from typing import NamedTuple
 
 MTU = 1500
 READ_SIZE = 65536 + 64
@@ -57,7 +59,9 @@ def open_tun(namespace: str, device: str, address: str) -> int:
             fcntl.ioctl(tun, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
             for command in (
                 ("link", "set", "lo", "up"),
-                ("addr", "add", f"{address}/16", "dev", device),
+                ("addr", "add", f"{address}/64", "dev", device, "nodad")
+                if ":" in address
+                else ("addr", "add", f"{address}/16", "dev", device),
                 ("link", "set", device, "mtu", str(MTU), "txqueuelen", "10000", "up"),
             ):
                 subprocess.run(["ip", *command], check=True)
@@ -78,6 +82,8 @@ class Path:
         self.loss = 0.0
         self.reorder = 0.0
         self.cut = False
+        self.port = 0
+        """Port of TCP to which or from which packets pass; 0: all packets pass."""
         self.waiting = 0
         self._free_at = 0.0
 
@@ -120,6 +126,8 @@ class Wire:
         for name in ("delay", "rate", "loss", "reorder"):
             if name in order:
                 setattr(path, name, float(order[name]))
+        if "port" in order:
+            path.port = int(order["port"])
         if "cut" in order:
             path.cut = bool(order["cut"])
 
@@ -154,14 +162,17 @@ class Wire:
             except BlockingIOError:
                 return
             packet = data[VNET:]
-            if len(packet) < 20 or packet[0] >> 4 != 4:
+            header = _Header.parse(packet)
+            if header is None:
                 continue
-            source, target = packet[12:16], packet[16:20]
+            source, target = header.source, header.target
             now = time.monotonic()
-            if self._reset_until and self._is_reset(packet, source, target, now):
+            if self._reset_until and packet[0] >> 4 == 4 and self._is_reset(packet, source, target, now):
                 packet = _as_reset(packet)
                 data = bytes(VNET) + packet
             path = self.path(source, target)
+            if path.port and path.port not in header.ports:
+                continue
             at = path.arrival_time(now, len(packet), self._random)
             if at is None:
                 continue
@@ -178,7 +189,8 @@ class Wire:
         while self._waiting and self._waiting[0][0] <= now:
             _, _, data, path = heapq.heappop(self._waiting)
             path.waiting -= len(data) - VNET
-            tun = self._by_address.get(data[VNET + 16 : VNET + 20])
+            header = _Header.parse(data[VNET:])
+            tun = None if header is None else self._by_address.get(header.target)
             if tun is not None:
                 try:
                     os.write(tun, data)
@@ -186,8 +198,34 @@ class Wire:
                     continue  # The namespace is being removed, or its queue is full; packets may get lost.
 
 
+class _Header(NamedTuple):
+    """Part of an IP packet's head.
+
+    :ivar source: packed address.
+    :ivar target: packed address.
+    :ivar ports: source and target port of TCP; empty for another protocol and for later fragments.
+    """
+
+    source: bytes
+    target: bytes
+    ports: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, packet: bytes) -> _Header | None:
+        """Return the head of a packet, or None if it is no IP packet."""
+        if len(packet) >= 20 and packet[0] >> 4 == 4:
+            source, target, size = packet[12:16], packet[16:20], (packet[0] & 15) * 4
+            is_tcp = packet[9] == _TCP and not int.from_bytes(packet[6:8], "big") & 0x1FFF
+        elif len(packet) >= 40 and packet[0] >> 4 == 6:
+            source, target, size, is_tcp = packet[8:24], packet[24:40], 40, packet[6] == _TCP
+        else:
+            return None
+        ports = struct.unpack_from(">HH", packet, size) if is_tcp and len(packet) >= size + 4 else ()
+        return cls(source, target, ports)
+
+
 def _packed(address: str) -> bytes:
-    return bytes(int(part) for part in address.split("."))
+    return ip_address(address).packed
 
 
 def _checksum(data: bytes) -> int:
