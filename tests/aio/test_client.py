@@ -136,6 +136,29 @@ asyncio.run(main())
         self.assertEqual(len(out.splitlines()), 1)
 
     @asynchronous
+    async def test_a_second_loop_beside_the_first_is_one_clear_error(self) -> None:
+        """As of a thread with an event loop of its own."""
+        out = await self.output_of("""
+import threading
+
+async def second():
+    try:
+        async with dmsg.aio.Client(URL):
+            pass
+    except dmsg.aio.WrongEventLoop as error:
+        print(error)
+
+async def main():
+    async with dmsg.aio.Client(URL):
+        thread = threading.Thread(target=asyncio.run, args=[second()])
+        thread.start()
+        await asyncio.to_thread(thread.join)
+asyncio.run(main())
+""")
+        self.assertIn("already uses another event loop of this process", out)
+        self.assertEqual(len(out.splitlines()), 1)
+
+    @asynchronous
     async def test_absent_peers_and_cancelled_connects_raise_at_the_caller(self) -> None:
         out = await self.output_of("""
 async def try_to_connect(key, port):
