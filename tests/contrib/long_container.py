@@ -9,6 +9,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from tests.cli.network.test_host_run import free_ports
+
 ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
@@ -74,3 +76,9 @@ class ImageTests(SynchronousTestCase):
             self.assertIn("--metrics", inside("twistd", "-n", "--pidfile=", plugin, "--help"), plugin)
         self.assertEqual(len(inside("dmsg", "key", "new", "server.key")), 53)
         self.assertEqual(inside("stat", "-c", "%a %U", "server.key"), "600 dmsg")
+        # A whole network, which ends as a container is stopped.
+        discovery, server, status, _ = free_ports()
+        ports = f"--discovery-port={discovery} --server-port={server} --status-port={status}"
+        host = f"timeout 30 dmsg host --no-qr --public-address 127.0.0.1 {ports}"
+        self.assertEqual(inside("sh", "-c", f"{host} | grep -m 1 -o 'dmsg join dmsg1'"), "dmsg join dmsg1")
+        self.assertEqual(inside("stat", "-c", "%a", ".local/share/dmsg/host/server.key"), "600")

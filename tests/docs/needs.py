@@ -42,6 +42,7 @@ NEEDS = {
     "bare-clone": lambda: ".ci/run runs it in a bare clone",
     "spool": lambda: "needs what servers wrote over days: its commands are only parsed",
     # conditions that no test machine meets
+    "wheel": lambda: _never("the wheel of a release, which .ci/dist installs"),
     "cluster": lambda: _never("a Spark cluster"),
     "domain": lambda: _never("a host name of one's own"),
     "root": lambda: _never("root, and Debian's packages"),

@@ -190,9 +190,7 @@ class Person:
         # The path of a socket must be short.
         self.environment["XDG_RUNTIME_DIR"] = self.runtime = tempfile.mkdtemp(prefix="dmsg-")
         if page.name == "README.md":
-            # The reader has a clone and nothing else.
-            hidden = shutil.ignore_patterns("_build", "_generated", ".*")
-            shutil.copytree(ROOT / "docs", directory / "docs", ignore=hidden)
+            # The reader may have a wheel and nothing else.
             shutil.copy(ROOT / "README.md", directory)
         for name, size in FILES.items() if page.name != "README.md" else ():
             (directory / name).parent.mkdir(exist_ok=True)
