@@ -141,7 +141,8 @@ class BlockTests(SynchronousTestCase):
             if not word.startswith("-"):
                 if word in ("redis",):
                     continue  # of other projects, for services of their own
-                match = re.fullmatch(r"\.(?:\[([a-z,-]+)\])?", word)
+                # A clone, or the wheel of a release, each perhaps with extras.
+                match = re.fullmatch(r"(?:\.|dmsg-\*\.whl)(?:\[([a-z,-]+)\])?", word)
                 self.assertIsNotNone(match, where)
                 assert match is not None
                 self.assertEqual(set((match[1] or "").split(",")) - extras - {""}, set(), where)
