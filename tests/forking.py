@@ -70,6 +70,13 @@ def _import_all() -> None:
             with contextlib.suppress(ImportError):  # An extra is not installed.
                 importlib.import_module(found.name)
     del sys.modules[_REACTOR]
+    # Without these calls each worker would parse all modules again for the constants that hypothesis tries first.
+    with contextlib.suppress(ImportError):
+        from hypothesis.internal.charmap import charmap
+        from hypothesis.internal.conjecture.providers import _get_local_constants
+
+        charmap()
+        _get_local_constants()
 
 
 def _become(request: dict[str, Any], given: list[int]) -> str:
