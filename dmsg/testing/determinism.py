@@ -72,17 +72,19 @@ class Determinism:
     """Context in which the process draws its random numbers from a seed and its time from a clock.
 
     :param clock: clock of the lab; the date is ``START`` plus its seconds.
+    :ivar ahead: returns by how many seconds the date of the host that runs now is ahead of the lab's.
     """
 
     def __init__(self, seed: object, clock: Clock) -> None:
         self._random = random.Random(f"chance {seed}")
         self._clock = clock
+        self.ahead: Callable[[], float] = lambda: 0.0
         self._real = ExitStack()
         """Stack that restores the real sources."""
 
     def date(self) -> float:
-        """Return the lab's date in seconds since 1970."""
-        return START + self._clock.seconds()
+        """Return the date of the host that runs now, in seconds since 1970."""
+        return START + self._clock.seconds() + self.ahead()
 
     def __enter__(self) -> Determinism:
         def urandom(size: int) -> bytes:

@@ -11,6 +11,9 @@ from dmsg.testing.promise import Talker
 from dmsg.testing.tcp import Path
 from dmsg.v2019.core.wire import DRAIN, Frame
 
+WRONG_BY = (-400 * 86400.0, -3600.0, -20.0, 0.0, 20.0, 3600.0, 400 * 86400.0)
+"""Seconds by which the date of a host may be wrong."""
+
 
 class Faults:
     """Faults that happen to a lab.
@@ -132,6 +135,11 @@ class Faults:
         """Let much time pass at once, as on a machine that was suspended."""
         self._lab.clock.advance(self._random.choice((5, 60, 600)))
 
+    def wall_clock(self) -> None:
+        """Set the date of one host to another one, and leave its timers as they are."""
+        host = self._lab.network.host(self._random.choice((*self._clients, *self._servers, "discovery")))
+        host.ahead = self._random.choice(WRONG_BY)
+
     def poison(self) -> None:
         """Let a server append malformed bytes to the next data that it forwards; its client must end the connection."""
         peers = list(self._lab.servers[self._random.choice(self.running)].factory.relay.peers)
@@ -156,6 +164,7 @@ BY_NAME: dict[str, Callable[[Faults], None]] = {
     "reader goes on": Faults.reader_goes_on,
     "clock jump": Faults.clock_jump,
     "poison": Faults.poison,
+    "wall clock": Faults.wall_clock,
 }
 """Faults by name."""
 

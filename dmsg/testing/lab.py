@@ -203,5 +203,7 @@ def repeatable_lab(seed: int = 0, *, trace: Trace | None = None) -> Iterator[Lab
     (:class:`~dmsg.testing.determinism.Determinism`).
     """
     clock = Clock()
-    with Determinism(seed, clock):
-        yield Lab(seed, trace=trace, clock=clock)
+    with Determinism(seed, clock) as sources:
+        lab = Lab(seed, trace=trace, clock=clock)
+        sources.ahead = lab.network.ahead
+        yield lab

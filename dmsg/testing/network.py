@@ -64,6 +64,8 @@ class Network:
         self.trace = trace
         self.random = Random(seed)
         self.hosts: dict[str, Host] = {}
+        self.running: Host | None = None
+        """Host whose code runs now; None while the test itself does."""
         self._paths: dict[tuple[str, str], Path] = {}
 
     def host(self, name: str) -> Host:
@@ -71,6 +73,10 @@ class Network:
         if name not in self.hosts:
             self.hosts[name] = Host(self, name, f"10.0.0.{len(self.hosts) + 1}")
         return self.hosts[name]
+
+    def ahead(self) -> float:
+        """Return by how many seconds the date of the host that runs now is ahead."""
+        return 0.0 if self.running is None else self.running.ahead
 
     def path(self, source: Host, target: Host) -> Path:
         """Return the path from one host to another."""
@@ -271,6 +277,8 @@ class Host:
     """Host: the reactor of the entities that run on it.
 
     :ivar idle_limit: seconds without data after which the router of this host forgets a connection; 0: never.
+    :ivar ahead: seconds by which the date of this host is ahead of the lab's, in
+        :func:`~dmsg.testing.lab.repeatable_lab`; its timers are those of a monotonic clock, and not affected.
     """
 
     def __init__(self, network: Network, name: str, address: str) -> None:
@@ -278,6 +286,7 @@ class Host:
         self.name = name
         self.address = address
         self.alive = True
+        self.ahead = 0.0
         self._paused: list[Callable[[], object]] | None = None
         self.life = 0
         self.ports: dict[int, Port] = {}
@@ -319,7 +328,11 @@ class Host:
         if self._paused is not None:
             self._paused.append(action)
         elif self.alive:
-            action()
+            before, self.network.running = self.network.running, self
+            try:
+                action()
+            finally:
+                self.network.running = before
 
     # --- IReactorTCP ---
 

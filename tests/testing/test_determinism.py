@@ -81,6 +81,22 @@ class SourceTests(SynchronousTestCase):
             self.assertRaisesRegex(RuntimeError, "threads are not", threading.Thread(target=print).start)
 
 
+class DateTests(SynchronousTestCase):
+    """Dates of hosts that are wrong."""
+
+    def test_a_host_s_date_is_wrong_and_its_timers_are_right(self) -> None:
+        found: dict[str, tuple[float, float]] = {}
+        with repeatable_lab(1) as lab:
+            before = lab.clock.seconds()
+            for name in ("one", "two"):
+                host = lab.network.host(name)
+                host.callLater(5, lambda name=name: found.update({name: (time.time(), time.monotonic() - before)}))
+            lab.network.host("one").ahead = -3600.0
+            lab.network.run(6)
+            self.assertEqual(time.time(), START + lab.clock.seconds(), "the test itself is on no host")
+        self.assertEqual(found, {"one": (START + before + 5 - 3600, 5), "two": (START + before + 5, 5)})
+
+
 class RunTests(SynchronousTestCase):
     """Whole runs."""
 
