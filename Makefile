@@ -181,6 +181,10 @@ SAMPLE ?= 200
 long-mutate: $(VENV)/.mutation ## whether tests notice seeded mutants of the cores (FAMILIES="v2019 rmb" SAMPLE=200)
 	$(BIN)/python -m tests.mutation $(FAMILIES) --sample $(SAMPLE)
 
+WALKS ?= 100
+long-mutate-walks: $(VENV)/.test ## in how many walks with lies each of 21 hand-made mutants of streams is found (WALKS=100)
+	$(BIN)/python -m tests.mutation.by_walks --walks $(WALKS)
+
 long-docs: $(VENV)/.test ## every command and program of README and docs
 	$(BIN)/python -m tests.run -j2 --temp-directory=_trial_temp_$(@) tests.docs.suite
 	@$(BIN)/python -m tests.run --summary _trial_temp_$(@)
