@@ -28,8 +28,10 @@ from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.liar import Alliance, Liar
 from dmsg.testing.lies import KINDS
+from dmsg.testing.lying_discovery import KINDS as DISCOVERY_KINDS, LyingDiscovery
 from dmsg.testing.plan import LIES, Plan, Step, draw
 from dmsg.testing.promise import Fixed, PromiseBroken, Talker, Talkers
+from dmsg.testing.shrink import Shrinker, as_test, signature
 from dmsg.v2019.client import Client
 
 PORT = 7
@@ -67,6 +69,7 @@ class Walk:
         self._alliance = Alliance(trace)
         self._liars: dict[str, Liar] = {}
         self._last_liar = ""
+        self._discovery: LyingDiscovery | None = None
         self._bystanders: Bystanders | None = None
         self._own: dict[str, Callable[[Step], None]] = {
             LIES: self._lie,
@@ -75,6 +78,7 @@ class Walk:
             "finish": self._finish,
             "clock jump": self._clock_jump,
         }
+        self._own.update(dict.fromkeys(_OF_DISCOVERY, self._lie_of_discovery))
 
     @property
     def lies(self) -> Counter[str]:
@@ -103,6 +107,8 @@ class Walk:
         for name in SERVERS:
             lab.add_server(name)
         if self.plan.lying:
+            assert lab.discovery is not None
+            self._discovery = LyingDiscovery(lab.network.host("discovery"), lab.discovery)
             self._bystanders = Bystanders(lab)
             keys = [lab.key(name).public for name in SERVERS]
             self.alice = lab.add_client("alice", resume_timeout=3600.0, only=keys, min_servers=2)
@@ -186,6 +192,8 @@ class Walk:
 
     def _repair(self) -> None:
         self._faults.repair()
+        if self._discovery is not None:
+            self._discovery.lie("", Random(0))
         for name, liar in self._liars.items():
             if not self.plan.unrepentant or name != self._last_liar:
                 liar.repent()
@@ -205,10 +213,20 @@ class Walk:
         liar.tell(step.lies)
         self._last_liar = name
 
+    def _lie_of_discovery(self, step: Step) -> None:
+        """Let discovery lie from now on."""
+        assert self._discovery is not None
+        kind = _OF_DISCOVERY[step.fault]
+        self._discovery.lie(kind, Random(step.chance))
+        if kind:
+            self.lies[step.fault] += 1
+
     def _repent(self, step: Step | None = None) -> None:
         """Let all servers be honest from now on."""
         for liar in self._liars.values():
             liar.repent()
+        if self._discovery is not None:
+            self._discovery.lie("", Random(0))
 
     def _open(self, step: Step) -> None:
         """Open another stream, which may fail."""
@@ -256,6 +274,8 @@ class Walk:
         self._faults.make("clock jump", Random(step.chance))
 
 
+_OF_DISCOVERY = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
+"""Lies of discovery, by the name of their fault."""
 FAULTS = (*faults.BY_NAME, "open", "open", "finish")
 """Faults of a walk; a fault that is named twice happens twice as often."""
 
@@ -266,7 +286,7 @@ def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
     :param lies: whether servers lie.
     """
     if lies:
-        return draw(seed, steps, (*FAULTS, "honest"), list(KINDS))
+        return draw(seed, steps, (*FAULTS, *_OF_DISCOVERY, "honest"), list(KINDS))
     return draw(seed, steps, FAULTS)
 
 
@@ -323,6 +343,29 @@ def _counted(lies: Counter[str]) -> str:
     return ", ".join(f"{kind} {number}" for kind, number in sorted(lies.items()))
 
 
+def shrink(plan: Plan) -> tuple[Plan, str, int]:
+    """Reduce a plan whose walk fails to a small one whose walk fails in the same way.
+
+    :returns: the small plan, the first line of its failure, and the number of walks that it took.
+    :raises ValueError: the walk of ``plan`` does not fail.
+    """
+    found: list[AssertionError] = []
+
+    def fails(plan: Plan) -> bool:
+        try:
+            follow(plan)
+        except AssertionError as error:
+            if found and signature(error) != signature(found[0]):
+                return False
+            found.append(error)
+            return True
+        return False
+
+    shrinker = Shrinker(fails)
+    small = shrinker.shrink(plan)
+    return small, str(found[-1]).split("; faults:")[0], shrinker.tries
+
+
 def main() -> None:
     """Do random walks for ``--seconds`` or until one fails; with ``--seed`` do only the walk of that seed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -330,8 +373,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each walk")
     parser.add_argument("--lies", action="store_true", help="servers lie, too")
+    parser.add_argument("--shrink", action="store_true", help="reduce the walk of --seed, which fails, to a small test")
     arguments = parser.parse_args()
     options = f" --steps {arguments.steps}" + " --lies" * arguments.lies
+    if arguments.shrink and arguments.seed is None:
+        parser.error("--shrink needs --seed")
+    if arguments.shrink:
+        plan = draw_plan(arguments.seed, steps=arguments.steps, lies=arguments.lies)
+        try:
+            small, error, tries = shrink(plan)
+        except ValueError:
+            parser.error(f"the walk of seed {arguments.seed} does not fail")
+        sys.stdout.write(
+            f"# {len(plan.faults)} faults and {len(plan.lies)} lies became {len(small.faults)} and {len(small.lies)} "
+            f"in {tries} walks\n{as_test(small, error)}"
+        )
+        return
     if arguments.seed is not None:
         done = walk(arguments.seed, steps=arguments.steps, lies=arguments.lies)
         sys.stdout.write(
@@ -347,7 +404,7 @@ def main() -> None:
         try:
             told += walk(first + count, steps=arguments.steps, lies=arguments.lies).lies
         except BaseException:
-            sys.stdout.write(f"failed: python -m dmsg.testing.walk --seed {first + count}{options}\n")
+            sys.stdout.write(f"failed: python -m dmsg.testing.walk --seed {first + count}{options} --shrink\n")
             raise
         count += 1
     last = first + count - 1

@@ -1,0 +1,123 @@
+"""Reduction of a failing plan to a small one that still fails, by delta debugging.
+
+Steps are left out first, then faults, lies and data of the steps that remain. Each fault and each lie has its own
+chance, so leaving one out does not change the others. ``python -m dmsg.testing.walk --seed N --shrink`` prints the
+result as a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from dmsg.testing.plan import LIES, Plan, Step
+
+MAX_TRIES = 400
+"""Maximum number of walks for one reduction."""
+
+_Part = TypeVar("_Part")
+
+
+class Shrinker:
+    """Reduction of one plan.
+
+    :param fails: whether the walk of a plan fails as the first one did.
+    :ivar tries: number of walks so far.
+    """
+
+    def __init__(self, fails: Callable[[Plan], bool], *, max_tries: int = MAX_TRIES) -> None:
+        self._fails = fails
+        self._max_tries = max_tries
+        self.tries = 0
+
+    def shrink(self, plan: Plan) -> Plan:
+        """Return a small plan that fails.
+
+        :raises ValueError: ``plan`` does not fail.
+        """
+        if not self._still_fails(plan):
+            raise ValueError("this plan does not fail")
+        plan = self._fewer_steps(plan)
+        for number in range(len(plan.steps)):
+            plan = self._less(plan, number)
+        # Without some faults, the steps that carried data for them may be of no use any more.
+        return self._fewer_steps(plan)
+
+    def _still_fails(self, plan: Plan) -> bool:
+        if self.tries >= self._max_tries:
+            return False
+        self.tries += 1
+        return self._fails(plan)
+
+    def _fewer_steps(self, plan: Plan) -> Plan:
+        steps = self._fewer(plan.steps, lambda kept: replace(plan, steps=kept))
+        return replace(plan, steps=steps)
+
+    def _fewer(self, parts: tuple[_Part, ...], made: Callable[[tuple[_Part, ...]], Plan]) -> tuple[_Part, ...]:
+        """Return a part of ``parts`` of which nothing can be left out, by ddmin of Zeller and Hildebrandt."""
+        chunks = 2
+        while parts:
+            size = max(1, len(parts) // chunks)
+            for start in range(0, len(parts), size):
+                kept = (*parts[:start], *parts[start + size :])
+                if self._still_fails(made(kept)):
+                    parts, chunks = kept, max(chunks - 1, 2)
+                    break
+            else:
+                if size == 1:
+                    break
+                chunks = min(len(parts), chunks * 2)
+        return parts
+
+    def _less(self, plan: Plan, number: int) -> Plan:
+        """Return the plan with less in one step, if it still fails."""
+        step = plan.steps[number]
+        for simpler in (replace(step, fault="", chance=0, lies=()), replace(step, says=()), replace(step, seconds=0.0)):
+            if simpler != step and self._still_fails(smaller := plan.with_step(number, simpler)):
+                return self._less(smaller, number)
+        if len(step.lies) > 1:
+            lies = self._fewer(step.lies, lambda kept: plan.with_step(number, replace(step, lies=kept)))
+            plan = plan.with_step(number, replace(step, lies=lies))
+        return plan
+
+
+def as_test(plan: Plan, error: str) -> str:
+    """Return the source of a test that repeats the walk of a plan.
+
+    :param error: text of the failure, for the docstring.
+    """
+    steps = "".join(f"                {_source(step)},\n" for step in plan.steps)
+    options = f"lying={plan.lying}, unrepentant={plan.unrepentant}"
+    return (
+        "from twisted.trial.unittest import SynchronousTestCase\n\n"
+        f"from dmsg.testing.plan import {'Lie, ' if plan.lies else ''}Plan, Step\n"
+        "from dmsg.testing.walk import follow\n\n\n"
+        "class FoundTests(SynchronousTestCase):\n"
+        f"    def test_seed_{plan.seed}(self) -> None:\n"
+        f'        """{error}"""\n'
+        f"        plan = Plan(\n            {plan.seed},\n            (\n{steps}            ),\n"
+        f"            {options},\n        )\n"
+        "        follow(plan)\n"
+    )
+
+
+def _source(step: Step) -> str:
+    """Return the expression of a step, without the fields that have their default values."""
+    fields = []
+    if step.says:
+        fields.append(f"says={step.says!r}")
+    if step.fault:
+        fields.append(f"fault={step.fault!r}, chance={step.chance}")
+    if step.seconds:
+        fields.append(f"seconds={step.seconds!r}")
+    if step.fault == LIES:
+        fields.append(f"lies={step.lies!r}")
+    return f"Step({', '.join(fields)})"
+
+
+def signature(error: BaseException) -> Sequence[str]:
+    """Return what two failures of the same kind have in common: the class, and the text without its numbers."""
+    text = str(error).split("; faults:")[0].split(": sent,")[0]
+    text = "".join(letter for letter in text if not letter.isdigit())
+    return type(error).__name__, text[:80]
