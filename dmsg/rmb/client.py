@@ -79,8 +79,8 @@ class RmbClient(Service):
     :param session: name of the session, so that several programs of a twin can be connected. None is the twin's
         unnamed session, which receives the calls of others.
     :param update: whether to register the relays and the encryption key of this twin.
-    :param strict: whether to register that every program of this twin signs with borders; None leaves the entry as it
-        is.
+    :param strict: whether to register that every program of this twin also makes the strict signature, which separates
+        the fields; None leaves the entry as it is.
     """
 
     name = "rmb-client"
@@ -222,8 +222,9 @@ class RmbClient(Service):
     ) -> Reply:
         """Call a command of a twin and return the answer.
 
-        :param timeout: seconds to wait for the answer. The message lives no longer, and at most 1800 seconds.
-        :param keep: whether the relay keeps the message while the twin is not connected; otherwise the call fails at
+        :param timeout: seconds to wait for the answer. The message expires then, or after 1800 seconds if that is
+            sooner.
+        :param keep: whether the relay stores the message while the twin is not connected; otherwise the call fails at
             once.
         :raises TwinOffline: the twin is not connected.
         :raises RemoteError: the answer is an error, of the twin or of a relay.
@@ -238,7 +239,8 @@ class RmbClient(Service):
             raise RmbError(f"{MAX_CALLS} calls already wait for an answer, the limit")
         receiver = await self.registry.get(twin)
         now = self._now()
-        # The timestamp has whole seconds, and part of the current second has passed already.
+        # The timestamp is rounded down to whole seconds, so the part of the current second that has passed is added to
+        # the lifetime.
         life = max(1, min(math.ceil(now % 1 + timeout), SENT_EXPIRATION))
         envelope = Envelope(uid=str(uuid4()), expiration=life)
         envelope.request.command = command
@@ -279,7 +281,7 @@ class RmbClient(Service):
         return dict(zip(numbers, answers, strict=True))
 
     async def ping(self, timeout: float = 10.0) -> float:
-        """Return the seconds that a ping envelope takes to the relay and back."""
+        """Send a ping envelope to the relay, and return the seconds until its answer arrives."""
         await self.when_online(timeout)
         envelope = Envelope(uid=str(uuid4()), timestamp=int(self._now()), expiration=int(timeout) + 1)
         envelope.ping.SetInParent()
@@ -297,7 +299,7 @@ class RmbClient(Service):
         elapsed: float = self._reactor.seconds() - began
         return elapsed
 
-    # --- being called ---
+    # --- incoming requests ---
 
     def serve(self, command: str, handler: Handler) -> None:
         """Answer a command with the value that ``handler`` returns, at once or later.
@@ -316,7 +318,8 @@ class RmbClient(Service):
             await self._handlers.answer_error(request, code, str(rejection))
 
     async def _deliver(self, received: ReceivedMessage) -> None:
-        """Hand a message to its handler or pending call; return once it is handed over, not once it is processed."""
+        """Pass a received message to its handler or pending call; return without waiting until the message is
+        processed."""
         if received.kind == "request":
             self._handlers.requested(received)
         elif received.kind in ("response", "error", "pong"):
@@ -327,7 +330,7 @@ class RmbClient(Service):
     def _on_answer(self, received: ReceivedMessage) -> None:
         envelope = received.envelope
         called = self._calls.get(envelope.uid)
-        # Anyone may sign a message with this uid, so only the twin that was called can answer.
+        # Anyone may sign a message with this uid, so an answer counts only if it comes from the twin that was called.
         if called is None or called[1].called or (not received.by_relay and received.source.twin != called[0]):
             self.drops[Drop.UNKNOWN_REPLY] += 1
             return

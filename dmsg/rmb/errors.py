@@ -1,4 +1,4 @@
-"""Errors of the message bus, and the reasons for which something is dropped."""
+"""Exceptions of the message bus, and the reasons for which messages, sessions and requests are dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dmsg.errors import DmsgError, NobodyThere
 class Drop(Enum):
     """Why a message, a session or a request was refused or dropped; each value is a metric label."""
 
-    # A session.
+    # Reasons to refuse or end a session.
     NO_TOKEN = "no_token"  # noqa: S105  # not a password
     BAD_TOKEN = "bad_token"  # noqa: S105
     BAD_UPGRADE = "bad_upgrade"
@@ -26,7 +26,7 @@ class Drop(Enum):
     UNFINISHED = "unfinished"
     FRAGMENTS = "fragments"
     STALLED = "stalled"
-    # A message of a session.
+    # Reasons to drop a message that a session sent.
     RATE_LIMITED = "rate_limited"
     WRONG_SOURCE = "wrong_source"
     NO_DESTINATION = "no_destination"
@@ -38,15 +38,15 @@ class Drop(Enum):
     MEMORY = "memory"
     QUEUE_FAILED = "queue_failed"
     BUSY = "busy"
-    # A message from another relay.
+    # Reasons to drop a message that another relay sent.
     BAD_INTAKE = "bad_intake"
     INTAKE_SIGNATURE = "intake_signature"
     INTAKE_TOO_LARGE = "intake_too_large"
     INTAKE_RATE = "intake_rate"
-    # A message to another relay.
+    # Reasons to drop a message on its way to another relay.
     FEDERATION_REFUSED = "federation_refused"
     FEDERATION_FULL = "federation_full"
-    # A message at a peer.
+    # Reasons to drop a message at a peer.
     NOT_SIGNED = "not_signed"
     BAD_SIGNATURE = "bad_signature"
     BAD_TIMES = "bad_times"
@@ -95,11 +95,11 @@ class RegistryRefused(RmbError, ValueError):
 
 
 class RegistryConflict(RegistryRefused):
-    """A statement does not follow its owner's last statement."""
+    """A statement about a twin does not fit the registry's entry: it names another id, or its counter is not higher."""
 
 
 class NotTheOwner(RegistryRefused):
-    """A statement is not signed by the owner of its account."""
+    """A statement about a twin is not signed by the owner of its account."""
 
 
 class QueueUnavailable(RmbError):
@@ -120,7 +120,7 @@ class RemoteError(RmbError):
 
 
 class TwinOffline(RemoteError, NobodyThere):
-    """The destination is not connected, and the relay was asked not to keep the message."""
+    """The destination is not connected, and the sender asked the relay not to store the message."""
 
 
 class CallTimeout(RmbError, TimeoutError):

@@ -1,8 +1,8 @@
 """End-to-end encryption between twins: secp256k1, SHA-256, AES-256-GCM.
 
-RMB's own form (``cipher``) has one key for a pair of twins and for both directions, and no additional data. Twins
-whose registry entry says ``strict`` use the form ``bound``. It has a key for each direction, and the rest of the
-envelope is the additional data.
+RMB's own form (``cipher``) uses one key for both directions between two twins, and authenticates no additional data.
+Twins whose registry entry says ``strict`` use the form ``bound``. That form has a key for each direction, and
+authenticates the rest of the envelope as additional data.
 
 A ciphertext of the form ``cipher`` can therefore be sent back to its sender, or moved to another envelope of the same
 pair, and still decrypts. Only the signature of the envelope protects against that.

@@ -1,4 +1,4 @@
-"""Texts with which relays refuse messages: the reference's words, because clients match on them."""
+"""Error texts with which relays refuse messages.  The wording is that of the reference, because clients match on it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Encoding of envelopes: their bytes, their signed bytes, their times. Protobuf, without I/O and clock.
 
-The functions convert between bytes and envelopes, and say which bytes a signature covers and when a message's life
-ends. They check the form only; :mod:`dmsg.rmb.session.seal` decides whether a message is believed. The format is the
+The functions convert between bytes and envelopes, and compute which bytes a signature covers and when a message
+expires. They check the form only; :mod:`dmsg.rmb.session.seal` decides whether a message is accepted. The format is the
 reference's (docs/rmb/protocol.md).
 
-The field ``signature`` signs the MD5 of a concatenation without borders ("challenge"). So any carrier of a message can
-move characters from one field to the next. Peers of this package therefore add a second signature over all fields with
-their borders: :func:`strict_challenge`.
+The field ``signature`` signs the MD5 of the fields, joined without delimiters ("challenge").  So anyone who carries a
+message can move characters from one field to the next, and the signature stays valid. Peers of this package therefore
+add a second signature over all fields with their lengths, the *strict* signature: :func:`strict_challenge`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from dmsg.rmb.twins.address import Session
 # --- constants of the protocol ---
 
 FAIL_FAST = "fail-fast"
-"""Tag that tells relays not to keep this message for a destination that is not connected."""
+"""Tag that tells relays not to store this message for a destination that is not connected."""
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Bytes of an envelope; the reference has the same limit for a frame."""
+"""Maximum bytes of an envelope; the reference has the same limit for a frame."""
 MAX_UID = 256
 """Maximum characters of a uid."""
 DEFAULT_EXPIRATION = 300
-"""Life in seconds of a message that is sent with expiration 0."""
+"""Lifetime in seconds of a message that is sent with expiration 0."""
 SENT_EXPIRATION = 1800
-"""Maximum life in seconds that clients and peers give to a message that they send."""
+"""Maximum lifetime in seconds that clients and peers give to a message that they send."""
 PONG = b"hello world"
 JSON = "application/json"
-"""Schema of payloads that are JSON."""
+"""Value of the field ``schema`` for payloads in JSON."""
 
 # --- limits of this package ---
 
 MAX_EXPIRATION = 3600
-"""Maximum life in seconds that a receiver accepts; the reference sends at most 1800."""
+"""Maximum lifetime in seconds that a receiver accepts; the reference implementation sends at most 1800."""
 MAX_SKEW = 300
 """Seconds by which a sender's clock may be ahead of the receiver's."""
 
@@ -75,7 +75,7 @@ def destination_of(envelope: Envelope) -> Session:
 
 
 def set_address(address: Address, session: Session) -> None:
-    """Write ``session`` into a field of an envelope."""
+    """Write ``session`` into an address field of an envelope."""
     address.twin = session.twin
     if session.sid is None:
         address.ClearField("connection")
@@ -107,7 +107,7 @@ class Tagged(Protocol):
 
 
 def wants_fail_fast(envelope: Tagged) -> bool:
-    """Whether relays must not keep the message for a destination that is not connected."""
+    """Whether relays must not store the message for a destination that is not connected."""
     return bool(envelope.tags) and has_tag(envelope.tags, FAIL_FAST)
 
 
@@ -118,7 +118,7 @@ class Timed(Protocol):
     """Interface of objects that have the times of an envelope: the envelope itself, or its parsed header.
 
     :ivar timestamp: seconds since 1970.
-    :ivar expiration: seconds of life from then on.
+    :ivar expiration: lifetime in seconds, from the timestamp on.
     """
 
     timestamp: int
@@ -126,29 +126,30 @@ class Timed(Protocol):
 
 
 def stamp(envelope: Envelope, now: int) -> None:
-    """Set the timestamp to ``now`` and reduce the expiration by the age; the time of expiry stays the same."""
+    """Set the timestamp to ``now`` and shorten the lifetime by the message's age, so that the message expires at the
+    same time as before."""
     age = now - envelope.timestamp if envelope.timestamp and envelope.timestamp <= now else 0
     envelope.expiration = max(0, envelope.expiration - age)
     envelope.timestamp = now
 
 
 def ttl(timestamp: int, expiration: int, now: int) -> int | None:
-    """Return the seconds of life that are left; None when the life is over."""
+    """Return the remaining lifetime in seconds; None when the message has expired."""
     left = timestamp + expiration - now
     return left if left > 0 else None
 
 
 def remaining_life(envelope: Timed, now: int) -> int | None:
-    """Return how many seconds a relay keeps this message at most; None when it has expired.
+    """Return the maximum number of seconds for which a relay stores this message; None when it has expired.
 
-    A sender's expiration counts up to :data:`MAX_EXPIRATION`.
+    A lifetime above :data:`MAX_EXPIRATION` is reduced to that.
     """
     left = ttl(envelope.timestamp, envelope.expiration, now)
     return None if left is None else min(left, MAX_EXPIRATION)
 
 
 def life_ends(envelope: Timed, now: float) -> float:
-    """Return the time at which a relay forgets this message, no later than a receiver would accept it."""
+    """Return the time at which a relay drops this message: at the latest when no receiver would accept it any more."""
     expiration = envelope.expiration
     ends = envelope.timestamp + (min(MAX_EXPIRATION, expiration))
     latest = now + (MAX_SKEW + MAX_EXPIRATION)
@@ -158,9 +159,8 @@ def life_ends(envelope: Timed, now: float) -> float:
 def times_error(envelope: Envelope, now: int) -> str | None:
     """Return why a receiver refuses the times of this message; None when they are acceptable.
 
-    Timestamp and expiration are signed without a border between them, so a relay can move digits from one to the other.
-    A
-    message of 300 s would become one that never expires, with a timestamp far in the future.
+    Timestamp and expiration are signed without a delimiter between them, so a relay can move digits from one to the
+    other.  A message that lives 300 s could thus become one that never expires, with a timestamp far in the future.
     """
     if ttl(envelope.timestamp, envelope.expiration, now) is None and envelope.expiration:
         return "message has expired"
@@ -202,7 +202,7 @@ def challenge(envelope: Envelope) -> bytes:
     """Return the 16 bytes that the field ``signature`` signs.
 
     They are the MD5 of uid, tags, timestamp, expiration, source, destination, command or error, schema, federation,
-    payload and relays, joined without borders.
+    payload and relays, joined without delimiters.
     """
     return hashlib.md5(preimage(envelope), usedforsecurity=False).digest()
 
@@ -227,7 +227,7 @@ def _address_items(envelope: Envelope, name: str) -> tuple[bytes, bytes]:
 def frame_of_payload(envelope: Envelope) -> bytes:
     """Return the additional data of payloads of the kind ``bound``: everything but the payload.
 
-    Each item stands behind its length, 4 bytes big endian; an absent item is ff ff ff ff.
+    Each field is preceded by its length, 4 bytes big endian; ff ff ff ff stands for an absent field.
     """
     kind = kind_of(envelope)
     items: list[bytes] = [STRICT_LABEL, _item(envelope.uid)]
@@ -248,7 +248,7 @@ def frame_of_payload(envelope: Envelope) -> bytes:
 
 
 def strict_challenge(envelope: Envelope) -> bytes:
-    """Return the 32 bytes that the field ``strict_signature`` signs: SHA-256 of all fields with their borders."""
+    """Return the 32 bytes that the field ``strict_signature`` signs: SHA-256 of all fields, each with its length."""
     which = envelope.WhichOneof("payload")
     return hashlib.sha256(frame_of_payload(envelope) + _item(which or "") + _item(payload_of(envelope))).digest()
 
@@ -257,7 +257,8 @@ def strict_challenge(envelope: Envelope) -> bytes:
 
 
 def to_pong(envelope: Envelope) -> None:
-    """Turn a ping into its answer: swap the addresses, append a greeting to the payload, and keep all else."""
+    """Turn a ping into its answer: swap source and destination, append a greeting to the payload, and leave all other
+    fields as they are."""
     source, destination = source_of(envelope), destination_of(envelope)
     envelope.pong.SetInParent()
     set_address(envelope.source, destination)
@@ -266,7 +267,7 @@ def to_pong(envelope: Envelope) -> None:
 
 
 def error_envelope(uid: str, text: str, to: Session | None, now: int) -> Envelope:
-    """Build a relay's error about a request; it has no source and no signature.
+    """Build the error message with which a relay answers a request; it has no source and no signature.
 
     Clients recognise errors of relays by the absent source.
     """

@@ -5,8 +5,9 @@ The receiver stores a file in its directory under the id of the upload. It accep
 the id, and never opens an existing file.
 
 Each write carries its offset in the tag ``offset=N``, so writes may be repeated and may come in any order. A write
-without offset is appended. The upload is complete when every byte of the agreed size has come. Then the local command
-that the sender named, if any, is called with the path, and its answer goes to the sender.
+without offset is appended. The upload is complete when every byte of the agreed size has arrived. Then the local
+command that the sender named, if any, is called with the path of the file, and its answer is sent to the sender of the
+file.
 """
 
 from __future__ import annotations
@@ -38,25 +39,26 @@ from dmsg.rmb.session.seal import ReceivedMessage
 
 FILE = "file"
 CHUNK = 512 * 1024
-"""Bytes of one write."""
+"""Bytes of the file in one write."""
 MAX_SIZE = 4 * 1024 * 1024 * 1024
 """Maximum bytes of a file."""
 MAX_UPLOADS = 16
-"""Maximum number of files on their way to this peer at once; one twin may have a quarter of them."""
+"""Maximum number of files that this peer receives at the same time; one twin may send a quarter of them."""
 IDLE = 60.0
 """Seconds without a write after which an upload is given up and its file removed."""
 NEGOTIATE_TIMEOUT = 30
 """Seconds for which the receiver may take to accept or refuse a file."""
 SEEN_WRITES = 64
-"""Number of an upload's writes that are recognised when they come again; with offsets a repetition is harmless
-anyway."""
+"""Number of an upload's last writes that are remembered to recognise repeated ones; a repeated write with an offset is
+harmless anyway."""
 MAX_SPANS = 1000
-"""Maximum number of separate parts of a file that have come."""
+"""Maximum number of received parts of a file that do not touch each other."""
 MAX_OUTCOMES = 1000
-"""Maximum number of finished uploads that are remembered, so that a repeated close gets its answer again."""
+"""Maximum number of finished uploads whose outcome is remembered, so that a repeated ``file.close`` gets the same
+answer."""
 PART = ".part"
 IN_FLIGHT = 8
-"""Number of writes that no relay has confirmed."""
+"""Maximum number of writes of one upload that no relay has confirmed yet."""
 ERROR = 0
 
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -65,7 +67,7 @@ _log = Logger()
 
 NEGOTIATED = "file.negotiate"
 Answer = Callable[..., None]
-"""Callback with the data and an error or None; ``tags`` are sent along."""
+"""Function that answers a request, with data or an error, and with tags for the answer."""
 
 
 class _Incoming:
@@ -81,7 +83,7 @@ class _Incoming:
         self.size = size
         self.command = command
         self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        # Half-open ranges of bytes that have come, in order and not touching each other.
+        # Half-open ranges of the bytes received so far, in order and not touching each other.
         self.spans: list[tuple[int, int]] = []
         self.written = 0
         self.seen: deque[bytes] = deque(maxlen=SEEN_WRITES)
@@ -94,7 +96,7 @@ class _Incoming:
         :raises ValueError: the write is empty, exceeds the agreed size, or would leave too many separate parts.
         """
         if signature in self.seen:
-            return  # A repeated write.
+            return  # This is a repeated write, so nothing is written.
         self.seen.append(signature)
         at = self.written if offset is None else offset
         end = at + len(data)
@@ -114,7 +116,7 @@ class _Incoming:
 
     @property
     def complete(self) -> bool:
-        """Whether every byte has come."""
+        """Whether every byte of the file has arrived."""
         return self.spans == ([(0, self.size)] if self.size else [])
 
 
@@ -123,15 +125,16 @@ def _has_bytes(path: str) -> bool:
         with open(path, "rb") as file:
             return bool(file.read(1))
     except OSError:
-        return False  # Sending the file reports the error.
+        return False  # An error here is ignored, because sending the file will report it.
 
 
 Ask: TypeAlias = Callable[[str, LocalRequest, int, int, str], Coroutine[Deferred[object], object, None]]
-"""Function that sends a request, with its uid, timestamp, seconds of life, and the module that handles the answers."""
+"""Function that sends a request, with its uid, timestamp, lifetime in seconds, and the name of the module that handles
+the answers."""
 
 
 class FileUploads:
-    """Sender and receiver of uploads.
+    """Both ends of uploads: sends files to other peers, and receives files from them.
 
     :param directory: directory for received files; None refuses uploads.
     :param ask: sends a request under a uid, and says which module handles the answers.
@@ -149,7 +152,7 @@ class FileUploads:
         self._waiting: dict[str, tuple[str, Deferred[tuple[bytes, tuple[int, str] | None]]]] = {}
         self._outcomes: OrderedDict[tuple[int, str], bytes | None] = OrderedDict()
         if directory is not None:
-            # A peer that was killed has left these.
+            # Incomplete files remain when a peer is killed, and nothing continues them.
             for left in directory.glob(f"*{PART}"):
                 left.unlink(missing_ok=True)
 
@@ -161,7 +164,8 @@ class FileUploads:
     # --- sending ---
 
     async def upload(self, uid: str, request: LocalRequest, left: int) -> None:
-        """Run ``file.upload`` of a local client; its reply list gets the id of the upload, then the outcome."""
+        """Run the command ``file.upload`` of a local client; push the id of the upload, then the outcome, to the
+        client's reply list."""
         error: str | None = None
         try:
             path, command, size = self._checked(request)
@@ -246,13 +250,13 @@ class FileUploads:
             self._waiting.pop(upload, None)
 
     def answered(self, uid: str, data: bytes, error: tuple[int, str] | None, tags: str) -> None:
-        """Pass on an answer about an upload that this peer sends.
+        """Process the answer to a request of an upload that this peer sends.
 
         :param tags: tags of the answer. Peers of this package name the step in them, because an answer may come twice.
         """
         step, waiting = self._waiting.get(uid, ("", None))
         if waiting is None or waiting.called:
-            return  # The error of a refused write comes again at the close.
+            return  # The error of a refused write is ignored here, because the answer to the close repeats it.
         if step == "close" and tags == NEGOTIATED:
             return
         waiting.callback((data, error))
@@ -281,7 +285,7 @@ class FileUploads:
             answer(b"", (ERROR, "upload is not enabled"))
             return
         if key in self._incoming:
-            answer(b"", None, tags=NEGOTIATED)  # A repeated request gets the same answer.
+            answer(b"", None, tags=NEGOTIATED)  # This request was repeated, so it gets the same answer as before.
             return
         if not _NAME.fullmatch(key[1]):
             answer(b"", (ERROR, "the id of an upload has letters, digits and hyphens only"))
@@ -327,13 +331,13 @@ class FileUploads:
 
     def _release(self, incoming: _Incoming) -> None:
         cancel_call(incoming.timer)
-        with contextlib.suppress(OSError):  # Errors in writing were reported by fsync.
+        with contextlib.suppress(OSError):  # This error is ignored, because fsync has reported any error of the writes.
             os.close(incoming.file)
 
     def _write(self, key: tuple[int, str], received: ReceivedMessage) -> None:
         incoming = self._incoming.get(key)
         if incoming is None:
-            return  # The answer to the close reports it.
+            return  # The error is not raised here, because the answer to the close reports it.
         self._touch(key)
         match = _OFFSET.search(received.envelope.tags)
         incoming.write(int(match[1]) if match else None, received.payload, received.envelope.signature)
@@ -346,12 +350,13 @@ class FileUploads:
             if key not in self._outcomes:
                 answer(b"", (ERROR, "there is no such upload"))
             elif (outcome := self._outcomes[key]) is not None:
-                answer(outcome, None)  # A repeated close. If a service was called, only the service answers.
+                # This close was repeated.  If a service was called, the answer is left to the service.
+                answer(outcome, None)
             return
         if incoming.complete:
             self._finish(key, incoming, (received, answer))
         else:
-            # Writes may still come, over another relay.
+            # The close is not answered yet, because writes may still arrive over another relay.
             incoming.close = (received, answer)
             self._touch(key)
 

@@ -27,7 +27,8 @@ RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
 
 
 def may_be_called(command: str) -> bool:
-    """Whether remotes may request this command: ``msgbus.<command>`` is a list of services, not a key of the peer."""
+    """Whether remotes may request this command: ``msgbus.<command>`` must be a list that services read, not one of the
+    peer's own keys."""
     try:
         command.encode()
     except UnicodeEncodeError:
@@ -211,7 +212,7 @@ def incoming_request(
     schema: str | None,
     timestamp: int,
 ) -> bytes:
-    """Encode a request of the network as a service reads it from ``msgbus.<command>``."""
+    """Encode a request that came from the network in the form in which a service reads it from ``msgbus.<command>``."""
     return _encode(
         {
             "ver": VERSION,
@@ -236,7 +237,7 @@ def incoming_response(
     timestamp: int,
     error: tuple[int, str] | None = None,
 ) -> bytes:
-    """Encode a response of the network as a client reads it from its reply list.
+    """Encode a response that came from the network in the form in which a client reads it from its reply list.
 
     :param source: ``TWIN[:SESSION]``, ``0`` for a relay, empty for the peer itself.
     """
@@ -265,7 +266,7 @@ def outgoing_request(
     tags: str | None = None,
     schema: str | None = None,
 ) -> bytes:
-    """Encode a request as a client pushes it to ``msgbus.system.local``."""
+    """Encode a request in the form in which a client pushes it to ``msgbus.system.local``."""
     return _encode(
         {
             "ver": VERSION,
@@ -285,7 +286,7 @@ def outgoing_request(
 def outgoing_response(
     request: dict[str, object], data: bytes, *, now: int, error: tuple[int, str] | None = None
 ) -> bytes:
-    """Encode a response as a service pushes it to ``msgbus.system.reply``.
+    """Encode a response in the form in which a service pushes it to ``msgbus.system.reply``.
 
     :param request: the request as the service read it.
     """

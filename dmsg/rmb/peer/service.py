@@ -1,4 +1,5 @@
-"""The peer entity: gateway between a twin's relays and Redis, where its services and clients are."""
+"""The peer entity: gateway between the relays of a twin and Redis, through which the twin's services and clients
+exchange messages."""
 
 from __future__ import annotations
 
@@ -55,14 +56,14 @@ RMB = "rmb"
 LOCAL_ERROR = 101
 """Error code for a malformed message of a local program."""
 RELAY_ERROR = 0
-"""Error code of plugins and of the local side."""
+"""Error code with which the peer itself refuses a request; relays use the same code."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True)
 class _Running:
-    """Parts of a peer that exist between start and stop."""
+    """Objects that a peer has while it runs."""
 
     store: PeerStore
     registry: CachedRegistry
@@ -107,7 +108,7 @@ class RmbPeer(Service):
         self._no_room: list[Deferred[int]] = []
         self._leaving = self._stopping = False
         self._recording = 0
-        """Number of confirmations that are being written to Redis."""
+        """Number of confirmations whose write to Redis is under way."""
         self._commands: dict[int, dict[str, float]] = {}
         self._log_throttle = LogThrottle(reactor.seconds)
         self.ready: Deferred[None] = Deferred()
@@ -134,7 +135,7 @@ class RmbPeer(Service):
         running = self._running
         return running.bus.uplink if running is not None and running.bus.is_open else None
 
-    # --- life ---
+    # --- start and stop ---
 
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
@@ -198,7 +199,8 @@ class RmbPeer(Service):
 
     async def _finished(self, outgoing: str, uid: str) -> None:
         if self._stopping:
-            return  # The shutdown cancelled it; the next process finds it in Redis and sends it again.
+            # The shutdown cancelled this message; the next process of the peer finds it in Redis and sends it again.
+            return
         self._recording += 1
         try:
             await self._running_parts.store.confirmed(outgoing, uid)
@@ -219,7 +221,8 @@ class RmbPeer(Service):
             self.bus.run(self._handle(REQUESTS, uid, self._request(uid, at, raw)))
 
     async def _handle(self, outgoing: str, uid: str, work: Coroutine[Deferred[object], object, None]) -> None:
-        """Process a message once, even when it fails: a malformed message must not return after a restart."""
+        """Process a message once, even when it fails: otherwise a malformed message would be read again after every
+        restart."""
         try:
             await work
         except CancelledError:
@@ -249,7 +252,7 @@ class RmbPeer(Service):
             self.drops[Drop.EXPIRED] += 1
             error_text = "request has expired" if request.expiration else "request has no expiration (exp is 0)"
             if request.expiration and ttl(life.timestamp, life.expiration, int(at)) is None:
-                # The request had expired before the peer took it from Redis.
+                # The request had expired before the peer took it from Redis, so it is not sent.
                 error_text += f": it was made {int(at) - life.timestamp} s before it came; is a clock wrong?"
             await self._tell(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
             return
@@ -350,7 +353,7 @@ class RmbPeer(Service):
             self.drops[Drop.UNKNOWN_REPLY] += 1
             self._say("answer", f"an answer to {to} was not sent: {error}")
 
-    # --- the network ---
+    # --- messages from relays ---
 
     async def _on_rejected(self, rejection: MessageRejected) -> None:
         self._say(rejection.drop, f"dropped: {rejection}")
@@ -359,7 +362,7 @@ class RmbPeer(Service):
             self._answer(request, b"", (code, str(rejection)))
 
     async def _deliver(self, received: ReceivedMessage) -> None:
-        """Hand a message to a service or client; return once it is in Redis."""
+        """Push a received message to the list of a service or client; return once it is in Redis."""
         if received.kind == "request":
             await self._requested(received)
         elif received.kind in ("response", "error"):
@@ -374,7 +377,7 @@ class RmbPeer(Service):
     def _answer(
         self, request: Envelope, data: bytes, error: tuple[int, str] | None = None, *, tags: str | None = None
     ) -> None:
-        """Send an answer of the peer itself."""
+        """Send an answer that the peer itself gives, not a service."""
         answer = LocalResponse(request.uid, data, source_of(request), JSON if error is None else None, 0, error)
         self.bus.run(self._send_answer(answer, int(self._now()), tags))
 
@@ -434,7 +437,9 @@ class RmbPeer(Service):
             new = await self._running_parts.store.hand_over(key, message, once=same, ttl=ttl_left)
         except DmsgError:
             raise
-        except Exception as error:  # Redis refused this one message, for example because the key is no list.
+        except Exception as error:
+            # Redis refused this one message, for example because the key is no list, so repeating the call would not
+            # help.
             self._say(key, f"{key}: {error}")
             self.drops[Drop.BAD_REQUEST] += 1
             if received.kind == "request":

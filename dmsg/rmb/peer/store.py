@@ -1,4 +1,4 @@
-"""State of a peer in Redis: nothing is lost or handed over twice when the peer or Redis is killed.
+"""State of a peer in Redis: no message is lost or delivered twice when the peer or Redis is killed.
 
 These keys are shared with local programs, under the reference's names: ``msgbus.system.local``,
 ``msgbus.system.reply``, ``msgbus.<command>``, ``msgbus.backlog.<uid>``, and the lists that clients name. The peer's own
@@ -6,7 +6,7 @@ keys are:
 
 - ``msgbus.system.*.taken``: messages that were read and have no uid yet.
 - ``msgbus.outgoing.*``: messages with a uid that no relay has confirmed yet.
-- ``msgbus.seen.<hash>``: a mark for each message that was handed over.
+- ``msgbus.seen.<hash>``: a mark for each message that was pushed to a service or client.
 - ``msgbus.system.size.<list>``: the bytes pushed to a list.
 """
 
@@ -34,7 +34,7 @@ QUEUE_LENGTH = 10_000
 QUEUE_SIZE = 256 * 1024 * 1024
 """Bytes of messages in one list; above it the oldest are evicted until three quarters are left."""
 QUEUE_TTL = 3600
-"""Seconds after its last message when a list is deleted."""
+"""Seconds after which a list without a new message is deleted."""
 BATCH = 100
 """Number of messages taken from a list in one call."""
 BLOCK = 5
@@ -42,7 +42,8 @@ BLOCK = 5
 RETRY = 0.5
 """Seconds before a failed call to Redis is repeated."""
 ATTEMPTS = 7200
-"""Number of attempts of a call, ``RETRY`` seconds apart: one hour, the longest life of a message."""
+"""Number of attempts of a call to Redis, ``RETRY`` seconds apart: one hour in all, the longest lifetime of a
+message."""
 
 # A message gets its uid in Redis before it is sent, so that a message sent again has the same uid.
 _TAKE = """
@@ -92,14 +93,14 @@ _LATER = (
     *("LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN"),
     *("NOAUTH", "NOPERM", "max number of clients"),
 )
-"""Words in errors of Redis that are temporary, so that the call is repeated."""
+"""Words by which temporary errors of Redis are recognised; a call that fails with one is repeated."""
 
 _log = Logger()
 _T = TypeVar("_T")
 
 
 class PeerStore:
-    """Interface of a peer to Redis; calls wait while Redis is unavailable.
+    """Peer's access to Redis; calls wait while Redis is unavailable.
 
     :ivar dropped: number of messages evicted from full lists.
     """
@@ -132,7 +133,8 @@ class PeerStore:
         room: Callable[[], Deferred[int]],
         on_taken: Callable[[str, float, bytes], None],
     ) -> None:
-        """Call ``on_taken`` with (uid, time of taking, bytes) for each message in a list, oldest first, now and later.
+        """Read a list, now and as messages are pushed; call ``on_taken`` with (uid, time of reading, bytes) for each
+        message, oldest first.
 
         After Redis was unavailable, ``on_taken`` may be called again with a uid that is under way.
 
@@ -148,7 +150,8 @@ class PeerStore:
             while True:
                 try:
                     if not loaded:
-                        # Messages with a uid were taken by a killed process, or by a call whose answer was lost.
+                        # Messages that have a uid already were taken by a process that was killed, or by a call whose
+                        # answer was lost, so they are processed first.
                         for uid, value in await self._all(outgoing):
                             at, _, raw = value.partition(b"\n")
                             on_taken(uid, float(at), raw)
@@ -183,17 +186,17 @@ class PeerStore:
             cursor, flat = await self._redis.execute_command("HSCAN", outgoing, cursor, "COUNT", 1000)
             found += [(flat[at].decode(), bytes(flat[at + 1])) for at in range(0, len(flat), 2)]
             if bytes(cursor) == b"0":
-                # Sort by the time of taking, because HSCAN has no order.
+                # Sort by the time of reading, because HSCAN returns entries in no order.
                 return sorted(found, key=lambda one: float(one[1].partition(b"\n")[0]))
 
     async def confirmed(self, outgoing: str, uid: str) -> None:
-        """Forget a message that a relay confirmed or that was answered, so that it is not sent again."""
+        """Delete a message that a relay has confirmed or that was answered, so that it is not sent again."""
         await self._repeat_until_answered(lambda: self._redis.execute_command("HDEL", outgoing, uid))
 
     # --- to local programs ---
 
     async def hand_over(self, key: str, message: bytes, *, once: Sequence[str] = (), ttl: int = QUEUE_TTL) -> bool:
-        """Push a message to a list; return False for a duplicate.
+        """Push a message to a list of a local program; return False, and push nothing, if it is a duplicate.
 
         :param once: words that identify the message; without any it is pushed unconditionally.
         :param ttl: seconds for which these words are remembered.
@@ -206,12 +209,12 @@ class PeerStore:
         return over >= 0
 
     async def remember(self, backlog: Backlog, ttl: int) -> None:
-        """Store where the answers to a request go."""
+        """Store the reply list of a request, to which its answers are pushed."""
         key, value = f"msgbus.backlog.{backlog.uid}", backlog.SerializeToString()
         await self._repeat_until_answered(lambda: self._redis.execute_command("SETEX", key, ttl, value))
 
     async def recall(self, uid: str) -> Backlog | None:
-        """Return what :meth:`remember` stored; None when its time is over."""
+        """Return what :meth:`remember` stored; None when it has expired."""
         value = await self._repeat_until_answered(lambda: self._redis.execute_command("GET", f"msgbus.backlog.{uid}"))
         if value is None:
             return None
@@ -230,11 +233,13 @@ class PeerStore:
             except CancelledError:
                 raise
             except ResponseError as error:
-                # The error of a script contains the error of the failed command somewhere inside.
+                # The error of a script contains the error of the failed command somewhere in its text, so the whole
+                # text is searched.
                 if not any(word in str(error) for word in _LATER):
                     raise
                 why = str(error)
-            except Exception as error:  # A connection lost at the wrong moment raises many kinds of exceptions.
+            except Exception as error:
+                # txredisapi raises exceptions of many types when a connection is lost, so all are caught.
                 why = repr(error)
             if self._closed:
                 raise CancelledError

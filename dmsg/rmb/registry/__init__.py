@@ -1,1 +1,1 @@
-"""Registries of twins: in memory, in a file, at a service over HTTP, on a chain."""
+"""Registries, which store each twin's key and relays: in memory, in a file, at an HTTP service, or on a blockchain."""

@@ -5,8 +5,8 @@
 | ``GET /twins/ID`` | the twin; 404 |
 | ``GET /twins?account=ACCOUNT`` | the twin with that account, an address or hexadecimal; 404 |
 | ``GET /twins?after=ID&most=N`` | ``{"twins": [...]}``, in order of ids |
-| ``POST /twins`` | a signed statement; the twin as it is then; 409: does not follow, 401: not the owner's |
-| ``GET /changes?since=N&wait=SECONDS`` | ``{"twins": [...], "next": N}``, as soon as there are some |
+| ``POST /twins`` | signed statement; the changed twin; 409: counter not higher, 401: not signed by the owner |
+| ``GET /changes?since=N&wait=SECONDS`` | ``{"twins": [...], "next": N}``, waits until there is a change |
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ MAX_BODY = 8192
 MAX_WAIT = 25.0
 """Longest time in seconds that a long poll for changes is kept open."""
 MAX_WAITING = 10_000
-"""Maximum number of long polls for changes that are open at once; one more ends the oldest with an empty answer."""
+"""Maximum number of long polls for changes that are open at once; a further one makes the registry end the oldest with
+an empty answer."""
 
 _log = Logger()
 
@@ -75,7 +76,7 @@ class RegistryAPI:
             one.callback(None)
 
     def close(self) -> None:
-        """Answer all open long polls; the table is closed next."""
+        """Answer all open long polls, so that the table can be closed."""
         self._closed = True
         waiting, self._waiting = self._waiting, {}
         for one in waiting:
@@ -122,7 +123,7 @@ class RegistryAPI:
 
     @_app.route("/changes", methods=["GET"])
     async def changes(self, request: Request) -> bytes:
-        """Answer with the changes since a number; wait for one if there is none."""
+        """Answer with the changes after a given change number; wait if there is none yet."""
         self.requests += 1
         if b"since" not in request.args:
             return self._json(request, {"twins": [], "next": self._table.last_change()})
@@ -176,7 +177,7 @@ class RegistryAPI:
         ]
         return "\n".join([*lines, ""]).encode()
 
-    # --- the error map ---
+    # --- mapping of errors to status codes ---
 
     @_app.handle_errors(TwinNotFound)
     def _not_found(self, request: IRequest, failure: Failure) -> bytes:

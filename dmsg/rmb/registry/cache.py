@@ -1,4 +1,5 @@
-"""Cache of a registry, which also remembers missing ids, and serves old entries while the registry is unavailable."""
+"""Cache of a registry.  It also remembers which ids are unknown, and returns old entries while the registry is
+unavailable."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ TTL = 300.0
 NEGATIVE_TTL = 5.0
 """Seconds for which an id counts as unknown after the registry said so."""
 DOUBT = 1.0
-"""Seconds before an unknown id is asked again for a caller that calls :meth:`CachedRegistry.mark_stale`."""
+"""Minimum seconds before the registry is asked again about an unknown id, for a caller that calls
+:meth:`CachedRegistry.mark_stale`."""
 STALE = 24 * 3600.0
 """Seconds for which an entry is used while the registry is unavailable."""
 AWAY = 2.0
-"""Seconds for which a registry that did not answer is not asked again about cached twins."""
+"""Seconds after a missing answer for which the registry is not asked about twins that are in the cache."""
 MAX_TWINS = 50_000
 """Maximum number of entries in the cache; the least recently used is evicted first."""
 MAX_NONE = 10_000
@@ -56,7 +58,7 @@ class CachedRegistry:
         self._clock = clock
         self._ttl, self._negative_ttl, self._most = ttl, negative_ttl, limit
         self._known: OrderedDict[int, tuple[float, Twin]] = OrderedDict()
-        # Unknown ids have a table of their own, so that asking for many of them evicts no entry.
+        # Unknown ids have a table of their own, because a caller that asks for many of them must not evict the entries.
         self._none: OrderedDict[int, float] = OrderedDict()
         self._asking: dict[int, list[Deferred[Twin]]] = {}
         self._away_until = 0.0
@@ -129,7 +131,8 @@ class CachedRegistry:
     def _remember(self, twin: int, value: Twin) -> None:
         before = self._known.get(twin)
         if before is not None and (before[1].account != value.account or value.counter < before[1].counter):
-            # An id belongs to one account for ever, and the counter of statements only grows.
+            # An answer with a lower counter is outdated: an id belongs to one account for ever, and the counter only
+            # grows.
             _log.error(
                 "the registry gives another account or key for twin {twin} than before; check --registry",
                 twin=twin,
@@ -139,7 +142,7 @@ class CachedRegistry:
         remember(self._known, twin, (self._clock.seconds(), value), self._most)
 
     def _changed(self, twin: Twin) -> None:
-        # An id that was cached as unknown may have been registered since.
+        # The id may be cached as unknown, but was registered since.
         if twin.id in self._known or twin.id in self._none:
             self._remember(twin.id, twin)
 

@@ -36,7 +36,8 @@ MAX_TWIN_ANSWER = 64 * 1024
 VERIFIED_AT_ONCE = 32
 """Maximum number of signatures that are verified in one reactor turn."""
 PACE = 0.2
-"""Seconds between an answer about changes and the next long poll, so that changes made meanwhile come together."""
+"""Seconds between an answer about changes and the next long poll, so that the changes made meanwhile arrive in one
+answer."""
 CONNECTIONS = 16
 """Number of connections to the service that are kept open."""
 
@@ -47,8 +48,8 @@ _log = Logger()
 class HTTPRegistry:
     """Client of ``twistd rmb-registry``.
 
-    The signature of each entry is checked against the account that it names. So the service can withhold twins or serve
-    outdated entries, but cannot forge any.
+    The signature of each entry is verified with the key of the account that the entry names.  So the service can
+    withhold twins or return outdated entries, but cannot forge any.
 
     :param url: as in ``http://127.0.0.1:9091``.
     """
@@ -82,7 +83,7 @@ class HTTPRegistry:
             raise RegistryUnavailable(f"{self.shown_url}: the answer is not JSON") from None
         except RegistryUnavailable:
             raise
-        except Exception as error:  # A lost connection raises many kinds of exceptions.
+        except Exception as error:  # A lost connection raises exceptions of many types, so all are caught.
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
             raise RegistryUnavailable(f"{self.shown_url}: {why or type(why).__name__}") from None
@@ -101,7 +102,8 @@ class HTTPRegistry:
         try:
             twin = Twin.from_dict(content)
             twin.check()
-        except (RegistryRefused, ValueError) as error:  # ValueError: for example a text with an unpaired surrogate.
+        except (RegistryRefused, ValueError) as error:
+            # A ValueError comes, for example, from a text with an unpaired surrogate.
             raise RegistryUnavailable(
                 f"{self.shown_url}: it answered with a twin whose signature is wrong: {error}"
             ) from None
@@ -163,7 +165,9 @@ class HTTPRegistry:
                     raise RegistryUnavailable(f"{self.shown_url}: its list of changes has no number")
                 for number, one in enumerate(_list(content)):
                     if number and number % VERIFIED_AT_ONCE == 0:
-                        await deferLater(self._reactor, 0)  # Each entry costs the verification of a signature.
+                        # Each entry costs the verification of a signature, so only some are verified in one reactor
+                        # turn.
+                        await deferLater(self._reactor, 0)
                     twin = self._checked(one)
                     for changed in self._watchers:
                         call_isolated(changed, twin)
@@ -174,7 +178,7 @@ class HTTPRegistry:
                     await deferLater(self._reactor, PACE)
             except CancelledError:
                 raise
-            except Exception as error:  # Whatever an answer causes, the next long poll must follow.
+            except Exception as error:  # The next long poll must follow even if processing an answer fails.
                 if self._closed:
                     return
                 if not isinstance(error, DmsgError):

@@ -37,7 +37,7 @@ class FileRegistry:
     """
 
     def __init__(self, path: str | os.PathLike[str], reactor: IReactorTime) -> None:
-        """:raises RegistryUnavailable: the file is there and cannot be used."""
+        """:raises RegistryUnavailable: the file exists and cannot be read or parsed."""
         self.path = Path(path)
         self._seen: tuple[int, int, int] | None = None
         self._twins: dict[int, Twin] = {}
@@ -128,7 +128,7 @@ class FileRegistry:
             stored = replace(statement, id=number or max(self._twins, default=0) + 1)
             twins = {**self._twins, stored.id: stored}
             body = json.dumps({"twins": [twin.as_dict() for _, twin in sorted(twins.items())]}, indent=1)
-            # A registry is public, so everybody may read the file.
+            # The file is readable by everybody, because a registry is public.
             replace_file(self.path, body + "\n", mode=0o644)
             self._load()
         return stored

@@ -1,4 +1,4 @@
-"""Interface of all registries of twins, and the rule by which an entry may be changed."""
+"""Interface of all registries of twins, and the check whether a statement may change an entry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.rmb.errors import RegistryConflict, RegistryRefused
 from dmsg.rmb.twins.twin import Twin
 
 PAGE = 1000
-"""Number of twins in one answer."""
+"""Maximum number of twins in one answer."""
 
 
 class TwinRegistry(Interface):
@@ -30,7 +30,7 @@ class TwinRegistry(Interface):
     def put(statement: Twin) -> Deferred[Twin]:
         """Create or change a twin with a statement that the owner of its account has signed.
 
-        The id of the statement is 0 or the twin's own. Fires with the twin as it is afterwards.
+        The id of the statement is 0 or the twin's own. The Deferred fires with the changed twin.
         """
 
     def twins(after: int, limit: int) -> Deferred[list[Twin]]:

@@ -65,7 +65,7 @@ def open_registry(description: str, reactor: IReactorTime) -> TwinRegistry:
 
     :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``,
         or ``tfchain:wss://HOST[:PORT]``, which is read only.
-    :raises RegistryUnavailable: unknown, or it cannot be opened.
+    :raises RegistryUnavailable: the description is invalid, or the registry cannot be opened.
     """
     kind, _, rest = check_registry(description).partition(":")
     if kind == "file":
@@ -77,7 +77,7 @@ def open_registry(description: str, reactor: IReactorTime) -> TwinRegistry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrySettings:
-    """Settings of a registry."""
+    """Settings of a registry service."""
 
     rate: float = rate_option(50.0)
     burst: float = burst_option(200.0)

@@ -1,4 +1,4 @@
-"""Registry in SQLite, of a registry service or in memory."""
+"""Registry in an SQLite database, for the registry service and, in memory, for tests."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class TableRegistry:
                 number = current.id
             db.execute("COMMIT")
         except BaseException:
-            if db.in_transaction:  # SQLite has rolled back already when the disk is full.
+            if db.in_transaction:
+                # When the disk is full, SQLite has rolled the transaction back itself, and a second rollback fails.
                 db.execute("ROLLBACK")
             raise
         return replace(statement, id=number)
@@ -118,7 +119,8 @@ class TableRegistry:
     def changes(self, since: int) -> tuple[list[Twin], int]:
         """Return the twins whose last change has a higher number than ``since``, and the number to ask from next.
 
-        A caller whose number is ahead of this table followed another table; it continues at the end of this one.
+        If ``since`` is higher than the last number, the caller followed another database; it continues with the next
+        change of this one.
         """
         last = self.last_change()
         if since > last:

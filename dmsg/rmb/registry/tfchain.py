@@ -2,10 +2,10 @@
 
 This registry reads the storage of the pallet ``TfgridModule`` with ``state_getStorage`` over HTTP. The maps are
 ``Twins`` (number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed with ``Blake2_128Concat``. The
-layout is that of the pallet at 33046d6; the metadata of the node is not read.
+layout of the records is that of the pallet at commit 33046d6; the metadata of the node is not read.
 
 Twins are created and changed with the chain's own tools, and peers run with ``--no-update``. There is no change feed,
-so the cache in front of this registry decides how long an entry is used.
+so how long an entry is used depends on the cache in front of this registry.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class TfchainRegistry:
 
     def __init__(self, reactor: IReactorTime, url: str) -> None:
         """:raises ValueError: ``url`` is no URL.
-        :raises RegistryUnavailable: the extra is not installed.
+        :raises RegistryUnavailable: the extra packages are not installed.
         """
         try:
             import xxhash  # noqa: F401
@@ -163,7 +163,7 @@ class TfchainRegistry:
             raise RegistryUnavailable(f"{self.shown_url}: no answer within {TIMEOUT:g} s") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise RegistryUnavailable(f"{self.shown_url}: the answer is not that of a node of tfchain") from None
-        except Exception as error:  # A lost connection raises many kinds of exceptions.
+        except Exception as error:  # A lost connection raises exceptions of many types, so all are caught.
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
             raise RegistryUnavailable(f"{self.shown_url}: {why or type(why).__name__}") from None

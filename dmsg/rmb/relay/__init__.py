@@ -1,1 +1,1 @@
-"""The relay of the bus: its decisions about messages, and their execution."""
+"""Relay of the message bus: decides where each message goes, and delivers, stores or forwards it."""

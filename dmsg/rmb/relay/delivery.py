@@ -1,20 +1,20 @@
-"""Delivery of messages to one session of a relay: the messages sent, confirmed, and still waiting.
+"""Delivery of messages to one session of a relay: which of them were sent, which are confirmed, and which still wait.
 
-The relay sends a ping behind the messages. A message is confirmed, and so delivered, when the session has answered
-that ping. Until then the message is in the *window*. When the window is full, further messages wait in a *line* in
-memory. When the line is full, the senders of further messages are held: the relay stops reading from them
-(back-pressure). They are held until the session has caught up, or is ended because it confirmed nothing for a minute.
-Senders of answers are not held for a stalled session, because the session asked for the answers. Messages whose
-confirmation takes longer than two seconds are also stored in the session's queue, so that none is lost when the relay
-is killed.
+The relay sends a ping behind the messages. A message is confirmed, and so delivered, when the session has answered that
+ping. Until then the message is in the *window*. When the window is full, further messages wait in a queue in memory,
+the *line*.  When the line is full, the senders of further messages are paused (*held*): the relay stops processing and
+then reading their messages (back-pressure).  They are paused until the receiving session has caught up, or is ended
+because it confirmed nothing for a minute.  Senders of answers are not paused for a stalled session, because that
+session asked for the answers. Messages whose confirmation takes longer than two seconds are also stored in the
+session's queue, in SQLite or Redis, so that none is lost when the relay is killed.
 
 The session pings the relay, too. The relay answers when every message that the session sent before the ping is
-*settled*: confirmed by its receiver, stored in a queue, accepted by another relay, or refused. A sender repeats what
-was not settled, so nothing is lost when a relay is killed. Receivers recognise repeated messages.
+*settled*: confirmed by its receiver, stored in a queue, accepted by another relay, or refused. A sender sends unsettled
+messages again, so no message is lost when a relay is killed. Receivers recognise repeated messages.
 
-Clients of the reference do not recognise repeated messages, and would hand one to a service twice. A client of the
-reference that answers pings therefore need not confirm a message: the message counts as delivered once it is handed
-to the client's connection.
+Clients of the reference do not recognise repeated messages, and would deliver one to a service twice. A client of the
+reference that answers pings therefore need not confirm a message: the message counts as delivered once it is written to
+the client's connection.
 """
 
 from __future__ import annotations
@@ -34,32 +34,35 @@ from dmsg.rmb.twins.address import Session
 WINDOW_MESSAGES = 1024
 """Maximum number of messages that are sent to a session before it has confirmed them."""
 WINDOW_SIZE = 4 * 1024 * 1024
-"""Maximum number of bytes in these unconfirmed messages; the last message may exceed it."""
+"""Maximum bytes of the messages sent to a session before it has confirmed them; the last message may exceed the
+limit."""
 SPILL_AFTER = 2.0
 """Seconds without confirmation after which a sent message is also stored in the session's queue."""
 LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
 """Number and bytes of messages that wait, in memory or in the queue, until a connected session's window has room. At
-either limit senders are held."""
+either limit the senders are paused."""
 OVERHEAD = 300
 """Bytes of memory that each message takes in addition to its data."""
 FEW_IN_WINDOW = 64
-"""Number of unconfirmed messages below which the ping behind them is delayed, for a session that logs each ping."""
+"""Number of unconfirmed messages below which the ping that asks for their confirmation is delayed, for a session that
+logs an error for each ping."""
 
 
 class Delivery:
     """Messages to one connected session, in order.
 
-    Messages in the queue are older than messages in the line. So the line moves into the window only when the queue is
-    empty, and goes into the queue only as a whole.
+    Messages in the stored queue are older than messages in the line (the queue in memory).  So messages go from the
+    line to the window only when the stored queue is empty, and the line is stored only as a whole.
 
-    :param line: number of waiting messages, in the line and behind it in the queue, at which senders are held.
+    :param line: number of waiting messages, in the line and in the stored queue, at which their senders are paused.
     :param size: bytes of these messages.
-    :ivar appending: number of messages on their way into the queue that :meth:`offer` did not take.
+    :ivar appending: number of messages that :meth:`offer` did not take and that are being written to the stored queue.
     :ivar lazy: whether the session is a client of the reference. Such a client does not recognise repeated messages and
         logs an error for each ping, so it is pinged as rarely as possible.
     :ivar answers: whether the session has answered a ping.
-    :ivar stalled: whether the session has confirmed nothing for long; it is then treated as if it were away.
-    :ivar catching_up: whether the queue may hold messages that go first.
+    :ivar stalled: whether the session has confirmed nothing for long; it is then treated like a session that is not
+        connected.
+    :ivar catching_up: whether the stored queue may contain messages, which must be sent before those in the line.
     """
 
     __slots__ = (
@@ -115,25 +118,26 @@ class Delivery:
         self._size = 0
         self._sent = self._sent_size = 0
         self._confirmed = 0
-        # Number and bytes of the messages that were handed to the connection or confirmed.
+        # Number and bytes of the messages that were written to the connection, or are confirmed.
         self._handed = self._handed_size = 0
         self._handing = False
         self._barrier = False
         self._after: QueueId | None = None
         self._reading = self._read_again = self._inside = self._more = False
         self._keeping = 0
-        # Ids of messages that are in the window too; they are stored because their confirmation took long.
+        # Ids, in the stored queue, of messages that are also in the window; they were stored because their confirmation
+        # took long.
         self._skip: set[QueueId] = set()
         self._line: deque[Message] = deque()
         self._line_messages = line
         self._most_size = size
         self._line_size = 0
         self._lined = 0
-        """Number of messages put into the line so far; ``_marks`` has this number at the last two checks."""
+        """Number of messages appended to the line so far; ``_marks`` holds its values at the last two checks."""
         self._marks = (0, 0)
         self._queued_count = self._queued_size = 0
-        """Number of messages stored in the queue while the session was connected and not yet read back, and their
-        bytes."""
+        """Number of messages that were stored while the session was connected and are not read back yet, followed by
+        their bytes."""
         self._held: set[HeldMessages] = set()
         self.appending = 0
         self.stalled = False
@@ -154,18 +158,18 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Bytes of the window and the line, including the overhead of each message."""
+        """Bytes of the messages in the window and the line, including ``OVERHEAD`` for each."""
         return self._size + self._line_size + OVERHEAD * len(self)
 
     def start(self) -> None:
-        """Begin to deliver the messages in the queue."""
+        """Begin to deliver the messages in the stored queue."""
         if self.lazy:
-            self._carrier.barrier(0)  # Find out whether the client answers pings at all.
+            self._carrier.barrier(0)  # Send a ping at once, to find out whether the client answers pings at all.
         self._read()
 
     @property
     def is_trusted(self) -> bool:
-        """Whether a message counts as delivered once it is handed to the session's connection."""
+        """Whether a message counts as delivered once it is written to the session's connection."""
         return self.lazy and self.answers and not self.stalled
 
     @property
@@ -173,7 +177,7 @@ class Delivery:
         return len(self._window) >= WINDOW_MESSAGES or self._size >= WINDOW_SIZE
 
     def offer(self, message: Message) -> bool:
-        """Take a message for the window or the line; return False when the caller has to put it into the queue."""
+        """Accept a message into the window or the line; return False when the caller has to store it in the queue."""
         if not (self._line or self.catching_up or self._is_full):
             self._send(message)
             return True
@@ -181,7 +185,7 @@ class Delivery:
             self._queued_count += 1
             self._queued_size += len(message.data)
             self._wait_for_me(message)
-            # The line goes into the queue before this message, so that the order remains.
+            # The line is stored in the queue before this message, so that the messages stay in order.
             self._spill_all()
             self.catching_up = True
             self._read_again = True
@@ -204,22 +208,23 @@ class Delivery:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so many messages wait that further senders are held."""
+        """Whether so many messages wait that the senders of further ones have to pause."""
         return self._reaches_limit(1)
 
     @property
     def _is_too_long(self) -> bool:
-        """Whether the line has twice the size at which senders are held, because of senders that cannot be held."""
+        """Whether the line has twice the size at which senders are paused.  Senders that cannot be paused make it grow
+        so far."""
         return len(self._line) >= 2 * self._line_messages or self._line_size >= 2 * LINE_SIZE
 
     def _reaches_limit(self, part: int) -> bool:
-        """Whether the waiting messages reach one ``part``-th of the limit at which senders are held."""
+        """Whether the waiting messages reach a ``part``-th of the limit at which senders are paused."""
         waiting, size = len(self._line) + self._queued_count, self._line_size + self._queued_size
         most = LINE_SIZE if self._most_size is None else min(LINE_SIZE, self._most_size)
         return waiting * part >= self._line_messages or size * part >= most
 
     def _advance_line(self) -> None:
-        """Move messages from the line into the window, as long as the queue holds nothing older."""
+        """Move messages from the line into the window, as long as the stored queue contains no older ones."""
         line = self._line
         while line and not (self.catching_up or self._is_full):
             message = line.popleft()
@@ -243,15 +248,17 @@ class Delivery:
         self._marks = (self._marks[1], self._lined)
 
     def stall(self) -> None:
-        """Treat the session as stalled: store everything in the queue, and hold no sender for answers."""
+        """Treat the session as stalled: store all its messages in the queue, and stop pausing the senders of answers to
+        it."""
         before, self.stalled = self.stalled, True
         self._spill_all()
         if not before:
-            # A stalled session holds no sender of answers. Other senders are held again at their next message.
+            # All paused senders go on: those of answers are not paused for a stalled session, and others pause again at
+            # their next message.
             self._release()
 
     def _spill_all(self) -> None:
-        """Put the window into the queue and the line behind it, so that the order remains."""
+        """Store the messages of the window, then those of the line, in the queue, so that they stay in order."""
         self.spill()
         if not self._line:
             return
@@ -292,7 +299,7 @@ class Delivery:
             self._store.hand_later(self)
 
     def count_delivered(self) -> bool:
-        """Count the messages that were handed to the connection of a trusted session as delivered.
+        """Count the messages that were written to the connection of a trusted session as delivered.
 
         :returns: whether all messages are counted; otherwise call this method again later.
         """
@@ -321,13 +328,13 @@ class Delivery:
         if not removed:
             return
         for message in messages:
-            if not self._reading:  # The ids may be in the batch that is being read.
+            if not self._reading:  # A read under way may return these ids, so they are remembered until it has ended.
                 self._skip.discard(message.queue_id)
             message.queue_id = None
         self._store.remove(self.session, removed)
 
     def _ping(self) -> None:
-        # One ping is under way at a time; its answer starts the next one, which covers everything sent meanwhile.
+        # One ping is under way at a time; its answer starts the next one, which covers all messages sent meanwhile.
         if self._barrier:
             return
         self._barrier = True
@@ -342,7 +349,7 @@ class Delivery:
         return len(self._window) < FEW_IN_WINDOW and self._size < WINDOW_SIZE // 2
 
     def ping_behind(self) -> None:
-        """Ping the session, so that it confirms everything that was sent."""
+        """Send a ping behind the messages; the session's answer confirms all messages sent before it."""
         if self._window and not self.closed:
             self._carrier.barrier(self._sent)
             self._store.mark_busy(self)
@@ -350,13 +357,13 @@ class Delivery:
             self._barrier = False
 
     def wake(self) -> None:
-        """Read the queue, because something was put into it."""
+        """Read the stored queue, because a message was added to it."""
         self.catching_up = True
         self._read_again = True
         self._read()
 
     def confirmed(self, number: int) -> None:
-        """Take a confirmation of all messages up to this number.
+        """Process a confirmation of all messages up to this number.
 
         :raises ValueError: fewer messages were sent.
         """
@@ -368,7 +375,8 @@ class Delivery:
                 self._hand_later()
         removed = []
         if self._confirmed < number:
-            # A pong that confirms nothing new does not show that the session reads.
+            # The time of the wait is not reset by a pong that confirms nothing new, because such a pong does not show
+            # that the session reads.
             self.since = None
             self.stalled = False
         while self._confirmed < number:
@@ -390,10 +398,11 @@ class Delivery:
         if self.catching_up:
             self._read()
 
-    # --- the queue ---
+    # --- the stored queue ---
 
     def _read(self) -> None:
-        """Read the queue batch by batch until the window is full, in a loop because a queue may answer at once."""
+        """Read the stored queue batch by batch until the window is full, in a loop because a queue may answer at
+        once."""
         if self._inside:
             return
         self._inside = True
@@ -434,18 +443,18 @@ class Delivery:
             self._advance_line()
 
     def _read_failed(self, failure: Failure) -> None:
-        # The relay's periodic check reads again.
+        # The error is ignored, because the relay's periodic check reads the queue again.
         self._reading = False
 
     def retry(self) -> None:
-        """Read the queue again, in case a read failed or a notice of a new message was lost."""
+        """Read the stored queue again, in case a read failed or a notification of a new message was lost."""
         if self.catching_up:
             self._read()
 
     # --- unconfirmed messages ---
 
     def spill(self) -> None:
-        """Store the window in the queue, because its confirmation takes long."""
+        """Store the messages of the window in the queue, because their confirmation takes long."""
         self._keep_all(list(self._window))
 
     def _keep_all(self, messages: Iterable[Message], *, durable: bool = False) -> None:
@@ -459,7 +468,8 @@ class Delivery:
 
     def _keep(self, message: Message) -> None:
         message.keeping = True
-        # Reading waits until the id is known; otherwise the message would be read back and sent again.
+        # Reads of the queue wait until the id of the message is known; otherwise the message would be read back and
+        # sent a second time.
         self._keeping += 1
 
         def kept(number: QueueId) -> None:

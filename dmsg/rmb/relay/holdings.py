@@ -1,4 +1,4 @@
-"""Memory that a relay holds for its sessions; a source of :mod:`dmsg.base.memory`."""
+"""Memory that a relay uses for its sessions, as reported to the memory limit (:mod:`dmsg.base.memory`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.websocket import TRY_LATER
 
 SMALL = 16 * 1024
-"""Bytes held for a session below which it is left out of the memory account."""
+"""Bytes of memory below which a session is left out of the memory account."""
 
 
 class SessionHoldings(MemoryWatch[RelaySession]):
-    """Memory of a relay by twin: messages that wait for receivers, for the registry or for other relays, messages of
-    held senders, and incomplete messages.
+    """Memory of a relay by twin: messages that wait for receivers, for the registry or for other relays, buffered
+    messages of paused senders, and incomplete messages.
 
-    Memory is freed by ending a session: unconfirmed messages to it go to its queue, and it sends its own unconfirmed
-    messages again. Messages to other relays are freed unless an attempt is under way, and their senders are notified.
+    Memory is freed by ending a session: unconfirmed messages to it go to its queue, and the session sends its own
+    unconfirmed messages again. Messages to other relays are dropped unless an attempt is under way, and their senders
+    are notified.
     """
 
     holders = "sessions"
@@ -38,7 +39,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
         switch = self._switch
         for delivery in list(switch.waiting):
             session = switch.sessions.get(delivery.session)
-            # A newer connection has the session by now; ending it would not free this memory.
+            # A newer connection has replaced the session by now; ending that one would not free this memory.
             if session is None or session.delivery is not delivery:
                 continue
             size = delivery.size + (session.socket.unsent if session.socket is not None else 0)
@@ -58,7 +59,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
             end = self._end_of(session, Drop.UNFINISHED)
             yield Holding((f"twin {session.owner}",), "unfinished", session.unfinished, age, end)
         for session, size in switch.lookups.looking.items():
-            # The owner is the twin and not the session, because one twin may open many sessions.
+            # Memory is charged to the twin and not to the session, because one twin may open many sessions.
             yield Holding((f"twin {session.owner}",), "registry", size, 0.0, partial(self._forget_lookups, session))
         for twin, size in switch.federation.sizes().items():
             yield Holding((f"twin {twin}",), "federation", size, 0.0, partial(switch.federation.give_up, twin))

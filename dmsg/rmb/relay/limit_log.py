@@ -1,4 +1,4 @@
-"""Log of twins that exceed their rate limit: refused messages by twin, and a periodic line in the log."""
+"""Counts the messages refused by the rate limit by twin, and writes a periodic line about these twins to the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = Logger()
 
 
 class LimitLog:
-    """Counter of refused messages that logs them.
+    """Counter of messages refused by the rate limit, which logs them once a minute.
 
     :ivar of_twin: number of refused messages by twin; twins beyond ``MAX_TWINS`` are counted as twin 0.
     """
@@ -32,7 +32,8 @@ class LimitLog:
     def count(self, twin: int) -> None:
         """Count a message of ``twin`` that was refused by the rate limit."""
         for counted in (self.of_twin, self._now):
-            # Each named twin is a line of the metrics, and twins are cheap to create, so the table is bounded.
+            # Each twin that is named adds a line to the metrics, and twins are cheap to create, so the table is
+            # bounded.
             counted[twin if twin in counted or len(counted) < MAX_TWINS else 0] += 1
 
     def log_refused(self, *, last: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Rate limit of twins: a number of messages and bytes in a fixed window of one minute.
 
-Answers are provoked by others. So the twin that asks pays for the question, and the answer is free; otherwise
-strangers could use up a twin's own limit by asking a lot.
+A twin has to answer the requests of others.  So a request is charged to the twin that asks, and its answer is not
+charged; otherwise strangers could use up a twin's limit with many requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ WINDOW = 60
 MAX_TWINS = 100_000
 """Number of twins whose counts are remembered; the one that was silent for longest is evicted first."""
 FREE_ANSWER = 4096
-"""Bytes of an answer that are free; the rest counts, because its length is the answering twin's choice."""
+"""Bytes of an answer that are not charged to the answering twin's limit.  The bytes above it are, because the answering
+twin chooses the length."""
 
 
 @dataclass(slots=True)
@@ -26,9 +27,9 @@ class _Window:
 
 
 class FixedWindow:
-    """Counter of what each twin sends, over all its sessions.
+    """Counter of the messages and bytes that each twin sends, over all its sessions.
 
-    :param count: messages allowed in a window.
+    :param count: number of messages allowed in a window.
     :param size: bytes allowed in a window, and in a single message.
     """
 
@@ -43,21 +44,21 @@ class FixedWindow:
         return len(self._twins)
 
     def ask(self, twin: int, now: float) -> None:
-        """Count a question on its way to ``twin``, which makes one answer free.
+        """Count a request to ``twin``, so that its answer is not charged.
 
         :param twin: a twin that the registry knows.
         """
         window = self._window_of(twin, now)
-        # The bound keeps a popular twin from saving up free answers for a flood.
+        # Without this bound a popular twin could save up uncharged answers, and send them all at once.
         window.questions = min(window.questions + 1, self.count)
 
     def measure(self, twin: int, size: int, now: float, *, is_answer: bool = False) -> bool:
-        """Whether a message of ``size`` bytes is within the limit.
+        """Count a message of ``size`` bytes, and return whether it is within the limit of ``twin``.
 
-        A message larger than a whole window's bytes is not counted; any other is, even when it is refused. Of an answer
-        to a question only the bytes beyond ``FREE_ANSWER`` count.
+        A message larger than a whole window's bytes is not counted; any other is, even when it is refused. For an
+        answer to a request, only the bytes beyond ``FREE_ANSWER`` count.
         """
-        # Such a message never fits, so counting it would only use up the window of smaller ones.
+        # Such a message is never allowed, so counting it would only use up the limit for smaller ones.
         if size > self.size:
             return False
         window = self._window_of(twin, now)
@@ -72,7 +73,8 @@ class FixedWindow:
         return window.count <= self.count and window.size <= self.size
 
     def charge(self, twin: int, messages: int, now: float) -> None:
-        """Count something that ``twin`` sent as this number of messages, because it costs as much."""
+        """Count something else that ``twin`` sent, such as small fragments, as this number of messages, because it
+        costs as much work."""
         self._window_of(twin, now).count += messages
 
     def _window_of(self, twin: int, now: float) -> _Window:
@@ -85,6 +87,7 @@ class FixedWindow:
         else:
             self._twins.move_to_end(twin)
             if window.number != number:
-                # Open questions outlive the window: an answer may come a minute later.
+                # Requests without an answer are carried over into the new window, because their answers may come a
+                # minute later.
                 window.number, window.count, window.size = number, 0, 0
         return window

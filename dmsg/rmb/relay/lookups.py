@@ -1,7 +1,8 @@
-"""Messages that wait until the registry has answered where their receiver is.
+"""Messages that wait for a look-up: the registry has to say which relays serve their receiver.
 
-Messages to one twin wait in a line, so that they keep their order. A session that looks up many twins at once, or has
-much waiting, is held: the relay stops reading from it. Nothing is refused, because a sender takes a refusal as final.
+Messages to one twin wait in one queue, so that they keep their order.  A session that causes many look-ups at once, or
+has many bytes waiting, is paused: the relay stops reading from it. Nothing is refused, because a sender takes a refusal
+as final.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.twin import Twin
 
 MAX_LOOKUPS = 200
-"""Number of a session's look-ups under way at which the session is held."""
+"""Number of one session's look-ups under way at which the session is paused."""
 MAX_LOOKING_SIZE = 64 * 1024 * 1024
-"""Bytes of messages of all sessions that wait for the registry; above it, sessions that send more are held."""
+"""Maximum bytes of messages, over all sessions, that wait for look-ups; above it, sessions that send further ones are
+paused."""
 LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
 """Seconds for which a look-up is repeated while the registry is unavailable, and seconds between attempts."""
 
 
 class WaitingMail(NamedTuple):
-    """Message that waits for the registry."""
+    """Message that waits for the look-up of its receiver."""
 
     session: RelaySession
     mail: Mail
 
 
 class LookupLines:
-    """Lines of waiting messages, one for each twin that is being looked up.
+    """Queues of waiting messages, one for each twin that is being looked up.
 
     :param on_answered: called for each message, in order, with the registry's answer: the twin, None for an unknown
         twin, or the failure.
@@ -59,14 +61,14 @@ class LookupLines:
         """Bytes of all waiting messages."""
         self.looking: Counter[RelaySession] = Counter()
         self._held: dict[RelaySession, None] = {}
-        """Sessions that are held because too much waits."""
+        """Sessions that are paused because the waiting messages have too many bytes."""
 
     def __contains__(self, twin: int) -> bool:
-        """Whether messages to a twin wait."""
+        """Whether messages to a twin wait for its look-up."""
         return twin in self._lines
 
     def add(self, waiting: WaitingMail) -> None:
-        """Keep a message until its receiver is looked up. Ask the registry unless a look-up of the twin runs."""
+        """Queue a message until its receiver is looked up.  Start the look-up unless one of this twin is under way."""
         session, twin = waiting.session, waiting.mail.destination.twin
         self._count(session, len(waiting.mail.data))
         line = self._lines.get(twin)
@@ -85,13 +87,13 @@ class LookupLines:
         def answered(result: Twin | Failure) -> None:
             away = isinstance(result, Failure) and result.check(RegistryUnavailable)
             if away and self._clock.seconds() - began < LOOKUP_PATIENCE:
-                # A sender takes an error as final, and the registry may be back in a moment.
+                # No error is reported yet: a sender takes an error as final, and the registry may be back in a moment.
                 self._clock.callLater(LOOKUP_RETRY, ask)
                 return
-            # A missing twin is an answer. Any other failure says nothing about the twin.
+            # TwinNotFound is an answer: the twin does not exist.  Any other failure says nothing about the twin.
             said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
             session.lookups -= 1
-            # The lower mark for the release keeps a session from being held and released with each answer.
+            # The session continues only at half the limit; otherwise it would pause and continue with each answer.
             if session.lookups <= MAX_LOOKUPS // 2 and session.socket is not None:
                 session.socket.release(HoldReason.LOOKUPS)
             for one in self._lines.pop(twin):
@@ -116,7 +118,7 @@ class LookupLines:
                 waiting.mail.lose()
 
     def _count(self, session: RelaySession, size: int) -> None:
-        """Count bytes that wait more (or less, if negative), and hold or release sessions accordingly."""
+        """Add to the bytes that wait (or subtract, if negative), and pause or resume sessions accordingly."""
         self.size += size
         if size > 0:
             self.looking[session] += size

@@ -1,4 +1,4 @@
-"""Message on its way through a relay, with the header that is parsed once. No I/O."""
+"""Message on its way through a relay, with its header, which is parsed only once. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.twins.address import Session
 
 ANSWERS = frozenset(("response", "error", "pong"))
-"""Kinds of messages that their receiver has asked for."""
+"""Kinds of messages that answer an earlier message of their receiver."""
 
 
 class Header:
@@ -27,7 +27,7 @@ class Header:
     :ivar source: the sender that the envelope names, not verified; (0, None) when it names none.
     :ivar destination: the receiver that the envelope names; (0, None) when it names none.
     :ivar timestamp: seconds since 1970.
-    :ivar expiration: seconds of life from then on.
+    :ivar expiration: lifetime in seconds, from the timestamp on.
     :ivar tags: words separated by commas and white space.
     """
 
@@ -57,20 +57,20 @@ class Header:
 
     @property
     def is_answer(self) -> bool:
-        """Whether the receiver asked for this message, so that the sender did not choose to send it."""
+        """Whether this message answers an earlier one of its receiver."""
         return self.kind in ANSWERS
 
     @property
     def fail_fast(self) -> bool:
-        """Whether the message must not be kept for a destination that is not connected."""
+        """Whether the message must not be queued when its destination is not connected."""
         return wants_fail_fast(self)
 
     def is_over(self, now: float) -> bool:
-        """Whether the life of the message has ended."""
+        """Whether the message has expired."""
         return remaining_life(self, int(now)) is None
 
     def until(self, now: float) -> float:
-        """Return when a relay forgets the message, in seconds since 1970."""
+        """Return the time at which a relay drops the message, in seconds since 1970."""
         return life_ends(self, now)
 
 
@@ -92,12 +92,12 @@ class Mail(Message):
 
     @property
     def is_answer(self) -> bool:  # type: ignore[override]  # A property here, a class attribute in Message.
-        """Whether the receiver asked for this message."""
+        """Whether this message answers an earlier one of its receiver."""
         return self.header.is_answer
 
 
 def error_answer(header: Header, text: str, to: Session | None, now: float) -> Message:
-    """Build a relay's error about a request.
+    """Build the error with which this relay answers a request.
 
     :param to: the session that the error names as its destination.
     """

@@ -1,4 +1,4 @@
-"""Periodic checks of a relay, once a second: slow confirmations, silent sessions, expired messages."""
+"""Periodic checks of a relay, once a second, for slow confirmations, silent sessions and expired messages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STALLED_AFTER = 60.0
 UNFINISHED_FOR = 60.0
 """Seconds that a message may take to become complete, once more than ``SMALL`` bytes of it have come."""
 PRESENT_EVERY = 30.0
-"""Seconds between notices of the connected sessions to other processes on the same queue."""
+"""Seconds between announcements, to other processes on the same queue, of the sessions connected here."""
 POLLED = 1000
-"""Number of sessions whose queues are polled in one round."""
+"""Maximum number of sessions whose queues are polled for new messages in one round."""
 
 _log = Logger()
 
@@ -57,7 +57,7 @@ class PeriodicChecks:
                 _log.failure("unhandled error in a periodic task of the relay")
 
     def _check_deliveries(self) -> None:
-        """Spill deliveries whose confirmations take long, and end sessions that confirm nothing."""
+        """Store messages whose confirmations take long, and end sessions that confirm nothing."""
         switch, now = self._switch, self._clock.seconds()
         # Ending a session changes the table, so the loop runs over a copy.
         for delivery in list(switch.waiting):
@@ -69,8 +69,8 @@ class PeriodicChecks:
                 delivery.stall()
                 session = switch.sessions.get(delivery.session)
                 here = session if session is not None and session.delivery is delivery else None
-                # A held session's confirmations may come behind its own messages, which wait for a receiver that does
-                # not read. So the receiver must be ended first.
+                # The confirmations of a paused session may come behind its own messages, which wait for a receiver that
+                # does not read.  So it is not ended for missing confirmations; that receiver is.
                 patience = 2 * STALLED_AFTER if here is not None and here.is_held else STALLED_AFTER
                 if now - delivery.since >= patience:
                     switch.evictions["back_pressure_timeout"] += 1
@@ -78,13 +78,14 @@ class PeriodicChecks:
                         here.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
 
     def _check_unfinished(self) -> None:
-        """End sessions with a message that does not become complete."""
+        """End sessions with a message that is incomplete for too long."""
         now = self._clock.seconds()
         for session in list(self._switch.growing):
             since = session.unfinished_since
             if since is None:
                 session.unfinished_since = now
-            # A slow sender of a large message is not distinguished from an attacker who holds memory with it.
+            # An honest but slow sender of a large message cannot be distinguished from an attacker who uses up memory,
+            # so both are ended.
             elif now - since >= UNFINISHED_FOR:
                 session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
 
@@ -99,8 +100,8 @@ class PeriodicChecks:
                 socket.has_received = False
                 session.heard_at = now
             elif socket is not None and socket.held:
-                # The relay does not read from a held session, so silence means nothing. The ping shows it that the
-                # relay is alive.
+                # The relay does not read from a paused session, so its silence is no reason to end it.  The ping shows
+                # the session that the relay is alive.
                 session.heard_at = now
                 socket.ping(b"")
             elif now - session.heard_at >= SILENT_AFTER:

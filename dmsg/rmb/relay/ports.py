@@ -1,4 +1,4 @@
-"""Interfaces that a delivery needs: the connection of its session, and the relay around it."""
+"""Interfaces of the two objects that a delivery uses: the connection of its session, and the relay."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Carrier(Protocol):
         """Send a message; it leaves at the end of the reactor turn."""
 
     def barrier(self, number: int) -> None:
-        """Send a ping behind everything that was sent; the pong carries ``number`` back."""
+        """Send a ping behind all messages sent so far; its pong returns ``number``."""
 
 
 class Store(Protocol[_Delivery_contra]):
-    """Interface of the relay around a delivery: its queues and its timers."""
+    """Interface of the relay for a delivery: gives access to queues and timers."""
 
     def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
-        """Put a message into the session's queue; fires with its id."""
+        """Store a message in the session's queue; the Deferred fires with its id."""
 
     def read(self, session: Session, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
         """Return the oldest messages of the session's queue with ids above ``after``."""
@@ -40,16 +40,16 @@ class Store(Protocol[_Delivery_contra]):
         """Delete delivered messages from the session's queue."""
 
     def life_end(self, queued: QueuedMessage) -> float | None:
-        """Return when the life of a queued message ends; None when it has ended, after telling the sender."""
+        """Return the time at which a stored message expires.  If it has expired, notify its sender and return None."""
 
     def mark_busy(self, delivery: _Delivery_contra) -> None:
-        """Note that the delivery has messages in its window."""
+        """Record that the delivery has messages in its window."""
 
     def note_waiting(self, delivery: _Delivery_contra) -> None:
-        """Note that the delivery has messages in its line."""
+        """Record that the delivery has messages in its line (the queue in memory)."""
 
     def ping_later(self, delivery: _Delivery_contra) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` after a short delay, which the store chooses."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` after a short delay that this object chooses."""
 
     def hand_later(self, delivery: _Delivery_contra) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this turn, until it returns True."""

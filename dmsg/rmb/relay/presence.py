@@ -1,4 +1,4 @@
-"""Presence of sessions at a relay: the connected ones, and those awaited just after the relay's start."""
+"""Table of the sessions at a relay: those connected, and those expected to reconnect just after the relay's start."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.address import Session
 
 START_GRACE = 10.0
-"""Seconds after the relay's start in which a missing session is given time to reconnect."""
+"""Seconds after the relay's start during which a message waits ``COME_BACK`` seconds for a missing session to
+reconnect."""
 COME_BACK = 2.0
-"""Seconds to wait for a missing session to connect."""
+"""Seconds that a message waits for a missing session to connect."""
 FEW_SESSIONS = 4
 """Number of a twin's sessions that are never ended to make room for other twins."""
 MAX_COMING_BACK = 10_000
-"""Maximum number of sessions that are awaited after a start."""
+"""Maximum number of missing sessions that messages wait for after a start."""
 
 
 class Presence:
@@ -46,7 +47,8 @@ class Presence:
             self._newest.pop(twin, None)
 
     def can_make_place(self, twin: int | None = None) -> bool:
-        """Whether some twin has so many sessions that one of them may be ended for ``twin``, or for any twin (None)."""
+        """Whether some twin has so many sessions that one of them may be ended in favour of ``twin``; None stands for
+        any twin."""
         most = self._by_count.first()
         own = 0 if twin is None else self.of_twin[twin]
         return most is not None and self.of_twin[most] > max(FEW_SESSIONS, own + 1)
@@ -63,14 +65,15 @@ class Presence:
         return next((one for one in reversed(self._newest[most].values()) if one.is_idle), None)
 
     def add(self, session: RelaySession) -> RelaySession | None:
-        """Register a connected session under its name, and notify the callers that await the session.
+        """Register a connected session under its name, and notify the callers that wait for the session.
 
         :returns: the older connection with this name, if there is one.
         """
         before = self.sessions.get(session.session)
         self.sessions[session.session] = session
         newest = self._newest.setdefault(session.owner, {})
-        # The pop moves a session that reconnects to the end, where ``make_place`` begins its search.
+        # The pop makes a session that reconnects the newest in the order of the dictionary, because ``make_place`` ends
+        # the newest first.
         newest.pop(session.session, None)
         newest[session.session] = session
         if before is None:
@@ -93,22 +96,23 @@ class Presence:
         return True
 
     def named(self, name: str) -> RelaySession | None:
-        """Return the session with the name that the queue uses."""
+        """Return the connected session with this name, in the form that the queue uses; None if there is none."""
         try:
             return self.sessions.get(Session.parse(name))
         except ValueError:
             return None
 
     def is_here(self, name: str) -> bool:
-        """Whether the session with the name that the queue uses is connected."""
+        """Whether the session with this name, in the form that the queue uses, is connected."""
         return self.named(name) is not None
 
     def wait_for_session(self, session: Session) -> Deferred[bool]:
-        """Whether a session is connected, or connects within :data:`COME_BACK` if this relay has just started."""
+        """Return whether a session is connected.  If this relay has just started, wait up to :data:`COME_BACK` for
+        it."""
         if session in self.sessions:
             return succeed(True)
-        # Only just after a start do sessions come back in numbers. Later, an absent session is offline, and its sender
-        # is told at once.
+        # Many sessions reconnect just after a start, and only then.  Later, an absent session counts as offline, and
+        # senders are told so at once.
         if self._clock.seconds() - self._started >= START_GRACE or len(self._coming_back) >= MAX_COMING_BACK:
             return succeed(False)
         waiting: Deferred[bool] = Deferred()
@@ -125,7 +129,7 @@ class Presence:
         return waiting.addTimeout(COME_BACK, self._clock, too_late)
 
     def stop(self) -> None:
-        """Stop awaiting sessions."""
+        """Stop waiting for sessions."""
         coming, self._coming_back = self._coming_back, {}
         for waiting in (one for some in coming.values() for one in some):
             if not waiting.called:

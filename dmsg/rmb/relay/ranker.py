@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from random import Random
 
 PERIOD = 3600.0
-"""Seconds for which a failure counts."""
+"""Seconds for which a failure lowers the rank of a relay."""
 MAX_FAILURES = 100
 """Maximum number of failures remembered of one relay."""
 MAX_RELAYS = 1000
@@ -42,7 +42,7 @@ class Ranker:
         return len(times) * 3600 / self.period
 
     def order(self, relays: Iterable[str], now: float) -> list[str]:
-        """Return the relays in order, the best first."""
+        """Return the relays in order, the one with the fewest failures first."""
         ordered = list(relays)
         # ``sorted`` is stable, so relays with equal rates stay in random order and share the load.
         self._random.shuffle(ordered)

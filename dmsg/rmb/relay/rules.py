@@ -1,10 +1,10 @@
-"""Rules by which a relay decides about a message. No I/O.
+"""Rules by which a relay decides where a message goes. No I/O.
 
-The inputs are the header of a message, the session or relay that brings it, the receiver's registry entry, and the
-time. The output is a :class:`Decision`, or :exc:`MessageRefused` with the reason for the sender. The relay itself
-carries the decision out (:mod:`dmsg.rmb.relay.switch`).
+The inputs are the header of a message, the session or relay that sent it here, the receiver's registry entry, and the
+time. The output is a :class:`Decision`, or :exc:`MessageRefused` with the reason for the sender. The switch carries the
+decision out (:mod:`dmsg.rmb.relay.switch`).
 
-A message comes only from the session that its source names. A message that another relay brings is never forwarded a
+A session may send only messages whose source names that session.  A message from another relay is never forwarded a
 second time, so messages cannot circulate. Each refusal has one reason, which the catching code counts.
 
 The order of the rules and the texts of the errors are those of the reference (docs/rmb/protocol.md); clients match on
@@ -28,10 +28,10 @@ from dmsg.rmb.twins.twin import Twin
 
 
 class Action(Enum):
-    """Decision about a message for a session that is not connected here."""
+    """Action that a relay takes on a message for a session that is not connected here."""
 
     QUEUE = auto()
-    """Keep the message, and meanwhile offer it to the twin's other relays, if it has any."""
+    """Store the message, and meanwhile offer it to the twin's other relays, if it has any."""
     FORWARD = auto()
     """Send the message to one of the twin's relays."""
     PROBE = auto()
@@ -43,7 +43,7 @@ class Action(Enum):
 class Decision:
     """Result of :meth:`Rules.route`.
 
-    :ivar relays: other relays to which the message may be handed, in no order.
+    :ivar relays: other relays to which the message may be sent, in no order.
     """
 
     action: Action
@@ -52,7 +52,7 @@ class Decision:
 
 
 class MessageRefused(Exception):
-    """A message is not carried.
+    """A message is neither delivered, stored nor forwarded.
 
     :ivar drop: the reason; ``TEXTS`` has the text for the sender.
     """
@@ -65,11 +65,11 @@ class MessageRefused(Exception):
 class Rules:
     """Decisions of one relay about messages.
 
-    :param domains: names under which twins list this relay. With none, every session that is not connected is
-        elsewhere.
+    :param domains: names under which twins list this relay. If there is none, every session that is not connected here
+        is taken to be at another relay.
     :param limiter: rate limit of twins, or None.
     :ivar drops: number of drops by reason.
-    :ivar windows: all counters of what twins send, through this relay or through others.
+    :ivar windows: all counters of the messages and bytes that twins send, through this relay or through others.
     """
 
     def __init__(self, domains: Iterable[str] = (), limiter: FixedWindow | None = None) -> None:
@@ -79,13 +79,14 @@ class Rules:
         self.drops: Counter[Drop] = Counter()
 
     def admit(self, session: Session, header: Header, size: int, now: float) -> bool:
-        """Apply the rules that come before the destination; return True for a ping.
+        """Apply the rules that do not depend on the destination; return True for a ping.
 
-        :raises MessageRefused: the message is not carried.
+        :raises MessageRefused: the message is refused.
         """
         if self.limiter is not None and not self.limiter.measure(session.twin, size, now, is_answer=header.is_answer):
             raise MessageRefused(Drop.RATE_LIMITED)
-        # The relay does not verify signatures of its own twins; the token of the session has proved who sends.
+        # The relay does not verify signatures of its own twins; the token has proved that the session belongs to its
+        # twin.
         if header.source != session:
             raise MessageRefused(Drop.WRONG_SOURCE)
         if header.kind == "ping":
@@ -96,18 +97,20 @@ class Rules:
         return False
 
     def grant_answer(self, header: Header, now: float) -> None:
-        """Let the destination of a request send one answer outside its rate limit; the registry must know that twin."""
+        """Let the destination of a request send one answer that is not charged to its rate limit.  The destination must
+        be known to the registry."""
         if header.kind == "request":
             for window in self.windows:
                 window.ask(header.destination.twin, now)
 
     def charge(self, twin: int, messages: int, now: float) -> None:
-        """Count something that ``twin`` sent as this number of messages, because it costs as much."""
+        """Count something else that ``twin`` sent, such as small fragments, as this number of messages, because it
+        costs as much work."""
         if self.limiter is not None:
             self.limiter.charge(twin, messages, now)
 
     def check_message(self, header: Header, now: float) -> None:
-        """Check what every message must meet, from a session or from another relay.
+        """Check the conditions for every message, from a session or from another relay.
 
         :raises MessageRefused: the destination session is malformed, the message has expired, or its timestamp is too
             far ahead.
@@ -130,22 +133,23 @@ class Rules:
         if not relays:
             return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
         others = relays - self.domains
-        # None of the twin's relays is this one, so the twin never connects here.
+        # None of the twin's relays is this one, so its sessions never connect here.
         if len(others) == len(relays):
             return Decision(Action.FORWARD, others)
         if header.fail_fast:
-            # The session may be connected to another of its relays.
+            # The session may be connected to another relay of its twin.
             return Decision(Action.PROBE, others) if others else Decision(Action.REFUSE, drop=Drop.OFFLINE)
         return Decision(Action.QUEUE, others)
 
     def route_inbound(self, header: Header, twin: Twin | None) -> Decision:
-        """Decide about a message that another relay brings; it is never forwarded a second time.
+        """Decide about a message that another relay sent here; it is never forwarded a second time.
 
         A QUEUE decision lists the relays to which the message may be offered.
         """
         if twin is None:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)
-        # Another relay may have an outdated entry. Forwarding for it could send a message round in a circle.
+        # The message is refused and not forwarded: the other relay may have an outdated entry, and forwarding for it
+        # could send a message round in a circle.
         if self.domains and not twin.relays & self.domains:
             return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
         if header.fail_fast:

@@ -1,4 +1,4 @@
-"""The relay entity: registry, queue, federation, switch, and a listening port."""
+"""The relay entity, which joins a registry, a queue, the federation, a switch and a listening port."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 PART = 4
 """Divisor of the memory limit: messages to other relays and incomplete messages may each use this fraction."""
 TAKES_NOTHING = "the queue cannot store messages"
-"""Status in ``/health`` while the queue cannot be written, as on a full disk."""
+"""Value of ``status`` in ``/health`` while the queue cannot be written, as on a full disk."""
 CLOSE_WAIT = 2.0
-"""Seconds for which stopping waits until sessions have confirmed their messages; the rest stays in their queues."""
+"""Seconds for which stopping waits until sessions have confirmed their messages; unconfirmed messages stay in the
+queues."""
 CHECK_INTERVAL = 0.02
 """Seconds between checks whether sessions have confirmed their messages, while the relay stops."""
 
@@ -56,7 +57,7 @@ _log = Logger()
 async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> RelayQueue:
     """Open the queue that ``--queue`` describes.
 
-    :raises DmsgError: unknown, cannot be opened, or Redis does not answer.
+    :raises DmsgError: the description is invalid, the file cannot be opened, or Redis does not answer.
     """
     kind, _, rest = description.partition(":")
     if kind == "redis":
@@ -68,7 +69,7 @@ async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) ->
 
 @dataclass(frozen=True)
 class _Running:
-    """Parts of a relay that exist from its start on."""
+    """Objects that a relay has from its start on."""
 
     queue: RelayQueue
     registry: CachedRegistry
@@ -118,7 +119,7 @@ class RmbRelay(ListeningService):
         queue = await open_queue(self.settings.queue, self._reactor, self.settings.queue_limits)
         try:
             self._running = running = self._make(queue)
-        except BaseException:  # For example, the registry cannot be opened.
+        except BaseException:  # This happens, for example, when the registry cannot be opened.
             await queue.close()
             raise
         running.holdings.start()
@@ -147,7 +148,7 @@ class RmbRelay(ListeningService):
         registry = CachedRegistry(
             self._given_registry or open_registry(settings.registry, self._reactor), self._reactor
         )
-        # Only a relay on a developer's machine is reached by http:.
+        # Only a relay on a developer's machine has an http: URL, so only such a relay may send to other http: relays.
         plain = any(domain.startswith("http:") for domain in settings.domains)
         make_federation = partial(
             Federation,
@@ -169,7 +170,7 @@ class RmbRelay(ListeningService):
             make_federation,
             self._wall_clock,
             durable=settings.durable,
-            # At least two of the largest messages must fit, or nobody could send one.
+            # The limit allows at least two messages of the maximum size; otherwise nobody could send one.
             max_unfinished=min(MAX_UNFINISHED, max(2 * MAX_MESSAGE, self.memory.limit // PART)),
         )
         holdings = SessionHoldings(self._reactor, switch, self.memory)
@@ -209,7 +210,7 @@ class RmbRelay(ListeningService):
         return Drop.TOO_MANY_SESSIONS
 
     def _make_place(self, twin: int) -> bool:
-        """Whether ``twin`` may have one more session; if all are taken, ends one of the twin with most sessions."""
+        """Return whether ``twin`` may have one more session.  At the limit, end a session of the twin that has most."""
         switch = self._running_parts.switch
         if len(switch.sessions) < self.settings.max_sessions:
             return True
@@ -231,7 +232,7 @@ class RmbRelay(ListeningService):
         }
 
     async def _stop(self) -> None:
-        """Accept no new sessions, end the connected ones, and store what was not confirmed."""
+        """Accept no new sessions, end the connected ones, and store the unconfirmed messages."""
         self._draining = True
         try:
             await self._leave()
@@ -240,7 +241,8 @@ class RmbRelay(ListeningService):
                 await self._status.stop()
 
     async def _confirmed(self, switch: Switch) -> None:
-        """Wait until sessions have confirmed their messages; unconfirmed ones would be delivered a second time."""
+        """Wait until sessions have confirmed their messages; otherwise the unconfirmed ones would be delivered a second
+        time."""
         until = self._reactor.seconds() + CLOSE_WAIT
         for session in switch.sessions.values():
             session.delivery.ping_behind()

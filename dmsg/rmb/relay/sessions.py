@@ -17,23 +17,23 @@ from dmsg.rmb.socket.websocket import BAD_DATA, TRY_LATER, Socket
 from dmsg.rmb.twins.address import Session
 
 ASKING_PING = 8
-"""Bytes of the pings with which clients of this package ask for confirmation of what they sent."""
+"""Length in bytes of the pings with which clients of this package ask for the confirmation of their messages."""
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
 """Number and bytes of a session's unsettled messages at which the relay stops reading from it."""
 
 SMALL = 64 * 1024
-"""Bytes of an incomplete message below which it is not counted as growing."""
+"""Bytes below which an incomplete message does not put its session into ``growing``."""
 
 
 class SessionHost(Store[Delivery], Protocol):
-    """Interface of the relay around a session.
+    """Interface of the relay for its sessions.
 
     :ivar durable: whether messages of sessions that do not resend are stored before delivery.
-    :ivar line_messages: number of messages that may wait for a session's window.
-    :ivar line_size: bytes of these messages.
+    :ivar line_messages: number of messages that may wait until a session's window has room.
+    :ivar line_size: bytes of the messages that may wait.
     :ivar unfinished: bytes of all incomplete messages.
     :ivar growing: sessions with a large incomplete message.
-    :ivar parked: sessions that sent something while they were held.
+    :ivar parked: sessions whose messages were buffered while they were paused.
     """
 
     durable: bool
@@ -46,22 +46,22 @@ class SessionHost(Store[Delivery], Protocol):
     parked: dict[RelaySession, None]
 
     def call_next_turn(self, call: Callable[[], None]) -> None:
-        """Call something in the next reactor turn."""
+        """Call a function in the next reactor turn."""
 
     def connected(self, session: RelaySession) -> None:
-        """Note that a session's socket is open."""
+        """Register a session whose socket has opened."""
 
     def received(self, session: RelaySession, data: bytes) -> None:
-        """Process one message of a session."""
+        """Process one message that a session sent."""
 
     def lost(self, session: RelaySession) -> None:
-        """Note that a session's connection is lost."""
+        """Remove a session whose connection is lost."""
 
     def count_fragments(self, session: RelaySession, small: int) -> None:
         """Count the small fragments that a session sent."""
 
     def check_unfinished(self) -> None:
-        """Check the limit of incomplete messages after their size has changed."""
+        """Enforce the limit of all incomplete messages after their size has changed."""
 
 
 class RelaySession:
@@ -89,7 +89,8 @@ class RelaySession:
     def __init__(self, switch: SessionHost, session: Session, *, resends: bool = True) -> None:
         """Make a session whose socket is not open yet.
 
-        :param resends: whether the session pings behind its messages, and sends unconfirmed messages again.
+        :param resends: whether the session asks for confirmation of its messages with pings, and sends unconfirmed
+            messages again.
         """
         self.switch = switch
         self.session = session
@@ -108,7 +109,7 @@ class RelaySession:
         self._set_resends(resends)
         self.heard_at = 0.0
         self.unfinished = 0
-        """Bytes of the incomplete message."""
+        """Bytes of the session's incomplete message."""
         self.unfinished_since: float | None = None
         """Time at which the incomplete message was first seen; None when there is none."""
         self.lookups = 0
@@ -123,7 +124,8 @@ class RelaySession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is on its way to the session, and nothing that it sent is incomplete or unsettled."""
+        """Whether no message is on its way to the session, and none that the session sent is incomplete or
+        unsettled."""
         return not (len(self.delivery) or self.unfinished or self.lookups or self.parking.size or len(self.ledger))
 
     # --- the socket ---
@@ -139,7 +141,7 @@ class RelaySession:
         if size != self.unfinished and not self.is_lost:
             self.switch.unfinished += size - self.unfinished
             if size < self.unfinished:
-                self.unfinished_since = None  # A message became complete; the rest belongs to the next one.
+                self.unfinished_since = None  # The message became complete; bytes that are left belong to the next one.
             self.unfinished = size
             if size > SMALL:
                 self.switch.growing[self] = None
@@ -157,7 +159,7 @@ class RelaySession:
 
     @property
     def is_held(self) -> bool:
-        """Whether the relay holds the session because of receivers of its messages."""
+        """Whether the session is paused because a receiver of its messages is slow."""
         return self.parking.closed
 
     def _hold(self, reason: HoldReason) -> None:
@@ -181,13 +183,13 @@ class RelaySession:
             self.bytes_in += len(data)
             self.switch.received(self, data)
             ledger = self.ledger
-            # The session is held and not refused: a sender would take a refusal of a message as final.
+            # The session is paused, and its message is not refused, because a sender takes a refusal as final.
             if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
                 ledger.relaxed = self._resume
                 self.socket.hold(HoldReason.UNSETTLED)  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:
-        # A session counts as one that resends from its first ping of this size on.
+        # From its first ping of this size on, the session is known to send unconfirmed messages again.
         if self.delivery.lazy and len(payload) == ASKING_PING:
             self._set_resends(True)
         if self.parking.closed:
@@ -212,7 +214,8 @@ class RelaySession:
             self.socket.release(HoldReason.UNSETTLED)
 
     def _end_for_loss(self) -> None:
-        """End the session because a message of it was lost here, so that it connects again and resends."""
+        """End the session because a message that it sent was lost here; it will connect again and resend the
+        message."""
         if not self.is_lost:
             self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay does not take messages now")
 
@@ -224,7 +227,7 @@ class RelaySession:
         """End the session for a reason that is counted."""
         self.switch.rules.drops[drop] += 1
         if self.socket is not None:
-            self.socket.flush()  # Messages that are flushed need not be put into the queue as well.
+            self.socket.flush()  # Messages are flushed first, because those that have been sent need not be stored in the queue.
         self.switch.lost(self)
         if self.socket is not None:
             self.socket.close(code, reason)
@@ -235,7 +238,7 @@ class RelaySession:
 
     @property
     def unsent(self) -> int:
-        """Number of bytes that were not given to the connection yet."""
+        """Number of bytes that were not written to the connection yet."""
         return self.socket.unsent if self.socket is not None else 0
 
     def send(self, data: bytes) -> None:

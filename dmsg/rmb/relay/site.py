@@ -1,4 +1,5 @@
-"""HTTP site of a relay on one port: upgrades to websockets, messages of other relays, metrics."""
+"""HTTP site of a relay on one port: accepts websockets of sessions and messages of other relays, and serves the
+metrics."""
 
 from __future__ import annotations
 
@@ -39,11 +40,11 @@ from dmsg.rmb.twins.address import Session
 IDLE_TIMEOUT = 60
 """Seconds for which a connection without a websocket may be silent."""
 CONNECT_BURST = 2000
-"""Number of upgrades at once from one address, unless its rate per second is higher."""
+"""Number of websocket upgrades in a burst from one address, unless its rate per second is higher."""
 OTHER_RATE, OTHER_BURST = 50.0, 500.0
-"""Other requests per second, and at once, from one address: metrics, health, and unknown paths."""
+"""Number of other requests per second, and in a burst, from one address: for metrics, health, and unknown paths."""
 SAME_TIME = 2
-"""Seconds after its issue in which a token may open another connection.
+"""Seconds after a token's issue within which it may open more than one connection.
 
 Clients of the reference put only the current second into their tokens, and ed25519 signatures over equal claims are
 equal. So two of their connections in one second have the same token.
@@ -57,7 +58,7 @@ _log = Logger()
 
 
 class RelaySite(Resource):
-    """Root resource of a relay: answers each path.
+    """Root resource of a relay, which answers requests for every path.
 
     :param admits: returns the reason why no further session is accepted, or None.
     """
@@ -108,7 +109,7 @@ class RelaySite(Resource):
 
     # --- routes ---
 
-    # Each route returns.
+    # Each route has its own return.
     def render(self, request: Request) -> bytes | int:  # noqa: PLR0911
         upgrade = (request.getHeader(b"upgrade") or b"").lower()
         if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
@@ -149,12 +150,12 @@ class RelaySite(Resource):
         return self._text(request, status, text)
 
     def _later(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
-        """Refuse with 503 for a reason that may be gone soon; relays of the reference take a 4xx as final."""
+        """Refuse with 503 for a temporary reason, because relays of the reference take a 4xx as final."""
         request.setHeader(b"retry-after", b"%d" % seconds)
         return self._refuse(request, drop, 503, text)
 
     def _address(self, forwarded: bytes | None, peer: IAddress) -> str:
-        """Return the block of addresses for which a connection counts in limits."""
+        """Return the block of addresses to which a connection is charged in limits."""
         client = forwarded_client(forwarded) if self._settings.proxied else ""
         return blocks_of(client or str(getattr(peer, "host", "")))[0].name
 
@@ -207,7 +208,8 @@ class RelaySite(Resource):
         return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
 
     def _take(self, upgrade: Upgrade, transport: SocketTransport) -> bool:
-        """Accept an upgrade that needs no waiting; return False to have :meth:`_authenticate` handle or refuse it."""
+        """Accept an upgrade if this is possible without waiting; otherwise return False, and :meth:`_authenticate`
+        accepts or refuses it."""
         address = self._address(upgrade.headers.get(b"x-forwarded-for"), transport.getPeer())
         now = self._reactor.seconds()
         if self._admits() is not None or not self._connects.allow(address, now):
@@ -221,15 +223,17 @@ class RelaySite(Resource):
         except TokenError:
             twin = None
         if twin is None or not self._may_have_more(parsed.session) or not self._first_use(parsed):
-            self._connects.charge(address, -1.0, now)  # _authenticate counts this connection.
+            # The charge is taken back, because _authenticate charges this connection again.
+            self._connects.charge(address, -1.0, now)
             return False
         if not self._has_place(parsed.session):
-            self._connects.charge(address, -1.0, now)  # _authenticate counts this connection.
+            # The charge is taken back, because _authenticate charges this connection again.
+            self._connects.charge(address, -1.0, now)
             return False
         self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, resends=parsed.asks))
         return True
 
-    # Each refusal returns.
+    # Each refusal has its own return.
     async def _upgrade_session(self, request: Request, parsed: token.Token) -> bytes | int:  # noqa: PLR0911
         session = parsed.session
         try:
@@ -261,7 +265,8 @@ class RelaySite(Resource):
         return session in there.sessions or there.presence.of_twin[session.twin] < MAX_SESSIONS_OF_TWIN
 
     def _has_place(self, session: Session) -> bool:
-        """Whether the session may connect; may end a session of another twin, so call it only after authentication."""
+        """Return whether the session may connect.  This may end a session of another twin, so call it only after
+        authentication."""
         return session in self._switch.sessions or self._make_place(session.twin)
 
     def _first_use(self, parsed: token.Token) -> bool:
@@ -282,7 +287,8 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
         full = self._verifier.too_many(address, self._reactor.seconds())
         if full is not None:
-            # An address that continues regardless should at least have to connect again.
+            # The connection is closed, so that an address that ignores the refusal has to connect again for each
+            # message.
             close_after(request)
             return self._judged(request, full)
         only_connected = request.getHeader(ONLY_CONNECTED) is not None
@@ -297,9 +303,10 @@ class RelaySite(Resource):
         return self._finish(taking.addCallback(taken), request)
 
     def _body_from_relay(self, request: Request) -> bytes | None:
-        """Return the body of another relay's request; None while this process drains."""
+        """Return the body of another relay's request; None while this process shuts down."""
         if self._admits() is Drop.DRAINING:
-            # The next message must come over a new connection, which reaches the next process.
+            # The connection is closed: the other relay's next message has to use a new one, which reaches the process
+            # that replaces this one.
             close_after(request)
             return None
         assert request.content is not None
@@ -316,7 +323,7 @@ class RelaySite(Resource):
         return self._text(request, verdict.status, verdict.text)
 
     def _intake_batch(self, request: Request) -> bytes | int:
-        """Accept several messages, see :mod:`dmsg.rmb.relay.federation.batch`."""
+        """Accept a batch of messages, see :mod:`dmsg.rmb.relay.federation.batch`."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
         if body is None:
@@ -373,7 +380,7 @@ class BatchAnswer:
         self._left -= 1
         self._lines.append(batch.encode_answer(number, status))
         if not self._is_flush_planned:
-            # Outcomes of one reactor turn are written together.
+            # All outcomes of one reactor turn are written together, to save system calls.
             self._is_flush_planned = True
             at_turn_end(self._reactor)(self._write)
 
@@ -387,7 +394,7 @@ class BatchAnswer:
             self._request.finish()
 
     def _cancel(self, _: Failure) -> None:
-        """Cancel what is under way, because the other relay has left."""
+        """Cancel the work under way, because the other relay has disconnected."""
         self._is_disconnected = True
         for taking in list(self._taking.values()):
             taking.cancel()

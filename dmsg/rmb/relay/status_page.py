@@ -18,9 +18,9 @@ from dmsg.rmb.relay.switch import Switch
 
 VERSION = version("dmsg")
 SHOWN_SESSIONS = 10
-"""Number of sessions in each table."""
+"""Maximum number of sessions shown in each table."""
 NEARLY_FULL = 0.9
-"""Fraction of a limit from which on the page warns."""
+"""Fraction of a limit at which the page begins to warn."""
 
 
 class WatchedRelay(Protocol):
@@ -35,7 +35,7 @@ class WatchedRelay(Protocol):
 
 
 class RmbRelayStatus(StatusSource):
-    """Content of a relay's status page, a :class:`~dmsg.pages.model.StatusSource`."""
+    """Content of a relay's status page; implements :class:`~dmsg.pages.model.StatusSource`."""
 
     kind = "rmb relay"
     charts = (

@@ -1,12 +1,12 @@
 """Switch of a relay: takes each message from the session that sends it to its destination.
 
 ``received -> admitted -> delivered, or: looked up -> routed -> queue, forward, probe, refuse``.  The rules are in
-:mod:`dmsg.rmb.relay.rules`, the steps between a message and its confirmation in :mod:`dmsg.rmb.relay.delivery`, and
-the messages of other relays in :mod:`dmsg.rmb.relay.inbound.accept`.
+:mod:`dmsg.rmb.relay.rules`, the delivery and confirmation of messages is in :mod:`dmsg.rmb.relay.delivery`, and the
+    acceptance of messages from other relays is in :mod:`dmsg.rmb.relay.inbound.accept`.
 
 Every accepted message ends in exactly one way: confirmed by its receiver, stored in a queue, accepted by another relay,
-or refused with a reason to its sender. Only then are the sender's pings behind it answered, so a sender that repeats
-what was not confirmed loses nothing.
+or refused with a reason to its sender. The sender's pings behind it are answered only then, so a sender that repeats
+unconfirmed messages loses none.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
 PING_BEHIND = 0.05
-"""Seconds between pings behind messages, for sessions that log each ping."""
+"""Seconds between the pings that ask for confirmation, for sessions that log each ping."""
 PING_BEHIND_FEW = 1.0
-"""Longest delay in seconds of a ping behind messages while few messages are unconfirmed."""
+"""Maximum seconds by which such a ping is delayed while few messages are unconfirmed."""
 HAND_AGAIN, HAND_SLOWLY = 0.02, 0.32
-"""Seconds before the first check whether a session's messages are with its connection, and the longest pause between
-checks.
+"""Seconds before the first check whether a session's messages have been written to its connection, and the longest
+pause between checks.
 
-The pause doubles until all messages are with the connection.
+The pause doubles until all messages have been written.
 """
 MAX_UNFINISHED = 256 * 1024 * 1024
-"""Bytes of all incomplete messages; above it the sessions with the most are ended."""
+"""Maximum bytes of all incomplete messages; above it the sessions with the largest ones are ended."""
 FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0
-"""Small fragments per second, and at once, that one twin may send; above it the session is ended."""
+"""Number of small fragments per second, and in a burst, that one twin may send; above it the session is ended."""
 
 _T = TypeVar("_T")
 
@@ -67,10 +67,10 @@ class Switch:
     """Sessions of a relay and the messages between them.
 
     :param make_federation: called with two functions: whether a session, given as text, is connected here, and the
-        callback for messages that came from the queue.
+        callback for finished messages that came from the queue.
     :param wall_clock: seconds since 1970.
     :ivar sessions: the connected sessions, by name.
-    :ivar counters: numbers and bytes of messages for metrics.
+    :ivar counters: numbers and bytes of messages, for the metrics.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Switch:
         """Make a switch without sessions.
 
         :param durable: whether messages of sessions that do not resend are stored before delivery.
-        :param max_unfinished: bytes of all incomplete messages.
+        :param max_unfinished: maximum bytes of all incomplete messages.
         """
         self.durable = durable
         self._max_unfinished = max_unfinished
@@ -107,15 +107,17 @@ class Switch:
         self.evictions: Counter[str] = Counter()
         self.dropped_oldest = 0
         self.waiting: dict[Delivery, None] = {}
-        """Deliveries with messages in their window or line, and some that had such messages lately."""
+        """Deliveries with messages in their window or line; some that had such messages lately are still included."""
         self.parked: dict[RelaySession, None] = {}
-        """Sessions that sent something while they were held; ``SessionHoldings`` removes those with nothing parked."""
+        """Sessions whose messages were buffered while they were paused; ``SessionHoldings`` removes those with none
+        left."""
         self.growing: dict[RelaySession, None] = {}
         """Sessions with a large incomplete message."""
         self.lookups = LookupLines(clock, registry, self._on_lookup)
         self.unfinished = 0
         """Bytes of all incomplete messages."""
-        # A whole line that goes into the queue must not make the queue evict its oldest messages.
+        # The line is shorter than the stored queue's limit, because storing a whole line must not evict the queue's
+        # oldest messages.
         self.line_messages = max(1, min(LINE_MESSAGES, queue.limits.messages // 2))
         self.line_size = queue.limits.size // 2
         self.federation = make_federation(self.presence.is_here, self._forwarded)
@@ -127,7 +129,7 @@ class Switch:
         """Register a session whose socket is open, and end an older connection of the same session."""
         before = self.presence.add(session)
         if before is not None:
-            # Unconfirmed messages go into the queue, which the new connection reads to its end.
+            # Unconfirmed messages are stored in the queue, and the new connection reads the whole queue.
             call_isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
         session.heard_at = self._clock.seconds()
         self.queue.note_connected(str(session.session))
@@ -151,14 +153,14 @@ class Switch:
             call_isolated(partial(self._enqueue, session.session, message, answers=False))
 
     def mark_busy(self, delivery: Delivery) -> None:
-        """Note that a delivery waits for a confirmation; implements :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Record that a delivery waits for a confirmation; implements :class:`~dmsg.rmb.relay.ports.Store`."""
         if delivery.since is None:
             delivery.since = self._clock.seconds()
         self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
-        """Ping behind the messages of a delivery within ``PING_BEHIND`` seconds, or within ``PING_BEHIND_FEW`` seconds
-        while few of them are unconfirmed; implements :class:`~dmsg.rmb.relay.ports.Store`.
+        """Send a ping behind the messages of a delivery within ``PING_BEHIND`` seconds, or within ``PING_BEHIND_FEW``
+        seconds while few of them are unconfirmed; implements :class:`~dmsg.rmb.relay.ports.Store`.
         """
         if not self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
@@ -176,12 +178,13 @@ class Switch:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
 
     def hand_later(self, delivery: Delivery, wait: float = HAND_AGAIN) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this turn, whose end writes what was
-        sent.
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this reactor turn, at whose end the sent
+        messages are written.
 
         Implements :class:`~dmsg.rmb.relay.ports.Store`.
 
-        :param wait: seconds before the next check; a check takes up to 0.15 ms, and many sessions may read nothing.
+        :param wait: seconds before the next check; a check takes up to 0.15 ms, and there may be many sessions that
+            read nothing.
         """
         if not self._to_hand:
             self._clock.callLater(0, self._count_handed)
@@ -194,15 +197,16 @@ class Switch:
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
     def note_waiting(self, delivery: Delivery) -> None:
-        """Note that messages of a delivery wait in a line; implements :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Record that messages of a delivery wait in its line (the queue in memory); implements
+        :class:`~dmsg.rmb.relay.ports.Store`."""
         self.waiting[delivery] = None
 
     def call_next_turn(self, call: Callable[[], None]) -> None:
-        """Call something in the next reactor turn."""
+        """Call a function in the next reactor turn."""
         self._clock.callLater(0, call)
 
     def count_fragments(self, session: RelaySession, small: int) -> None:
-        """Count each small fragment of a session as a message, because it costs as much as one."""
+        """Count each small fragment of a session as a message, because it costs as much work as a message."""
         self.rules.charge(session.owner, small, self.now())
         if self._fragments.charge(str(session.owner), small, self._clock.seconds()) > 0.0:
             session.end(Drop.FRAGMENTS, TOO_MUCH, "too many small fragments")
@@ -223,20 +227,21 @@ class Switch:
         mail = self._admitted(session, data)
         if mail is None:
             return
-        # The message enters the ledger before anything can fail, so that a later ping of its sender waits for it.
+        # The message is added to the sender's ledger before anything can fail, so that a later ping of its sender waits
+        # for it.
         session.ledger.add(mail)
         if self._delivered(mail):
             return
         number = mail.destination.twin
         twin = self.registry.get_cached(number)
-        # While earlier messages to the twin wait for the registry, a later one must not overtake them.
+        # This message waits, too, while earlier ones to the twin wait for the registry: it must not overtake them.
         if twin is not None and number not in self.lookups:
             self._route(session, mail, twin)
         else:
             self.lookups.add(WaitingMail(session, mail))
 
     def _admitted(self, session: RelaySession, data: bytes) -> Mail | None:
-        """Return the message, or for a ping its answer; None when it is refused or no envelope."""
+        """Return the message, or for a ping its answer; None when the message is refused or is no envelope."""
         now = self.now()
         try:
             envelope = decode(data)
@@ -257,7 +262,8 @@ class Switch:
         return Mail(data, header.until(now), session.ledger, header, sender=session.owner)
 
     def _delivered(self, mail: Mail) -> bool:
-        """Whether the receiver is connected here and has the message, or gets it through its queue."""
+        """Deliver a message to a receiver that is connected here, directly or through its queue; return False if it is
+        not connected."""
         receiver = self.sessions.get(mail.destination)
         if receiver is None:
             return False
@@ -268,7 +274,7 @@ class Switch:
         return True
 
     def count_in(self, mail: Message) -> None:
-        """Count an accepted message for metrics."""
+        """Count an accepted message for the metrics."""
         self.counters["message_rx"] += 1
         self.counters["message_rx_bytes"] += len(mail.data)
 
@@ -347,11 +353,11 @@ class Switch:
         offering.addErrback(lambda _: AttemptOutcome.FAILED).addCallback(probed)
 
     def _forwarded(self, mail: Mail, error: str | None) -> None:
-        """Settle a message for another relay that was accepted there, or failed for good."""
+        """Settle a message that another relay has accepted, or whose forwarding failed for good."""
         if error is not None:
             full = Drop.FEDERATION_FULL if error == FULL else Drop.FEDERATION_REFUSED
             self.rules.drops[Drop.EXPIRED if error == texts.EXPIRED else full] += 1
-            # The reference leaves the destination out of this error.
+            # This error names no destination, as in the reference.
             self._say(mail.header, error, addressed=False)
         mail.settle()
 
@@ -362,7 +368,7 @@ class Switch:
         self._say(header, texts.TEXTS[drop], to)
 
     def _say(self, header: Header, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
-        """Send the sender of a request an error or notice about it.
+        """Send an error about a request to its sender.
 
         :param to: the session that sent it; None takes the one that the header names.
         """
@@ -379,14 +385,15 @@ class Switch:
             self._enqueue(to, said)
 
     def answer_expired(self, data: bytes) -> None:
-        """Tell the sender of a kept message that its life is over, if this relay serves the sender."""
+        """Notify the sender of a stored message that the message has expired, if the sender's relay is this one."""
         self.rules.drops[Drop.EXPIRED] += 1
         try:
             header = Header.read(data)
         except EnvelopeError:
             return
         twin = self.registry.get_cached(header.source.twin)
-        # A session that is away finds the notice in its queue; a session of another relay would never get it.
+        # A session that is not connected gets the notification from its queue.  A session of another relay would never
+        # get it, so none is stored.
         if header.source in self.sessions or (twin is not None and twin.relays & self.rules.domains):
             self._say(header, texts.EXPIRED)
 
@@ -395,12 +402,12 @@ class Switch:
     def _enqueue(
         self, session: Session, mail: Message, *, other_relays: frozenset[str] = frozenset(), answers: bool = True
     ) -> None:
-        """Put a message into the queue of a session.
+        """Store a message in the queue of a session.
 
         :param other_relays: relays to which the receiver may be connected.
         :param answers: whether the sender is notified of a failure; otherwise it has to send the message again.
         """
-        # While this message is on its way into the queue, nothing may overtake it.
+        # While this message is being written to the queue, no later one may overtake it.
         connected = self.sessions.get(session)
         if connected is not None:
             connected.delivery.appending += 1
@@ -431,7 +438,7 @@ class Switch:
         mail.settle()
         receiver = self.sessions.get(session)
         if receiver is not None:
-            # The receiver has connected meanwhile, or is slow.
+            # The receiver has connected meanwhile, or is slow, so its delivery reads the message from the queue.
             receiver.delivery.wake()
         elif other_relays:
             self.federation.offers.add(str(session), QueuedMessage(number, mail.data), other_relays, mail.until)
@@ -442,7 +449,7 @@ class Switch:
         if not failure.check(QueueUnavailable):
             _log.failure("unhandled error in the relay's queue", failure)
         if answers and isinstance(mail, Mail) and mail.header.wants_answer:
-            # The answer must not go through the queue, which has just failed.
+            # The error is sent directly, because the queue has just failed.
             sender = self.sessions.get(mail.header.source)
             if sender is not None:
                 text = texts.NOT_ROUTED.format(peer=session, why=why)
@@ -456,7 +463,7 @@ class Switch:
         return self.queue.append(str(session), message.data, message.until, message.sender)
 
     def read(self, session: Session, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
-        """Return the oldest messages of a session's queue behind ``after``; implements
+        """Return the oldest messages with ids above ``after`` in a session's queue; implements
         :class:`~dmsg.rmb.relay.ports.Store`.
         """
         return self.queue.read(str(session), after)
@@ -466,7 +473,7 @@ class Switch:
         self.queue.remove(str(session), ids)
 
     def life_end(self, queued: QueuedMessage) -> float | None:
-        """Return when a message's life ends, or tell its sender and return None; implements
+        """Return the time at which a message expires, or notify its sender and return None; implements
         :class:`~dmsg.rmb.relay.ports.Store`."""
         try:
             header = Header.read(queued.data)
@@ -486,7 +493,7 @@ class Switch:
         self.dropped_oldest += number
 
     def appended_elsewhere(self, name: str) -> None:
-        """Let a session read its queue; called by polls and as
+        """Let a session read its queue; called after polls, and by the queue as
         :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = None if name == FEDERATION else self.presence.named(name)
         if session is not None:

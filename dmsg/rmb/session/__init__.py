@@ -1,1 +1,1 @@
-"""Session of a twin: its start, the sealing and opening of messages, its connections to relays."""
+"""Session of a twin's program: registers the twin, seals and opens messages, and keeps connections to relays."""

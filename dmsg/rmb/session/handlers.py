@@ -1,4 +1,5 @@
-"""Handlers of requests: the program's functions by command, and the answers that they return."""
+"""Handlers of requests: calls the function that a program has registered for a command, and sends what it returns as
+the answer."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from dmsg.rmb.session.uplink import MessageTooLarge
 from dmsg.rmb.twins.address import Session
 
 HANDLER_ERROR = 255
-"""Error code of an exception in a handler, as in the Go router."""
+"""Error code of an exception in a handler, as in the Go implementation of a service."""
 MAX_HANDLING = 1000
-"""Maximum number of requests in handlers at once."""
+"""Maximum number of requests that are being handled at the same time."""
 
 _log = Logger()
 
@@ -30,7 +31,7 @@ _log = Logger()
 class Request:
     """Request that a handler gets.
 
-    :ivar source: session that asks; its signature was verified.
+    :ivar source: session that sent the request; its signature was verified.
     :ivar left: seconds until the caller stops waiting.
     """
 
@@ -81,7 +82,7 @@ class Handlers:
         return found
 
     def requested(self, received: ReceivedMessage) -> None:
-        """Start the handler of a request, unless the request is a duplicate or one too many."""
+        """Start the handler of a request, unless the request is a duplicate, or too many are being handled."""
         now = int(self._bus.now())
         envelope = received.envelope
         until = envelope.timestamp + envelope.expiration

@@ -1,7 +1,6 @@
 """Participant: one program of a twin on the bus, which seals outgoing messages and opens incoming ones.
 
-Clients and peers differ in where their messages come from and go to. Everything between these places and the relays is
-here.
+This is the common part of clients and peers.  A client gets its messages from a program's calls, a peer from Redis.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 
 REGISTRY_RETRY = 1.0
-"""Seconds before the registry is asked again about the sender of a message."""
+"""Seconds before the registry is asked again about the sender of a message, while it is unavailable."""
 SETTLE_WAIT = 2.0
-"""Seconds for which stopping waits for confirmations."""
+"""Maximum seconds that stopping waits for confirmations."""
 CHECK_INTERVAL = 0.02
 """Seconds between checks whether all messages are confirmed, while the participant stops."""
 
@@ -41,14 +40,14 @@ _log = Logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Identity of a program, and what it registers about itself.
+    """Identity of a program, and the settings that it registers for its twin.
 
     :ivar encryption: the encryption key; with None messages are signed, but not encrypted.
     :ivar relays: URLs, ``ws://`` or ``wss://``; at most 4.
     :ivar sid: name of the session, so that several programs of a twin can be connected; None is the unnamed session.
     :ivar update: whether to register the relays and the encryption key of this twin.
-    :ivar strict: whether to register that every program of this twin signs with borders; None leaves the entry as it
-        is.
+    :ivar strict: whether to register that every program of this twin also makes the strict signature, which separates
+        the fields; None leaves the entry as it is.
     """
 
     identity: Identity
@@ -95,7 +94,7 @@ class Participant:
         self.uplink: Uplink
         self.is_open = False
 
-    # --- life ---
+    # --- start and stop ---
 
     async def open(self) -> None:
         """Find this twin in the registry, register its relays there, and connect to them.
@@ -118,7 +117,8 @@ class Participant:
             )
         session = Session(twin.id, profile.sid)
         self.twin = twin
-        # The participant always signs with borders as well, because strict twins are not believed without.
+        # The participant always makes the strict signature as well, because receivers reject messages of strict twins
+        # without it.
         self.seal = Seal(profile.identity, session, registry, profile.encryption)
         self.uplink = Uplink(
             self._reactor,
@@ -136,7 +136,7 @@ class Participant:
 
         Unconfirmed messages would be sent again, and programs of the reference do not recognise repeated messages.
 
-        :param also: a further condition to wait for.
+        :param also: a function that returns whether a further condition is met; waits for that too.
         """
         until = self._reactor.seconds() + SETTLE_WAIT
         while self.is_open and not (self.uplink.is_settled and also()) and self._reactor.seconds() < until:
@@ -148,7 +148,8 @@ class Participant:
             self.uplink.stop()
 
     def cancel(self) -> None:
-        """Cancel what is under way, and leave it to the sender or to the next process of this twin."""
+        """Cancel the work under way.  Unhandled messages are sent again, by their sender or by the next process of this
+        twin."""
         for running in list(self._running):
             running.addErrback(lambda _: None)
             running.cancel()
@@ -170,8 +171,8 @@ class Participant:
     ) -> Coroutine[Deferred[object], object, Twin]:
         """Ask the registry; retry with backoff while it is unavailable.
 
-        :param until: seconds since 1970, after which its unavailability is an error.
-        :raises RegistryUnavailable: the registry is unavailable and the time is over.
+        :param until: seconds since 1970, when to raise the error.
+        :raises RegistryUnavailable: the registry is still unavailable at that time.
         """
         return retry_registry(self._reactor, self._random, question, until=until, now=self.now)
 
@@ -183,7 +184,7 @@ class Participant:
         """Seal a message and send it; fires when a relay has confirmed it.
 
         :param receiver: the twin of ``to``.
-        :param until: when to give up, in seconds since 1970; None waits for the end of the message's life.
+        :param until: when to give up, in seconds since 1970; None waits until the message expires.
         :raises MessageTooLarge, CipherError: the message cannot be sealed.
         """
         data = self.seal.close(envelope, payload, receiver, to, int(self.now()))
@@ -194,13 +195,14 @@ class Participant:
     def received(self, data: bytes, done: Callable[[bool], None]) -> None:
         """Process a message that came from a relay.
 
-        :param done: called with True when the message is handled, or with False when the relay has to bring it
+        :param done: called with True when the message is handled, or with False when the relay has to send the message
             again.
         """
         self.run(report_outcome(self.take(data), done, self.drops))
 
     async def take(self, data: bytes) -> None:
-        """Open one message and pass it on; while the registry is unavailable, retry until the message expires."""
+        """Open one message and call ``on_message`` with it; while the registry is unavailable, retry until the message
+        expires."""
         while True:
             try:
                 received = await self.seal.open(data, int(self.now()))

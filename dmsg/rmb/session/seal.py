@@ -1,7 +1,7 @@
-"""Seal of messages: protects messages before they are sent, and checks those that come.
+"""Seal of messages: signs and encrypts messages before they are sent, and verifies and decrypts received ones.
 
-Nothing unsigned is believed, except a relay's error about something that was sent. An accepted message is for this
-twin, has valid times, is signed by the source that it names, and was not received before.
+Unsigned messages are rejected, except a relay's error about a message that this twin has sent. An accepted message is
+for this twin, has valid times, is signed by the source that it names, and was not received before.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E
 )
 """Error codes with which peers answer."""
 STRICT_FOR = 600.0
-"""Seconds for which a session that has signed with borders must continue to do so."""
+"""Seconds for which a session that has made a strict signature must make one in each message."""
 MAX_STRICT = 50_000
-"""Maximum number of sessions remembered because they have signed with borders."""
+"""Maximum number of sessions remembered because they have made a strict signature."""
 MAX_SEEN = 500_000
 """Maximum number of messages in the replay window, which are remembered until their life ends."""
 MAX_SEEN_OF_TWIN = 200_000
-"""Maximum number of messages of one twin in the replay window, so that it cannot evict those of others."""
+"""Maximum number of messages of one twin in the replay window, so that this twin cannot evict the messages of
+others."""
 
 
 class MessageRejected(RmbError):
@@ -70,7 +71,7 @@ class MessageRejected(RmbError):
 
     @property
     def wants_answer(self) -> tuple[int, Envelope] | None:
-        """Error code, and the request that it answers; None when no answer is sent."""
+        """Error code and the rejected request, for the answer; None when no answer is sent."""
         if self.code is None or self.envelope is None or self.envelope.WhichOneof("message") != "request":
             return None
         return self.code, self.envelope
@@ -81,8 +82,8 @@ class ReceivedMessage:
     """Message that passed all checks.
 
     :ivar payload: the decrypted payload.
-    :ivar by_relay: whether a relay made the message, as an error or a pong. Such a message is not signed, and it counts
-        only for a uid that was sent.
+    :ivar by_relay: whether a relay made the message, as an error or a pong. Such a message is not signed, and is
+        accepted only if its uid is that of a message that this twin has sent.
     """
 
     envelope: Envelope
@@ -93,10 +94,10 @@ class ReceivedMessage:
 
 
 class ReplayWindow:
-    """Replay window: the messages received before, by source, uid and kind, until their life ends.
+    """Replay window: the messages received before, by source, uid and kind, until they expire.
 
-    Each twin has a share. When the window is full, the twin with most messages loses the one that expires first. So a
-    twin that fills the window only makes its own messages repeatable.
+    Each twin has a maximum number of messages.  When the window is full, the twin with most messages loses the one that
+    expires first.  So a twin that fills the window only makes its own messages repeatable.
     """
 
     def __init__(self, limit: int = MAX_SEEN, of_twin: int = MAX_SEEN_OF_TWIN) -> None:
@@ -108,7 +109,8 @@ class ReplayWindow:
         return self._total
 
     def add(self, source: int, uid: str, kind: str, until: float, now: float) -> bool | None:
-        """Whether the message is new; None when the share of its twin is used up."""
+        """Add a message and return whether it is new; None when its twin has its maximum number of messages in the
+        window."""
         known, heap = self._twins.setdefault(source, ({}, []))
         while heap and heap[0][0] <= now:
             self._forget(source)
@@ -140,9 +142,9 @@ class ReplayWindow:
 class Seal:
     """Seal of one twin: signs and encrypts its messages, verifies and decrypts messages to it.
 
-    :param session: the session that the messages are from.
+    :param session: the session that sends the messages.
     :param encryption: the encryption key. With None, messages are sent unencrypted, and encrypted ones cannot be read.
-    :param strict: whether messages are also signed with borders. Receivers that are strict in the registry then get
+    :param strict: whether messages also get a strict signature. Receivers that are strict in the registry then get
         payloads bound to their envelope.
     """
 
@@ -161,7 +163,7 @@ class Seal:
         self._encryption = encryption
         self._strict = strict
         self._known_strict: OrderedDict[Session, float] = OrderedDict()
-        """Sessions that have signed with borders, with the time of the last such message."""
+        """Sessions that have made a strict signature, with the time of the last message that had one."""
 
     def _knows_borders(self, session: Session, now: float) -> bool:
         return now - self._known_strict.get(session, -STRICT_FOR) < STRICT_FOR
@@ -169,7 +171,7 @@ class Seal:
     # --- outbound ---
 
     def close(self, envelope: Envelope, payload: bytes | None, receiver: Twin, to: Session, now: int) -> bytes:
-        """Address, stamp, encrypt and sign a message; return the bytes to send.
+        """Write the addresses and the time into a message, encrypt and sign it; return the bytes to send.
 
         :param payload: None for no payload, as in errors.
         :raises CipherError: the receiver's key is malformed.
@@ -196,7 +198,7 @@ class Seal:
     # --- inbound ---
 
     async def open(self, data: bytes, now: int) -> ReceivedMessage:
-        """Check and decrypt a message that came; the caller checks whether it is new.
+        """Check and decrypt a received message; the caller checks whether it is a repeated one.
 
         :raises Rejected: the message is not accepted.
         """
@@ -243,12 +245,13 @@ class Seal:
     def _check(self, envelope: Envelope, sender: Twin, now: int) -> None:
         source = source_of(envelope)
         if not envelope.HasField("strict_signature"):
-            # A relay could remove the strict signature, and then move borders in what the other signature covers.
+            # A strict signature is required here, because a relay could remove it, and then move characters between
+            # fields without breaking the other signature.
             if sender.strict or self._knows_borders(source, now):
                 raise SignatureInvalid("the strict signature is missing")
             verify(envelope.signature, challenge(envelope), sender.account)
             return
-        # The strict signature covers everything that the other one covers, so it is enough.
+        # Only the strict signature is verified, because it covers everything that the other one covers.
         verify(envelope.strict_signature, strict_challenge(envelope), sender.account)
         remember(self._known_strict, source, now, MAX_STRICT)
 

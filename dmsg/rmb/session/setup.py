@@ -1,4 +1,4 @@
-"""Start of every peer and client: find the own twin in the registry, and register its relays and key."""
+"""First steps of every peer and client: find its own twin in the registry, and register the twin's relays and key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def find_twin(registry: TwinRegistry, signer: Signer) -> Twin:
 
 
 def relay_text(urls: Sequence[str]) -> str:
-    """Return the text that the registry has for these relays.
+    """Return the text with which the registry stores these relays.
 
     :raises ValueError: a text is no URL, or there are too many.
     """
@@ -54,7 +54,7 @@ async def publish(
 ) -> Twin:
     """Register the relays through which the twin is reached, and its encryption key.
 
-    :param strict: None leaves the entry's value as it is.
+    :param strict: whether the entry says ``strict``; None leaves it as it is.
     :param keep: whether further relays of the twin remain in the entry.
     :raises RmbError: the registry refuses the entry.
     """
@@ -89,8 +89,8 @@ async def retry_registry(
 ) -> Twin:
     """Ask the registry; retry with backoff while it is unavailable.
 
-    :param until: the time after which its unavailability is an error.
-    :raises RegistryUnavailable: the registry is unavailable and the time is over.
+    :param until: when to raise the error.
+    :raises RegistryUnavailable: the registry is still unavailable at that time.
     """
     failures = 0
     while True:

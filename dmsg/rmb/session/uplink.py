@@ -1,8 +1,9 @@
-"""Uplink of a session: connections to its relays that are reopened when lost, and an outbox that loses nothing.
+"""Uplink of a session: connections to its relays, which are reopened when lost, and an outbox with all messages that no
+relay has confirmed.
 
-A message leaves the outbox when a relay has answered a ping sent behind it. When a connection is lost, its
-unconfirmed messages are sent again over the next one; receivers recognise repeated messages. In the other direction,
-a relay's ping is answered once all messages before it are handled.
+A message leaves the outbox when a relay has answered a ping sent behind it. When a connection is lost, its unconfirmed
+messages are sent again over the next one; receivers recognise repeated messages. In the other direction, a relay's ping
+is answered once all messages before the ping are handled.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ STEADY_AFTER = 10.0
 MAX_UNHANDLED, MAX_UNHANDLED_SIZE = 1000, 64 * 1024 * 1024
 """Number and bytes of received messages not yet handled, at which reading from the relay stops."""
 UNCONFIRMED_AFTER = 60.0
-"""Seconds without a confirmation after which a connection is dropped, even if other data comes."""
+"""Seconds without a confirmation after which a connection is dropped, even if other data arrives over it."""
 
 _log = Logger()
 
 
 class OutboxFull(RmbError):
-    """Too many messages wait for a relay."""
+    """The outbox is full, because too many messages wait for a relay."""
 
 
 class MessageTooLarge(RmbError):
@@ -61,7 +62,7 @@ class MessageTooLarge(RmbError):
 class Outgoing:
     """Message that no relay has confirmed yet.
 
-    :ivar confirmed: fires when a relay has confirmed it; fails with CallTimeout when its life ended before.
+    :ivar confirmed: fires when a relay has confirmed it; fails with CallTimeout when the message expired before.
     """
 
     __slots__ = ("confirmed", "data", "until")
@@ -140,7 +141,7 @@ class RelayLink:
         try:
             query = self._uplink.make_token()
             self._connecting = connect(self._reactor, self.url, query, self, self._turn)
-        except Exception as error:  # For example, autobahn refuses the URL.
+        except Exception as error:  # This happens, for example, when autobahn refuses the URL.
             self._reconnect(str(error))
             return
 
@@ -150,7 +151,7 @@ class RelayLink:
                 if not result.check(CancelledError):
                     self._reconnect(str(result.value) or type(result.value).__name__)
                 return
-            # TCP is connected; the websocket handshake is under way.
+            # TCP is connected, but the websocket is not: its handshake is under way.
             self._half = result
             if self._stopped:
                 result.abort()
@@ -176,7 +177,8 @@ class RelayLink:
         self._socket = socket
         self._sent = self._confirmed = 0
         self._barrier = False
-        # Pings are answered on their own connection or not at all, so each connection has a ledger of its own.
+        # A ping is answered on the connection that it came over, or not at all, so each connection has its own list of
+        # unanswered pings.
         self._ledger = Ledger(partial(self._answer, socket), partial(self._message_failed, socket))
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
@@ -211,7 +213,7 @@ class RelayLink:
         self._uplink.received(data, done)
 
     def _message_failed(self, socket: Socket) -> None:
-        """Drop the connection, so that the relay brings the unconfirmed message again over another one."""
+        """Drop the connection, so that the relay sends the unconfirmed message again over another one."""
         if self._socket is socket:
             self.error = f"a message of {self.shown_url} could not be taken"
             socket.abort()
@@ -227,7 +229,7 @@ class RelayLink:
     def pong_received(self, payload: bytes) -> None:
         if len(payload) != 8:
             return
-        # A relay can answer with any number, so it confirms no more than was sent.
+        # The number is limited to that of the sent messages, because a relay can answer with any number.
         number = min(int.from_bytes(payload, "big"), self._sent)
         self._barrier = False
         confirmed = []
@@ -241,7 +243,7 @@ class RelayLink:
     # --- outbound ---
 
     def send(self, message: Outgoing) -> None:
-        """Send a message, and a ping behind it unless one is under way."""
+        """Send a message, and a ping behind it unless another ping is unanswered."""
         assert self._socket is not None
         self._window.append(message)
         self._sent += 1
@@ -279,18 +281,17 @@ class RelayLink:
 async def report_outcome(
     taking: Coroutine[Deferred[object], object, None], done: Callable[[bool], None], drops: Counter[Drop]
 ) -> None:
-    """Await ``taking`` and report whether the message was taken.
+    """Await ``taking`` and report whether the message was accepted.
 
-    After an error of this package the relay brings the message again. After an unexpected exception it does not,
-    because
-    the exception would recur.
+    After an error of this package the relay has to send the message again. After an unexpected exception it does not
+    have to, because the exception would recur.
     """
     taken = False
     try:
         await taking
         taken = True
     except CancelledError:
-        raise  # The program stops; the relay brings the message to its next process.
+        raise  # The program stops, so the relay has to send the message to the program's next process.
     except DmsgError as error:
         _log.warn("a message could not be taken; the relay will send it again: {error}", error=str(error))
     except Exception:
@@ -307,8 +308,7 @@ class Uplink:
     :param urls: ``ws://`` or ``wss://``; the relay that worked last is used first.
     :param make_token: returns a new token for each attempt to connect.
     :param on_received: called with each message and a function to call once the message is handled. The function's
-        argument
-        is True, or False to have the relay bring the message again.
+        argument is True, or False to have the relay send the message again.
     :param wall_clock: seconds since 1970.
     """
 
@@ -367,7 +367,7 @@ class Uplink:
         return all(link.is_settled for link in self.links)
 
     def when_online(self, timeout: float) -> Deferred[None]:
-        """Fires when a relay is connected; fails with DmsgTimeout."""
+        """Return a Deferred that fires when a relay is connected, or fails with DmsgTimeout."""
         online: Deferred[None] = Deferred()
 
         def too_late(_: object, seconds: float) -> None:
@@ -383,13 +383,14 @@ class Uplink:
     # --- outbound ---
 
     def send(self, data: bytes, until: float) -> Deferred[None]:
-        """Send a message; fires when a relay confirmed it.
+        """Send a message; the Deferred fires when a relay has confirmed it.
 
-        Fails with CallTimeout when its life ended before, with OutboxFull and MessageTooLarge.
+        It fails with CallTimeout when the message expired before, with OutboxFull, or with MessageTooLarge.
         """
         message = Outgoing(data, until)
         if len(data) > MAX_MESSAGE:
-            # Every relay would drop the connection, and the message would be sent again for ever.
+            # The message is refused here: every relay would drop the connection, and the message would be sent again
+            # for ever.
             message.confirmed.errback(MessageTooLarge(f"a message of {len(data)} bytes; {MAX_MESSAGE} are allowed"))
             return message.confirmed
         if self._held >= MAX_OUTBOX or self._size + len(data) > MAX_OUTBOX_SIZE:
@@ -428,7 +429,7 @@ class Uplink:
     # --- the relays ---
 
     def link_up(self, link: RelayLink) -> None:
-        """Use a relay that has connected: prefer it if it is the only one, and send what waits."""
+        """Use a relay that has connected: prefer it if it is the only one, and send the waiting messages."""
         if not any(other.connected for other in self.links if other is not link):
             self.links.remove(link)
             self.links.insert(0, link)
@@ -439,7 +440,8 @@ class Uplink:
         self._send_waiting()
 
     def link_down(self, link: RelayLink, left: deque[Outgoing]) -> None:
-        """Put the unconfirmed messages of a lost connection first in the outbox, and send them over another."""
+        """Put the unconfirmed messages of a lost connection at the front of the outbox, and send them over another
+        connection."""
         self._waiting.extendleft(reversed(left))
         self._send_waiting()
 

@@ -1,4 +1,5 @@
-"""Confirmation of messages, the same at both ends of a websocket: a ping is answered when all before it is settled."""
+"""Confirmation of messages, the same at both ends of a websocket: a ping is answered when all messages before it are
+settled."""
 
 from __future__ import annotations
 
@@ -10,19 +11,20 @@ from dmsg.rmb.socket.held_messages import HeldMessages
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
 """Number and bytes of a session's unsettled messages at which reading resumes after it was stopped."""
 MAX_PINGS = 16
-"""Maximum number of a session's pings that wait for an answer; the oldest then goes unanswered, as RFC 6455 allows."""
+"""Maximum number of a session's pings that wait for an answer; above it the oldest ping is never answered, as RFC 6455
+allows."""
 
 
 class Message:
     """Message on its way through a relay.
 
-    :ivar until: when its life ends, in seconds since 1970.
+    :ivar until: when the message expires, in seconds since 1970.
     :ivar owner: ledger of the session that sent it; None for messages of the relay itself.
     :ivar sender: the twin that sent it; 0 for the relay.
-    :ivar queue_id: its id in the receiver's queue, or None.
-    :cvar is_answer: whether the receiver asked for it.
-    :ivar keeping: whether it is being written to the queue.
-    :ivar handed: whether it was handed to a receiver's connection that answers pings.
+    :ivar queue_id: id of the message in the receiver's queue, or None.
+    :cvar is_answer: whether the message answers an earlier one of its receiver.
+    :ivar keeping: whether the message is being written to the queue.
+    :ivar handed: whether the message was written to the connection of a receiver that answers pings.
     """
 
     __slots__ = ("confirmed", "data", "handed", "keeping", "owner", "queue_id", "sender", "settled", "until")
@@ -43,7 +45,7 @@ class Message:
 
     @property
     def durable(self) -> bool:
-        """Whether its sender does not resend, so that it must be stored before delivery."""
+        """Whether the message must be stored before delivery, because its sender does not send it again."""
         return self.owner is not None and self.owner.durable
 
     def settle(self) -> None:
@@ -54,7 +56,7 @@ class Message:
                 self.owner.advance()
 
     def lose(self) -> None:
-        """Report that the message could not be kept, so that its sender sends it again."""
+        """Report that the message could not be stored, so that its sender sends it again."""
         if not self.settled and self.owner is not None:
             self.owner.lost()
 
@@ -72,7 +74,7 @@ class Ledger:
         self._pong = pong
         self._on_broken = on_broken
         self.holder: HeldMessages | None = None
-        """Holder of the session while a receiver catches up; None for messages of another relay."""
+        """Object that pauses the session while a receiver catches up; None for messages of another relay."""
         self.durable = False
         """Whether messages of the session are stored before delivery, because it does not resend."""
         self.size = 0
@@ -93,7 +95,7 @@ class Ledger:
         self.size += len(message.data)
 
     def lost(self) -> None:
-        """Report that a message will never be settled."""
+        """Report that a message was lost and will never be settled."""
         self._on_broken()
 
     def advance(self) -> None:

@@ -26,17 +26,17 @@ class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
         why = super()._close_reason(code, reason)
         head, blank, body = bytes(getattr(self, "data", b"") or b"").partition(b"\r\n\r\n")
         if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
-            # The body has the relay's reason for refusing the token.
+            # The body is kept for the error, because it states why the relay refuses the token.
             status = head[9:12].decode("latin-1")
             return f"{status}: {shorten(body[:2000].decode('utf-8', 'replace'), MAX_WORDS_OF_STRANGERS)}"
         return why
 
 
 def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Socket]:
-    """Open a websocket at ``url`` with a query; ``receiver`` gets all its events.
+    """Open a websocket to ``url`` with a query string; ``receiver`` gets all events of the socket.
 
     :param url: ``ws://HOST[:PORT]`` or ``wss://...``.
-    :returns: fires with the socket when TCP is connected; cancelling it gives the connection up.
+    :returns: fires with the socket when TCP is connected; cancelling the Deferred gives the connection up.
     """
     factory = WebSocketClientFactory(f"{url.rstrip('/')}/?{query}", reactor=reactor)
     factory.setProtocolOptions(**OPTIONS, serverConnectionDropTimeout=0)

@@ -10,11 +10,11 @@ from dmsg.errors import DmsgError
 from dmsg.net.websocket.frames import BEGINNING, ENDING, FrameTooLarge, PieceBuffer
 
 MAX_FRAGMENTS = 16_384
-"""Number of fragments of one message: four times what a Go client makes of the largest message."""
+"""Maximum number of fragments of one message: four times as many as a Go client sends for the largest message."""
 SMALL_FRAGMENT = 1024
-"""Bytes below which a fragment counts as small, unless it is the last of its message."""
+"""Bytes below which a fragment counts as small, unless it is the last one of its message."""
 OVERHEAD = 64
-"""Bytes for which each fragment counts besides its payload, so that empty ones count too."""
+"""Bytes for which each fragment counts besides its payload, so that empty fragments count too."""
 
 
 class FragmentError(DmsgError):
@@ -24,7 +24,7 @@ class FragmentError(DmsgError):
 class Fragments:
     """Incomplete message of one connection.
 
-    :param limit: bytes of a message.
+    :param limit: maximum bytes of a message.
     :ivar small: number of small fragments since the reader of this number last set it to zero.
     """
 
@@ -38,15 +38,16 @@ class Fragments:
 
     @property
     def size(self) -> int:
-        """Bytes for which the incomplete message counts."""
+        """Bytes that the incomplete message adds to the memory account: its payload and ``OVERHEAD`` for each
+        fragment."""
         return self._pieces.size + OVERHEAD * self._count
 
     def add(self, first: int, payload: bytes) -> bytes | None:
-        """Take one fragment.
+        """Add one fragment.
 
         :param first: first byte of its frame: ``BEGINNING``, ``MIDDLE`` or ``ENDING``.
         :returns: the complete message if this was its last fragment.
-        :raises FragmentError: the fragment does not belong here.
+        :raises FragmentError: the fragment continues no message, or begins one inside another.
         :raises FrameTooLarge: the message has too many bytes or fragments.
         """
         if (first == BEGINNING) is (self._count > 0):

@@ -1,8 +1,8 @@
-"""Messages of a held session, which wait here in order until a receiver has caught up.
+"""Buffered messages of a paused (*held*) session, which wait here in order until a receiver has caught up.
 
-The relay continues to read from a held session for a while, because the session's confirmations come behind its
-messages. Otherwise two sessions that flood each other would wait for each other for ever. Messages and pings are
-stored here; when they take too much memory, the relay stops reading from the session's socket.
+The relay continues to read from a paused session for a while, because the session's confirmations come behind its
+messages. Otherwise two sessions that flood each other would wait for each other for ever.  Messages and pings are
+buffered here; when they take too much memory, the relay stops reading from the session's socket.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Hashable
 from dmsg.net.turns import TurnAccount, TurnTaker
 
 MAX_HELD_SIZE = 4 * 1024 * 1024
-"""Bytes stored here at which the relay stops reading from the session."""
+"""Bytes buffered here at which the relay stops reading from the session."""
 BOTH_WAYS = 8
-"""Factor of ``MAX_HELD_SIZE`` while the session itself has messages to confirm."""
+"""Factor by which ``MAX_HELD_SIZE`` is multiplied while the session itself has messages to confirm."""
 OVERHEAD = 100
-"""Bytes for which each message counts besides its own."""
+"""Bytes that each buffered message counts in addition to its length."""
 AT_ONCE = 1000
-"""Maximum number of messages processed in one reactor turn, if the twin's share of the turn lasts that long."""
+"""Maximum number of messages processed in one reactor turn, if the twin's time in the turn is not used up before."""
 
 
 class HeldMessages(TurnTaker):
@@ -71,7 +71,8 @@ class HeldMessages(TurnTaker):
         self.owner: Hashable = None
 
     def take_turns(self, share: TurnAccount | None, owner: Hashable) -> None:
-        """Charge the time for processing stored messages to ``owner`` in the account ``share``."""
+        """Charge the time for processing buffered messages to ``owner``, which ``share`` limits in each reactor
+        turn."""
         self.share, self.owner = share, owner
 
     def __len__(self) -> int:
@@ -79,11 +80,11 @@ class HeldMessages(TurnTaker):
 
     @property
     def closed(self) -> bool:
-        """Whether new messages of the session have to wait here."""
+        """Whether new messages of the session have to be buffered here."""
         return bool(self._for or self._waiting)
 
     def wait_for(self, delivery: object) -> None:
-        """Hold the session until ``delivery`` has caught up."""
+        """Pause the session until ``delivery`` has caught up."""
         self._for.add(delivery)
 
     def stop_waiting_for(self, delivery: object) -> None:
@@ -92,7 +93,7 @@ class HeldMessages(TurnTaker):
         self._process_soon()
 
     def put(self, data: bytes, *, is_message: bool) -> None:
-        """Store a message or ping of the session."""
+        """Buffer a message or ping of the session."""
         self._waiting.append((is_message, data))
         self.size += len(data) + OVERHEAD
         self.stored_bytes += len(data) + OVERHEAD
@@ -100,7 +101,7 @@ class HeldMessages(TurnTaker):
             self._hold()
 
     def clear(self) -> None:
-        """Drop everything, because the session has ended; its client sends unconfirmed messages again."""
+        """Drop the buffered messages, because the session has ended; its client sends unconfirmed messages again."""
         self._waiting.clear()
         self._for.clear()
         self.size = 0

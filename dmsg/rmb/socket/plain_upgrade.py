@@ -1,8 +1,9 @@
-"""Fast path for the first bytes of a connection to a relay: a plain upgrade needs no HTTP channel.
+"""Fast path for the first bytes of a connection to a relay: a plain websocket upgrade is parsed without Twisted's HTTP
+channel.
 
 Most of the cost of a twin's connection is Twisted's parsing of a request that is always the same. So the first read is
-checked here. A complete ``GET`` with only ordinary headers is passed on directly. Everything else goes to the site,
-from its first byte.
+checked here. A complete ``GET`` with only ordinary headers becomes a websocket directly.  Any other connection is given
+to the site, with all bytes read so far.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class SocketTransport(ITCPTransport, IConsumer, IPushProducer):
 
 
 class PlainUpgradeProtocol(GuardedConnection, Protocol):
-    """Protocol of a new connection until its first read shows what the connection is for.
+    """Protocol of a new connection until its first read shows whether it is a plain upgrade or another request.
 
     A connection that becomes a session no longer belongs to the site.
     """
@@ -49,10 +50,11 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
 
     def connectionMade(self) -> None:
         self._door.guard.add(self)
-        # A request reports its progress to the guard of its connection, and looks for these methods on its transport.
+        # These methods exist because a request reports its progress to the guard of its connection through the
+        # transport.
         for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
             setattr(self.transport, name, getattr(self, name))
-        # A connection with TLS cannot be taken from its wrapper, so the site handles the request.
+        # The TCP connection below TLS cannot be taken from its TLS wrapper, so the site handles the request.
         if isinstance(self.transport, ProtocolWrapper):
             self._open()
         else:
@@ -104,7 +106,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
 
 
 class PlainUpgradeFactory(Factory):
-    """Factory in front of a site.
+    """Factory that handles plain upgrades itself, and gives all other connections to a site.
 
     :param take: makes a websocket of an upgrade on this transport; returning False leaves the upgrade to the site.
     :param patience: seconds to wait for the first byte.

@@ -1,4 +1,4 @@
-"""Server end of a websocket: turns HTTP requests into sockets."""
+"""Server end of a websocket: answers HTTP upgrade requests, and turns their connections into websockets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
 
 
 class _QuickSocket(_ServerSocket):
-    """Server end whose handshake was answered here, without autobahn, which is initialised only when it is needed.
+    """Server end whose handshake was answered here, without autobahn, whose constructor runs only when autobahn is
+    needed.
 
     Autobahn would parse again what Twisted has parsed, copy thirty options, and format all of it for a log that nobody
     reads. That is three quarters of the cost of a connection to a relay.
@@ -39,7 +40,7 @@ class _QuickSocket(_ServerSocket):
     _asleep = True
 
     def __init__(self) -> None:
-        """Do nothing: autobahn's constructor is called when the socket is woken."""
+        """Do nothing: autobahn's constructor is called later, if the socket needs autobahn."""
 
     def take_over(self, transport: SocketTransport, key: bytes) -> None:
         """Answer an upgrade with 101 and begin to read frames.
@@ -53,7 +54,7 @@ class _QuickSocket(_ServerSocket):
         self.state = WebSocketServerProtocol.STATE_OPEN
         self._opened = True
         self._begin_frames()
-        # The HTTP channel was registered as the producer.
+        # The HTTP channel was registered as the producer, so it is unregistered first.
         transport.unregisterProducer()
         transport.registerProducer(self, True)
         self.receiver.opened(self)
@@ -111,7 +112,7 @@ class UpgradeResource:
     def upgrade(self, request: Request, receiver: Receiver) -> bytes | int:
         """Answer ``request`` with 101; ``receiver`` gets the events of the socket.
 
-        :returns: as ``render`` does.
+        :returns: the value to return from ``render``.
         """
 
         if self._is_plain(request):
@@ -120,7 +121,8 @@ class UpgradeResource:
             self._release(request)
             request.channel.transport = None
             self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
-            transport.resumeProducing()  # The channel had paused the transport while it processed the request.
+            # The transport is resumed, because the channel had paused it while it processed the request.
+            transport.resumeProducing()
             return NOT_DONE_YET
 
         def build(addr: IAddress | None) -> _ServerSocket:
@@ -135,7 +137,8 @@ class UpgradeResource:
     @staticmethod
     def _release(request: Request) -> None:
         channel = request.channel
-        assert isinstance(channel, BoundedChannel)  # RelaySite.make_site gives each request such a channel.
+        # The type is known, because RelaySite.make_site gives each request such a channel.
+        assert isinstance(channel, BoundedChannel)
         channel.drop_buffer()
 
     def _build(self, kind: type[_S], receiver: Receiver) -> _S:

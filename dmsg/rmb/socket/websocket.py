@@ -1,7 +1,7 @@
 """Common part of both ends of a websocket; only the modules of this package know of autobahn.
 
-Autobahn's handshake and close are used as they are. Its work for each frame costs some 60 µs. So messages, whole or in
-fragments, pings and pongs, which are nearly all frames, bypass it (:mod:`dmsg.net.websocket.frames`).
+Autobahn's handshakes for opening and closing are used as they are.  But autobahn takes some 60 µs for each frame.  So
+the frames of messages, pings and pongs, which are nearly all, bypass autobahn (:mod:`dmsg.net.websocket.frames`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ HANDSHAKE_TIMEOUT = 10
 CLOSE_TIMEOUT = 2
 """Seconds for the closing handshake."""
 MAX_UNREAD_PONGS = 1024 * 1024
-"""Unsent bytes of a client above which it answers no pings; a relay stops reading pings instead."""
+"""Unsent bytes above which a client answers no pings.  A relay stops reading instead."""
 MAX_UNSENT = 64 * 1024 * 1024
 """Unsent bytes at which a connection is dropped: more than a window of the largest messages."""
 NORMAL, GOING_AWAY, BAD_PROTOCOL, BAD_DATA = 1000, 1001, 1002, 1003
 TOO_MUCH, TOO_LARGE, FAILED, TRY_LATER = 1008, 1009, 1011, 1013
-"""Close codes, RFC 6455, section 7.4.1; 1013 is registered at IANA."""
+"""Close codes of RFC 6455, section 7.4.1; 1013 is registered at IANA."""
 
 OPTIONS = {
     "maxFramePayloadSize": MAX_MESSAGE,
@@ -56,10 +56,10 @@ _TEXT = 0x1
 
 
 class Receiver(Protocol):
-    """Interface of the user of a socket."""
+    """Interface of the object that uses a socket and gets its events."""
 
     def opened(self, socket: Socket) -> None:
-        """Note that the handshake is complete."""
+        """Handle the end of the opening handshake: the socket can be used."""
 
     def received(self, data: bytes) -> None:
         """Process a binary message."""
@@ -71,11 +71,11 @@ class Receiver(Protocol):
         """Process the answer to a ping of this end."""
 
     def lost(self, reason: str) -> None:
-        """Note that the connection is lost; called once, even when it never opened."""
+        """Handle the loss of the connection; called once, even when it never opened."""
 
 
 class _Silence:
-    """Replacement of autobahn's logger that logs nothing: mistakes of peers are counted instead."""
+    """Replacement of autobahn's logger that logs nothing: protocol errors of peers are counted instead."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return self._say_nothing
@@ -88,7 +88,7 @@ class _Silence:
 class Socket(HeldReading, TurnTaker):
     """Common part of both ends of a connection; mixed into autobahn's protocols.
 
-    :ivar has_received: whether something came since this was set to False.
+    :ivar has_received: whether any data arrived since this was last set to False.
     """
 
     receiver: Receiver
@@ -104,7 +104,7 @@ class Socket(HeldReading, TurnTaker):
     _frames: frames.Frames | None = None
     _fragments: Fragments
     _loss: Failure | None = None
-    """Reason for the end of the connection, while data that came before is still being processed."""
+    """Reason for the end of the connection, while data received before the end is still being processed."""
     _out: list[bytes] | None = None
     _opened = False
     _is_over_mark = False
@@ -119,7 +119,8 @@ class Socket(HeldReading, TurnTaker):
     on_fragments: Callable[[int], None] | None = None
     """Callback invoked after each read that had small fragments, with their number."""
     _bounded = False
-    """Whether this end stops reading when it cannot send; only servers do, or both ends could wait for each other."""
+    """Whether this end stops reading when it cannot send; only servers do, because otherwise both ends could wait for
+    each other."""
 
     def connectionMade(self) -> None:
         self._give_up_after(HANDSHAKE_TIMEOUT)
@@ -150,7 +151,8 @@ class Socket(HeldReading, TurnTaker):
 
     @property
     def owner(self) -> Hashable:  # type: ignore[override]
-        """Key whose share of a reactor turn the socket uses: the twin, whatever the number of its sessions."""
+        """Key to which the socket's time in a reactor turn is charged: the twin, so that all its sessions share one
+        limit."""
         return getattr(self.receiver, "owner", id(self))
 
     def _feed(self, messages: Iterator[tuple[int, bytes]]) -> None:
@@ -171,13 +173,13 @@ class Socket(HeldReading, TurnTaker):
             self.grew(self.unfinished)
 
     def _take_all(self, messages: Iterator[tuple[int, bytes]]) -> None:
-        """Process as many frames as the owner's share of this turn allows."""
+        """Process as many frames as the owner's time in this reactor turn allows."""
         share = self.share
         until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
         for steps, (first, content) in enumerate(messages, 1):
             self._take(first, content)
             if self._feeding is not messages:
-                return  # A callback made the socket forget the rest.
+                return  # A callback has called ``forget``, which drops the rest of the data.
             # Limiting the number of frames alone is not enough, because a frame costs from 1 to 100 µs.
             if steps >= STEPS or (share is not None and share.now() >= until):
                 self._next_turn()
@@ -192,7 +194,7 @@ class Socket(HeldReading, TurnTaker):
         elif first == frames.PONG:
             receiver.pong_received(content)
         elif first == frames.PING:
-            if self._loss is None:  # A lost connection cannot carry the answer.
+            if self._loss is None:  # No pong is sent over a lost connection.
                 receiver.ping_received(content)
         elif first != frames.OTHER:
             whole = self._fragments.add(first, content)
@@ -245,7 +247,7 @@ class Socket(HeldReading, TurnTaker):
         return self._feeding is not None or bool(self._frames is not None and self._unread)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        # Data that came before is processed first, in turns as usual.
+        # Data received before the end is processed first, spread over reactor turns as usual.
         if self._has_more and not self._is_over_mark:
             self._loss = reason
             self._next_turn()
@@ -253,7 +255,7 @@ class Socket(HeldReading, TurnTaker):
             self._ended(reason)
 
     def _ended(self, reason: Failure) -> None:
-        """End the connection after everything that came over it was processed."""
+        """Report the loss after all data that came over the connection was processed."""
         super().connectionLost(reason)  # type: ignore[misc]
 
     @property
@@ -263,7 +265,7 @@ class Socket(HeldReading, TurnTaker):
 
     @property
     def unsent(self) -> int:
-        """Number of bytes that this process still has to send; for a closed connection those it never sent."""
+        """Number of bytes that this process still has to send; for a closed connection, those that were never sent."""
         if self._is_over_mark:
             return self._unsent_at_mark
         waiting = sum(map(len, self._out)) if self._out else 0
@@ -274,12 +276,13 @@ class Socket(HeldReading, TurnTaker):
         self._on_timeout()
         self._begin_frames()
         tune(self.transport)
-        # These attributes would hold some kilobytes for each idle session.
+        # These attributes are deleted, because they take some kilobytes for each idle session.
         for name in ("http_headers", "http_request_data", "http_response_data", "_perMessageCompress"):
             if name in self.__dict__:
                 self.__dict__[name] = None
         if self._bounded:
-            # The HTTP channel, which is no longer used, was registered as the producer.
+            # The HTTP channel, which is no longer used, was registered as the producer, so this transport registers
+            # itself instead.
             self.transport.unregisterProducer()
             self.transport.registerProducer(self, True)
         # Bytes behind the handshake in the same read belong to this parser, not to autobahn's.
@@ -294,9 +297,9 @@ class Socket(HeldReading, TurnTaker):
         self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
 
     def _wake(self) -> None:
-        """Make sure that autobahn's state of the connection exists."""
+        """Initialise autobahn's state for the connection, unless that was done before."""
 
-    # --- reading no more than can be answered ---
+    # --- back-pressure: read no more than can be answered ---
 
     def _stop_reading(self) -> None:
         if self.transport is not None:
@@ -354,7 +357,7 @@ class Socket(HeldReading, TurnTaker):
         if out and self.sendable:
             write_now(self.transport, b"".join(out))
             if self.unsent > MAX_UNSENT:
-                self.abort()  # The other end sends pings and does not read the answers.
+                self.abort()  # No pong is sent to an end that sends pings and does not read the answers.
 
     def send(self, data: bytes) -> None:
         """Send a binary message; it leaves at the end of the reactor turn."""
@@ -381,7 +384,7 @@ class Socket(HeldReading, TurnTaker):
             self.abort()
 
     def forget(self) -> None:
-        """Read nothing more, and free what has come of a message."""
+        """Stop reading, and free the incomplete message."""
         self.hold(HoldReason.OVER)
         self._feeding = None
         self._drop_data()

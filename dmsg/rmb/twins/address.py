@@ -1,4 +1,4 @@
-"""Addresses of messages: a twin, and one of its sessions."""
+"""Addresses of messages: a twin's number, and the name of one of its sessions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Signing key of a twin, from words or a seed; 65-byte signatures; addresses.
 
-A secret is a Substrate URI: 12 to 24 English words, or ``0x`` and 64
-hexadecimal digits, then ``//hard`` and ``/soft`` junctions, then
-``///password``.  No words means the well-known development words.
+A secret is a Substrate URI: 12 to 24 English words, or ``0x`` and 64 hexadecimal digits, then ``//hard`` and ``/soft``
+junctions, then ``///password``.  Without words, the well-known development words are used.
 """
 
 from __future__ import annotations

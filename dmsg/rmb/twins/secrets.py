@@ -57,7 +57,8 @@ def read_secret(path: str | None, key_type: str | None = None) -> TwinSecret:
 def _from_file(path: str, key_type: str | None) -> TwinSecret:
     try:
         if not Path(path).is_file() and Path(path).exists():
-            raise KeyFileError(f"{path or 'an empty name'}: not a regular file")  # Opening a pipe would block.
+            # Only a regular file is opened, because opening a pipe would block.
+            raise KeyFileError(f"{path or 'an empty name'}: not a regular file")
         with Path(path).open() as file:
             mode = os.fstat(file.fileno()).st_mode
             lines = [line.strip() for line in file.read(MAX_FILE).splitlines()]

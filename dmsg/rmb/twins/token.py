@@ -36,7 +36,7 @@ class Token:
     """Parsed token.
 
     :ivar signed: the bytes that ``signature`` signs.
-    :ivar asks: whether the session pings behind its messages and sends unconfirmed ones again.
+    :ivar asks: whether the session asks for confirmation of its messages with pings, and sends unconfirmed ones again.
     """
 
     session: Session
@@ -97,7 +97,7 @@ def _object(part: bytes) -> dict[str, object]:
 
 @lru_cache(64)
 def _header(part: bytes) -> Mapping[str, object]:
-    """Decode the header, with a cache because nearly all tokens have the same."""
+    """Decode the header, with a cache, because nearly all tokens have the same header."""
     return _object(part)
 
 
@@ -171,8 +171,8 @@ def parse(text: bytes) -> Token:
 class UsedTokens:
     """Tokens that have opened a connection, each until it expires.
 
-    Above the limit, the twin with most tokens loses the one that it used first. So no twin can make tokens of others
-    usable a second time.
+    Above the limit, the first used token of the twin with most tokens is forgotten. So no twin can make tokens of
+    others usable a second time.
 
     :param limit: number of tokens that are remembered.
     """
@@ -188,7 +188,7 @@ class UsedTokens:
         return self._count
 
     def first_use(self, parsed: Token, now: int) -> bool:
-        """Whether the token was not used before; marks it as used.
+        """Mark a token as used, and return whether it was unused before.
 
         :param now: seconds since 1970.
         """

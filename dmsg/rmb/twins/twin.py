@@ -28,7 +28,7 @@ _DOMAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](
 def check_relay(text: str) -> str:
     """Check one relay of a twin and return it: a domain, reached at ``https://DOMAIN/``, or a URL with a port.
 
-    :raises ValueError: the text is neither; the message says so in one line.
+    :raises ValueError: the text is neither; the exception's text is one line.
     """
     if _DOMAIN.fullmatch(text):
         return text
@@ -51,7 +51,7 @@ def _is_host(host: str) -> bool:
 
 
 def relay_url(relay: str) -> str:
-    """Return the URL to which other relays POST."""
+    """Return the URL to which other relays POST messages for this relay."""
     return f"{relay}/" if "://" in relay else f"https://{relay}/"
 
 
@@ -84,9 +84,10 @@ class Twin:
     :ivar account: public key that signs for the twin, 32 bytes.
     :ivar relay: relays joined with ``_``; None when none was ever registered.
     :ivar pk: encryption key, secp256k1, 33 bytes; None when messages to the twin are not encrypted.
-    :ivar strict: whether the twin signs with borders and accepts bound payloads, see :mod:`dmsg.rmb.envelope.wire`.
+    :ivar strict: whether the twin makes strict signatures and accepts bound payloads, see
+        :mod:`dmsg.rmb.envelope.wire`.
     :ivar counter: counter of the owner's statements; it grows with each.
-    :ivar signature: the owner's signature over :meth:`signed`; empty where the registry has none.
+    :ivar signature: the owner's signature over :meth:`signed`; empty if the registry has no signature.
     """
 
     id: int
@@ -108,14 +109,14 @@ class Twin:
         return ss58(self.account)
 
     def signed(self) -> bytes:
-        """Return the bytes that the owner signs: six lines of UTF-8, which include the account but not the id."""
+        """Return the bytes that the owner signs: six lines of UTF-8, which contain the account but not the id."""
         relay = "" if self.relay is None else self.relay
         pk = "" if self.pk is None else self.pk.hex()
         strict = "strict" if self.strict else ""
         return "\n".join((SIGNED_LABEL, self.account.hex(), str(self.counter), relay, pk, strict)).encode()
 
     def sign(self, signer: Signer) -> Twin:
-        """Return a signed copy."""
+        """Return a copy with the owner's signature."""
         return replace(self, signature=signer.sign(self.signed()))
 
     def check(self) -> None:

@@ -1,1 +1,1 @@
-"""Federation: messages to other relays."""
+"""Federation: forwarding of messages to other relays, whose twins receive them."""

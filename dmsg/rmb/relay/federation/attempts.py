@@ -1,4 +1,5 @@
-"""Attempts to hand a message to other relays: each relay once, the best first, a limited number at a time."""
+"""Attempts to forward a message to other relays: each relay is asked once, the most reliable first, with a limited
+number of attempts at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +19,18 @@ from dmsg.rmb.relay.federation.unverified import UnverifiedTwins
 from dmsg.rmb.relay.ranker import Ranker
 
 RETRY_FIRST, RETRY_MOST = 2.0, 30.0
-"""Seconds before the first retry of a message, and the longest; doubled each time."""
+"""Seconds before the first retry of a message, and the maximum; the delay doubles with each retry."""
 PART = 8
-"""Divisor of limits: one sender's messages under way, and one session's offers, are at most this fraction of all."""
+"""Divisor of two limits: the messages under way of one sender, and the offers of one session, may be at most this
+fraction of all."""
 OFFER_PATIENCE, OFFER_RETRY = 2.0, 0.1
-"""Seconds for which an offer waits for room, and seconds between checks."""
+"""Seconds for which an offer waits until fewer offers are under way, and seconds between checks."""
 MAX_COUNTED = 1000
 """Maximum number of relays whose successes and errors are counted separately; the rest are counted together."""
 MAX_OFFERS, MAX_OFFERS_OF_TWIN = 128, 16
-"""Maximum number of messages that are offered at once: in all, and of one twin."""
+"""Maximum number of messages that are offered to other relays at once: in all, and of one twin."""
 MAX_WAITING = 10_000
-"""Maximum number of offers that wait for room; one more fails without asking a relay."""
+"""Maximum number of offers that wait until fewer are under way; a further one fails without asking a relay."""
 
 _T = TypeVar("_T")
 
@@ -40,20 +42,20 @@ class AttemptOutcome(Enum):
     REFUSED = auto()
     """All relays answered, and all refused the message for good."""
     FAILED = auto()
-    """No relay accepted the message, and at least one did not answer or may answer otherwise later."""
+    """No relay accepted the message, and at least one did not answer or gave an answer that may change later."""
 
 
 class RelayPoster(Protocol):
-    """Interface of a sender of messages to other relays."""
+    """Interface of an object that sends messages to other relays."""
 
     def takes_many(self, relay: str) -> bool:
-        """Whether several messages for the relay leave in one request."""
+        """Whether several messages for the relay are sent in one request."""
 
     def post(self, relay: str, data: bytes, *, only_connected: bool) -> Awaitable[int]:
         """Return the status that the relay answers; 0 when the relay does not answer."""
 
     def close(self) -> Awaitable[object]:
-        """Close the connections that are kept."""
+        """Close the idle connections."""
 
 
 class RelayRequests:
@@ -61,7 +63,7 @@ class RelayRequests:
 
     :ivar success: number of messages that each relay accepted.
     :ivar error: number of messages that each relay did not accept.
-    :ivar not_offered: number of messages that were not offered, because too many offers waited.
+    :ivar not_offered: number of messages that were offered to no relay, because too many offers waited.
     """
 
     def __init__(
@@ -96,12 +98,12 @@ class RelayRequests:
 
         An offer above the limit waits for ``OFFER_PATIENCE`` seconds; after that it fails as if no relay had answered.
 
-        :param twin: the twin whose share of the offers is used: the sender or the receiver of the message.
+        :param twin: the twin to whose limit of offers this one is charged: the sender or the receiver of the message.
         """
         return self.run(self._offer(data, frozenset(relays), twin))
 
     async def _offer(self, data: bytes, relays: frozenset[str], twin: int) -> AttemptOutcome:
-        # Relays that answer quickly have a limit of their own, which slow relays cannot use up.
+        # Relays that answer quickly have a separate limit of attempts, so that slow relays cannot use up all attempts.
         offering = self._offering[self._slots.is_quick(relays)]
         until = self._reactor.seconds() + OFFER_PATIENCE
         while offering.total() >= MAX_OFFERS or offering[twin] >= MAX_OFFERS_OF_TWIN:
@@ -158,12 +160,13 @@ class RelayRequests:
         return AttemptOutcome.FAILED if failed else AttemptOutcome.REFUSED
 
     def _count(self, counter: Counter[str], relay: str) -> None:
-        """Count by relay, up to a limit: twins can list any number of relays, and each would be a line of metrics."""
+        """Count an outcome by relay, up to a limit: twins can name any number of relays, and each would add a line to
+        the metrics."""
         known = relay in counter or len(counter) < MAX_COUNTED
         counter[relay if known else "other"] += 1
 
     async def stop(self) -> None:
-        """Cancel what is under way and close all connections."""
+        """Cancel the attempts under way and close all connections."""
         self.stopped = True
         for running in list(self._under_way):
             running.addErrback(lambda _: None)

@@ -6,8 +6,8 @@ as ``flags(1) || length(4, big endian) || envelope``. Bit 0 of the flags means w
 a single message; the other bits are zero.
 
 The answer is 200 at once. Lines ``NUMBER STATUS`` in ASCII follow as the outcomes become known. The number is that of
-the message, counted from 0. The status is the one that a POST of this message alone would have had. So no message waits
-for another message whose receiver is slow.
+the message, counted from 0. The status is the one that a POST of this message alone would have had.  Because outcomes
+are sent as they become known, no message waits for another one whose receiver is slow.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ OFFER = b"x-rmb-batch"
 """Header of an answer by which a relay offers batches."""
 CONTENT_TYPE = "application/x-rmb-batch"
 MAX_BATCH = 32
-"""Maximum number of messages in a batch; verifying them takes three milliseconds, for which all others wait."""
+"""Maximum number of messages in a batch; verifying them takes three milliseconds, during which the relay does nothing
+else."""
 MAX_BATCH_SIZE = 1024 * 1024
 """Maximum bytes of the envelopes in a batch; a longer envelope is sent alone."""
 LONGEST_LINE = 16
-"""Longest line of an answer, in bytes."""
+"""Maximum bytes of a line of an answer."""
 
 _HEAD = Struct(">BI")
 _ONLY_CONNECTED = 1
@@ -36,7 +37,7 @@ _ONLY_CONNECTED = 1
 def encode(messages: Iterable[tuple[bytes, bool]]) -> bytes:
     """Encode the body of a request.
 
-    :param messages: envelopes, and for each whether it is refused unless its session is connected.
+    :param messages: envelopes, and for each whether the other relay has to refuse it unless its session is connected.
     """
     return b"".join(
         part for data, only_connected in messages for part in (_HEAD.pack(bool(only_connected), len(data)), data)
@@ -86,7 +87,8 @@ class AnswerParser:
         :raises ValueError: a line is malformed.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        # The rest counts too: a relay that never ends its line would otherwise fill the memory.
+        # An incomplete line counts towards the limit too: a relay that never ends its line would otherwise fill the
+        # memory.
         if max(len(self._rest), *map(len, lines), 0) > LONGEST_LINE:
             raise ValueError("a line of the answer to a batch is too long")
         for one in lines:

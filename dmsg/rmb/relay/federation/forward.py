@@ -1,8 +1,8 @@
 """Forwarding of messages to the relays of their receivers: attempts, retries, and a refusal when all fail.
 
-There are three ways in. :meth:`Federation.forward` takes messages that belong to another relay.
+There are three entry points. :meth:`Federation.forward` takes messages that belong to another relay.
 :meth:`~dmsg.rmb.relay.federation.attempts.RelayRequests.offer` tries once whether another relay has the session
-connected. :meth:`~dmsg.rmb.relay.federation.offers.Offers.add` offers messages that are kept here to the other relays
+connected. :meth:`~dmsg.rmb.relay.federation.offers.Offers.add` offers messages that are stored here to the other relays
 of their receiver.
 """
 
@@ -32,23 +32,27 @@ from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, QueuedMessage, Que
 from dmsg.rmb.relay.ranker import Ranker
 
 PASSES = 3
-"""Number of passes over the relays of a twin before a message has to wait."""
+"""Number of times that all relays of a twin are tried before the message waits for a retry."""
 PASS_DELAY = 0.1
-"""Seconds between the first two passes, doubled before the third, plus up to half at random."""
+"""Seconds between the first and second pass over the relays, doubled before the third; up to half is added at
+random."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
 """Maximum number and bytes of messages under way; further messages go to the queue at once."""
 TAKE_UP_BELOW = MAX_ITEMS // PART - BATCH
-"""Number of messages under way below which the queue is read at once and not only in the next round.
+"""Number of messages under way below which the federation queue is read at once, and not only in the next periodic
+check.
 
-A batch of the queue then fits into one sender's share.
+A batch from the queue then fits into one sender's limit.
 """
 PASSED_OVER_FOR = 10.0
-"""Seconds between passes over the whole queue for messages that were passed over.
+"""Seconds between reads of the queue from its beginning, for messages that were skipped because their sender had too
+many under way.
 
-A pass begins earlier when ``BATCH`` messages have finished since the last one.
+Such a read begins earlier when ``BATCH`` messages have finished since the last one.
 """
 REMEMBERED = 1000
-"""Number of finished messages whose ids are remembered, because a read that began earlier may still return them."""
+"""Number of finished messages whose ids are remembered: a read of the queue that began before they finished may still
+return them."""
 FULL = "too many messages for other relays"
 
 _log = Logger()
@@ -67,7 +71,7 @@ class _Item:
     running: bool = False
     is_offered: bool = False
     answered: float | None = None
-    """Seconds until a relay answered the last attempt; None when none did."""
+    """Seconds that a relay took to answer the last attempt; None when no relay answered."""
     next: float = 0.0
     delay: float = field(default_factory=lambda: RETRY_FIRST)
 
@@ -79,7 +83,7 @@ class _Item:
 class Federation:
     """Forwarding of messages to other relays.
 
-    :ivar asking: the requests to other relays, shared with the offers of kept messages.
+    :ivar asking: the requests to other relays, shared with the offers of stored messages.
     :param is_connected: whether a session, given as text, is connected here by now.
     :param on_finished: called with a message that came from the queue and its error, or None when it was accepted.
     """
@@ -114,16 +118,18 @@ class Federation:
         self._items_of: Counter[int] = Counter()
         self._size_of: Counter[int] = Counter()
         self._passed_over = False
-        """True when a message in the queue was not taken up, because its sender has a full share under way."""
+        """True when a message in the queue was skipped, because its sender has as many messages under way as it may
+        have."""
         self._again_at = 0.0
         self._finished_count = self._finished_before = 0
-        """Number of messages that have finished, and that number when the last pass over the whole queue began."""
+        """Number of messages that have finished, followed by its value when the queue was last read from its
+        beginning."""
         self._items: dict[_Item, None] = {}
         self._by_queue_id: dict[QueueId, _Item] = {}
         self._finished_ids: deque[QueueId] = deque(maxlen=REMEMBERED)
         self._taking = False
         self._has_backlog = False
-        """True when the queue may hold more messages that can be taken up."""
+        """True when the queue may contain more messages that can be sent now."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -145,13 +151,13 @@ class Federation:
             self._store_only(item)
             return
         self._hold(item)
-        # The sender does not resend, so the message must survive this process from now on.
+        # The sender does not send again, so the message has to be stored before it counts as accepted.
         if mail.owner is not None and mail.owner.durable:
             self._keep(item)
         self._make_ready(item)
 
     def _store_only(self, item: _Item) -> None:
-        """Put a message into the queue only, because too many are under way; it is taken up when there is room."""
+        """Put a message into the queue only, because too many are under way; it is read back when fewer are."""
 
         mail = item.mail
 
@@ -163,7 +169,8 @@ class Federation:
         keeping.addCallbacks(kept, lambda failure: item.done(mail, FULL))
 
     def _has_room(self, item: _Item) -> bool:
-        """Whether one more message may be under way, in all and for its sender, who has one ``PART``-th of all."""
+        """Whether one more message may be under way, within the limit of all messages and that of its sender, a
+        ``PART``-th of it."""
         sender = item.mail.sender
         return (
             len(self._items) < MAX_ITEMS
@@ -179,7 +186,7 @@ class Federation:
         self._size_of[item.mail.sender] += len(item.mail.data)
 
     def _take_from_queue(self) -> None:
-        """Take messages from the queue, if there is room."""
+        """Take messages from the queue, as many as may be under way."""
         if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
             if not self._has_backlog and self._may_begin_again():
                 self._passed_over = False
@@ -190,7 +197,7 @@ class Federation:
             self._queue.take_federation().addCallbacks(self._on_batch, lambda _: None).addBoth(self._taking_ended)
 
     def _may_begin_again(self) -> bool:
-        """Whether to read the queue again from its first message, for the messages that were passed over."""
+        """Whether to read the queue again from its first message, for the messages that were skipped."""
         return self._passed_over and (
             self._reactor.seconds() >= self._again_at or self._finished_count - self._finished_before >= BATCH
         )
@@ -200,7 +207,7 @@ class Federation:
         self._next()
 
     def _next(self) -> None:
-        """Begin as many attempts as allowed."""
+        """Begin as many attempts as the limits allow."""
         while not self.asking.stopped and (item := self._slots.take()) is not None:
             if item in self._items and not item.running:
                 item.running, item.is_offered, item.answered = True, False, None
@@ -220,18 +227,19 @@ class Federation:
         self._next()
 
     def sizes(self) -> dict[int, int]:
-        """Return the bytes of the messages under way, by the twin that sent them."""
+        """Return the bytes of the messages under way, as a mapping from the twin that sent them."""
         return dict(self._size_of)
 
     def give_up(self, sender: int) -> None:
-        """Fail a twin's messages, except those with an attempt under way, and tell the twin."""
+        """Fail all messages that a twin has sent, except those with an attempt under way, and report the failures to
+        the twin."""
         for item in [one for one in self._items if not one.running and one.mail.sender == sender]:
             self._finish(item, FULL)
 
     def _later(self, item: _Item) -> None:
         """Schedule a retry of a message that no relay accepted, and store the message meanwhile."""
         item.next = self._reactor.seconds() + item.delay
-        # The delay doubles, so a relay that is down for an hour costs little; a message is tried until its life ends.
+        # The delay doubles, so a relay that is down for an hour costs little; a message is retried until it expires.
         item.delay = min(RETRY_MOST, 2 * item.delay)
         self._keep(item)
 
@@ -254,7 +262,7 @@ class Federation:
         self._later(item)
 
     def _finish(self, item: _Item, error: str | None) -> None:
-        # A message finishes only once, whoever ends it first.
+        # A message finishes only once, although its attempt, its expiry and :meth:`give_up` may each end it.
         if self._items.pop(item, self) is self:
             return
         self._size -= len(item.mail.data)
@@ -263,7 +271,7 @@ class Federation:
         decrement(self._size_of, sender, len(item.mail.data))
         if item.queue_id is not None:
             self._by_queue_id.pop(item.queue_id, None)
-            # A read of the queue that began earlier may still return this message.
+            # A read of the queue that is under way may still return this message, so its id is remembered.
             self._finished_ids.append(item.queue_id)
             self._queue.remove(FEDERATION, [item.queue_id])
         item.done(item.mail, error)
@@ -272,7 +280,7 @@ class Federation:
             self._take_from_queue()
 
     def _keep(self, item: _Item) -> None:
-        """Store a message in the queue, so that it survives the process."""
+        """Store a message in the queue, so that it survives the end of the process."""
         if item.queue_id is not None or item.keeping:
             return
         item.keeping = True
@@ -294,7 +302,7 @@ class Federation:
         keeping.addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
-        """Store what takes long, retry what has waited long enough, and take up messages from the queue; called
+        """Store messages that take long, retry those whose delay is over, and read further ones from the queue; called
         every second."""
         now = self._reactor.seconds()
         self.offers.round()
@@ -355,11 +363,12 @@ class Federation:
     def _taking_ended(self, result: object) -> None:
         self._taking = False
 
-    # --- the end ---
+    # --- stopping ---
 
     async def stop(self) -> None:
-        """Store what is under way and close all connections."""
-        self.asking.stopped = True  # No new attempt begins while the messages are being stored.
+        """Store the messages under way and close all connections."""
+        # Attempts are stopped first, so that none begins while the messages are being stored.
+        self.asking.stopped = True
         for item in list(self._items):
             self._keep(item)
         await self.asking.stop()

@@ -1,4 +1,5 @@
-"""Offers of kept messages to the other relays of their receiver, where its session may be connected."""
+"""Offers of stored messages to the other relays of their receiver.  The receiver's session may be connected to one of
+them."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 
 MAX_OFFERED = 10_000
-"""Maximum number of kept messages that are offered; further messages wait for their receiver to connect here."""
+"""Maximum number of stored messages that are offered; further ones are not, and wait until their receiver connects
+here."""
 
 
 class _Offers:
-    """Messages kept for one session and offered to other relays of its twin."""
+    """Messages stored for one session and offered to other relays of its twin."""
 
     __slots__ = ("delay", "items", "next", "relays", "running")
 
@@ -62,7 +64,7 @@ class Offers:
             self._offer_next(session, now)
 
     def add(self, session: str, queued: QueuedMessage, relays: frozenset[str], until: float) -> None:
-        """Offer a kept message to other relays, until one accepts it or the session connects here."""
+        """Offer a stored message to other relays, until one accepts it or the session connects here."""
         offers = self._offers.get(session)
         of_session = len(offers.items) if offers is not None else 0
         if (
@@ -70,7 +72,7 @@ class Offers:
             or of_session >= MAX_OFFERED // PART
             or self.size + len(queued.data) > self._max_size
         ):
-            return  # The message stays in the queue until its receiver connects here.
+            return  # The message is not offered any further; it stays in the queue until its receiver connects here.
         if offers is None:
             offers = self._offers[session] = _Offers(relays)
         offers.relays = relays
@@ -86,12 +88,14 @@ class Offers:
         while offers.items and next(iter(offers.items.values()))[1] <= self._now():
             self._forget_offer(offers, next(iter(offers.items)))
         if not offers.items or self._is_connected(session):
-            # The session's delivery reads the messages from the queue, where all of them are too.
+            # The offers can be dropped: all these messages are in the queue, too, from which the session's delivery
+            # reads them.
             for number in list(offers.items):
                 self._forget_offer(offers, number)
             del self._offers[session]
             return
-        # One message at a time: the receiver gets its messages in order, and an absent one costs one request per retry.
+        # One message is offered at a time, so that the receiver gets its messages in order, and an absent receiver
+        # costs one request per retry.
         number, (data, _) = next(iter(offers.items.items()))
         offers.running = True
 

@@ -30,18 +30,19 @@ MAX_ANSWER = 4096
 ONLY_CONNECTED = b"x-rmb-only-connected"
 """Header that asks a relay to refuse the message unless the session is connected; the reference ignores it."""
 AT_ONCE = 2
-"""Number of requests under way to a relay from which on messages wait ``GATHER`` seconds to leave together."""
+"""Number of requests under way to one relay from which on further messages wait ``GATHER`` seconds, to be sent
+together."""
 GATHER = 0.002
-"""Seconds for which messages are gathered; a full batch leaves at once."""
+"""Seconds for which messages are collected for a batch; a full batch is sent at once."""
 REMEMBERED = 1000
-"""Number of relays remembered to accept batches."""
+"""Maximum number of relays that are remembered because they accept batches."""
 
 _log = Logger()
 
 
 @define(eq=False)
 class _Posted:
-    """Message on its way in a batch.
+    """Message that waits for a batch or is in one.
 
     :ivar answer: fires with its status: 0 without an answer, None when the relay does not accept batches.
     """
@@ -51,17 +52,17 @@ class _Posted:
     answer: Deferred[int | None]
 
     def fire_answer(self, status: int | None) -> None:
-        """Fire ``answer``, unless it has fired or was cancelled by a caller that lost interest."""
+        """Fire ``answer``, unless it has fired or the caller has cancelled it."""
         if not self.answer.called:
             self.answer.callback(status)
 
 
 @define(eq=False)
 class _Line:
-    """Messages on their way to one relay.
+    """Queue of messages for one relay, and its requests under way.
 
-    :ivar waiting: messages that have not left.
-    :ivar under_way: number of requests that are not completely answered.
+    :ivar waiting: messages that are not sent yet.
+    :ivar under_way: number of requests without a complete answer.
     :ivar leaves: the delayed call that sends the waiting messages.
     """
 
@@ -137,7 +138,7 @@ class Poster:
         return code
 
     async def _ask(self, url: str, headers: Headers, data: bytes) -> IResponse | None:
-        """Return the response, whose body is still to come; None without a response."""
+        """Send a request and return its response, whose body is not read yet; None without a response."""
         try:
             request = self._agent.request(b"POST", url.encode("ascii"), headers, Body(data))
             return await cancellable(request.addTimeout(POST_TIMEOUT, self._reactor))
@@ -145,20 +146,20 @@ class Poster:
             raise
         except TimeoutError:
             return None
-        except Exception as error:  # A lost connection raises many kinds of exceptions.
+        except Exception as error:  # A lost connection raises exceptions of many types, so all are caught.
             _log.debug("a request to the relay {relay} failed: {error!r}", relay=url, error=error)
             return None
 
     async def _read(self, response: IResponse, url: str) -> None:
-        """Read the body, which has no content of interest, so that the connection can be used again."""
+        """Read and drop the response's body, so that the connection can be used again."""
         try:
             await cancellable(read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
-        except Exception as error:  # The status is known, so a lost connection no longer matters.
+        except Exception as error:  # The status is known already, so an error while the body is read does not matter.
             _log.debug("a request to the relay {relay} failed: {error!r}", relay=url, error=error)
 
-    # --- several at once ---
+    # --- batches ---
 
     def _with_others(self, url: str, data: bytes, only_connected: bool) -> Deferred[int | None]:
         """Send a message in a batch at the end of this reactor turn, or ``GATHER`` seconds later while ``AT_ONCE``
@@ -182,7 +183,7 @@ class Poster:
         size = 0
         for posted in waiting:
             if posted.answer.called:
-                continue  # The caller of the POST has cancelled its answer.
+                continue  # A message whose caller has cancelled it is not sent.
             if part and (len(part) >= batch.MAX_BATCH or size + len(posted.data) > batch.MAX_BATCH_SIZE):
                 self._send(url, line, part)
                 part, size = [], 0
@@ -223,10 +224,10 @@ class Poster:
             try:
                 await statuses.finished.addTimeout(POST_TIMEOUT, self._reactor)
             except (TimeoutError, CancelledError):
-                pass  # Messages without a status by now get 0.
+                pass  # The answer has ended, so messages without a status get 0.
             return
         if response.code != 503:
-            # Another program answers at this URL now, one that does not know batches.
+            # Another program answers at this URL now, which does not know batches, so the messages are sent singly.
             self._take_batches.pop(url, None)
         for posted in part:
             posted.fire_answer(503 if response.code == 503 else None)

@@ -1,8 +1,8 @@
 """Scheduling of attempts to send messages to other relays. No I/O.
 
-The number of concurrent attempts is limited. A relay that does not answer occupies one for seconds, and anyone can
-list such relays, under any number of names, for their own twins. So some attempts are reserved for relays that
-answered quickly when they were last asked, and no sender has more than a share.
+The number of concurrent attempts is limited. A relay that does not answer occupies an attempt for seconds, and anyone
+can register twins with such relays, under any number of names.  So some attempts are reserved for relays that answered
+quickly when they were last asked, and each sender has a limit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ MAX_SLOW_POSTS = 192
 MAX_QUICK_OF_SENDER, MAX_SLOW_OF_SENDER = 48, 32
 """Maximum number of concurrent attempts of one sender: for quick relays, and for other relays."""
 MAX_POSTS_OF_ONE = 16
-"""Maximum number of concurrent attempts for one set of relays; only one while these relays do not answer."""
+"""Maximum number of concurrent attempts for one set of relays; it is 1 while these relays do not answer."""
 MAX_TOGETHER, MAX_TOGETHER_OF_ONE, MAX_TOGETHER_OF_SENDER = 1024, 512, 256
-"""Limits for quick relays that accept batches: in all, for one set of relays, and for one sender.
+"""Maximum numbers of concurrent attempts for quick relays that accept batches: in all, for one set of relays, and for
+one sender.
 
-Such an attempt occupies no connection, only a message that its receiver has not confirmed yet.
+They are higher, because such an attempt shares a connection with others.
 """
 QUICK = 1.5
-"""Seconds within which a quick relay answers; a receiver that logs each ping confirms after one second."""
+"""Seconds within which a relay has to answer to count as quick.  A receiver that logs each ping takes one second to
+confirm a message, and its relay answers only then."""
 REMEMBERED = 1000
 """Number of sets of relays that are remembered as quick, and as failing."""
 
@@ -39,7 +41,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class _Kind(Enum):
-    """Kind of relays, in the order in which their messages are tried."""
+    """Kinds of relays, in the order in which messages for them are tried."""
 
     TOGETHER = auto()
     """Relays that answer quickly and accept batches."""
@@ -68,7 +70,7 @@ class _Attempt:
 
 
 class _Lines(Generic[Item]):
-    """Waiting items in a line for each sender; the senders take turns."""
+    """Queues of waiting items, one for each sender; the senders take turns."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[int, deque[tuple[Item, Relays]]] = OrderedDict()
@@ -92,13 +94,13 @@ class _Lines(Generic[Item]):
 class Slots(Generic[Item]):
     """Scheduler of attempts: the items that wait, and those with an attempt under way.
 
-    :param takes_many: whether a relay takes many messages in one POST.
+    :param takes_many: whether a relay accepts many messages in one POST.
     """
 
     def __init__(self, takes_many: Callable[[str], bool] = lambda relay: False) -> None:
         self._takes_many = takes_many
         self._waiting: dict[_Kind, _Lines[Item]] = {kind: _Lines() for kind in _Kind}
-        # Items that could not begin, by the limit that stopped them: a set of relays, or a sender's share.
+        # Items that could not begin, by the limit that stopped them: that of a set of relays, or that of a sender.
         self._blocked: dict[Hashable, _Lines[Item]] = {}
         self._attempts: dict[Item, _Attempt] = {}
         self._of_kind: Counter[_Kind] = Counter()
@@ -117,7 +119,7 @@ class Slots(Generic[Item]):
         return _Kind.TOGETHER if all(map(self._takes_many, relays)) else _Kind.QUICK
 
     def add(self, item: Item, relays: Relays, sender: int) -> None:
-        """Let an item wait for an attempt.
+        """Queue an item until an attempt is free.
 
         :param sender: the twin that sent it.
         """
@@ -129,11 +131,13 @@ class Slots(Generic[Item]):
             item, relays, sender = self._waiting[kind].take()
             if item in self._attempts:
                 continue
-            if kind is not self._kind(relays):  # The relays were of another kind when the item was added.
+            if kind is not self._kind(relays):
+                # The relays' kind has changed since the item was added, so it is queued again.
                 self.add(item, relays, sender)
                 continue
             part = sender, kind
-            # An item without room waits under the limit that stopped it, so that it is not examined again until then.
+            # An item that exceeds a limit waits in a queue of that limit, and is not examined again until an attempt
+            # under the same limit ends.
             if self._of_relays[relays] >= self._limit_of(relays, kind):
                 self._block(relays, item, relays, sender)
             elif self._of_sender[part] >= _MOST_OF_SENDER[kind]:
@@ -144,7 +148,7 @@ class Slots(Generic[Item]):
         return None
 
     def _next_kind(self) -> _Kind | None:
-        """Return the first kind of relays with a waiting item and a free attempt."""
+        """Return the first kind of relays for which an item waits and an attempt is free."""
         count = self._of_kind
         posts = count[_Kind.QUICK] + count[_Kind.SLOW]
         if self._waiting[_Kind.TOGETHER] and count[_Kind.TOGETHER] < MAX_TOGETHER:
@@ -184,7 +188,7 @@ class Slots(Generic[Item]):
         decrement(self._of_kind, attempt.kind)
         decrement(self._of_relays, attempt.relays)
         decrement(self._of_sender, part)
-        # The limit depends on what is known of the relays now.
+        # The limit of these relays may have changed, because it depends on how they answered.
         kind = self._kind(attempt.relays)
         self._unblock(attempt.relays, self._limit_of(attempt.relays, kind) - self._of_relays[attempt.relays])
         self._unblock(part, _MOST_OF_SENDER[attempt.kind] - self._of_sender[part])

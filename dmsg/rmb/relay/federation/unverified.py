@@ -1,8 +1,9 @@
-"""Twins of this relay that another relay refused, because their messages were not signed by them.
+"""Table of this relay's twins whose signatures are not trusted, because another relay refused a message of theirs as
+unsigned.
 
-A relay does not verify what its own twins send, but another relay counts unsigned messages against the relay that
-brings them. So one twin could have this relay refused there, with all its other twins. Messages of a doubted twin are
-therefore verified here before another relay is asked.
+A relay does not verify what its own twins send, but another relay counts unsigned messages against the relay that sends
+them.  So a single twin could make another relay refuse this relay, and with it all its other twins.  Messages of the
+twins in this table are therefore verified here before another relay is asked.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from dmsg.rmb.twins.identity import verify
 UNSIGNED = 401
 """Status that a relay of this package answers to a message that its sender has not signed."""
 UNVERIFIED_FOR = 600.0
-"""Seconds for which a twin is doubted."""
+"""Seconds for which the messages of a twin are verified here after another relay has refused one."""
 MAX_UNVERIFIED = 10_000
-"""Maximum number of twins that are doubted at a time."""
+"""Maximum number of twins in the table, whose messages are verified here."""
 
 
 class UnverifiedTwins:
-    """Table of the twins that are doubted.
+    """Table of the twins whose messages are verified before they are forwarded.
 
     :param registry: registry with the keys of twins.
     """
@@ -38,12 +39,12 @@ class UnverifiedTwins:
         self._until: OrderedDict[int, float] = OrderedDict()
 
     def answered(self, data: bytes, code: int) -> None:
-        """Record the status that another relay answered to a message."""
+        """Record the status that another relay answered to a message; 401 adds the message's sender to the table."""
         if code == UNSIGNED:
             remember(self._until, decode(data).source.twin, self._seconds() + UNVERIFIED_FOR, MAX_UNVERIFIED)
 
     async def refuses(self, data: bytes) -> bool:
-        """Whether a message names a doubted twin as its source and is not signed by that twin."""
+        """Whether a message names a twin of the table as its source and is not signed by that twin."""
         if not self._until:
             return False
         envelope = decode(data)
@@ -59,5 +60,7 @@ class UnverifiedTwins:
         except SignatureInvalid:
             return True
         except DmsgError:
-            return False  # Without the registry nothing can be verified here; the other relay asks its own.
+            # Without the registry no signature can be verified here, so the message is forwarded; the other relay asks
+            # its own registry.
+            return False
         return False

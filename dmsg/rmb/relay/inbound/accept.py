@@ -1,4 +1,5 @@
-"""Acceptance of messages that another relay brings: delivered, stored, or refused, and then answered."""
+"""Acceptance of messages that another relay sends to this one: each is delivered, stored, or refused, and then
+answered."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from dmsg.rmb.twins.twin import Twin
 
 
 class InboundAcceptor:
-    """Entry of other relays' messages into a switch."""
+    """Acceptor of the messages that other relays send to this relay's sessions."""
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
 
     def take(self, header: Header, data: bytes, twin: Twin | None, *, only_connected: bool) -> Deferred[None]:
-        """Accept a verified message that another relay brings; fires when it is confirmed or stored.
+        """Accept a verified message from another relay; the Deferred fires when the message is confirmed or stored.
 
         Fails with :class:`~dmsg.rmb.relay.rules.MessageRefused`, or QueueUnavailable.
 
@@ -33,15 +34,16 @@ class InboundAcceptor:
         ledger = Ledger(lambda payload: taken.callback(None))
         mail = Mail(data, header.until(switch.now()), ledger, header)
         ledger.add(mail)
-        # The ping is answered once the message is settled, which fires ``taken``. Sessions and relays thus share one
-        # rule.
+        # This ping is answered, and ``taken`` fires, once the message is settled.  Messages of relays thus follow the
+        # same rule as those of sessions.
         ledger.ping(b"")
         receiver = switch.sessions.get(header.destination)
         if receiver is not None and receiver.delivery.is_crowded and not mail.is_answer:
-            # A sender of this relay would be held; another relay tries again later.
+            # A session of this relay would be paused instead; another relay is asked to try again later.
             taken.errback(MessageRefused(Drop.BUSY))
             return taken
-        # The answer to the other relay waits for the confirmation, because that relay forgets the message with it.
+        # The other relay is answered only after the confirmation, because it deletes the message when it gets the
+        # answer.
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
             return taken
@@ -57,7 +59,8 @@ class InboundAcceptor:
         return taken
 
     def _find(self, mail: Mail, accepted: Deferred[None]) -> None:
-        """Look for a receiver that must be connected: in another process on the same queue, or here in a moment."""
+        """Check whether a receiver is connected to another process on the same queue, or reconnects here in a
+        moment."""
         switch = self._switch
 
         def known(elsewhere: bool) -> None:
@@ -78,7 +81,7 @@ class InboundAcceptor:
         switch.queue.is_elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
 
     def _keep(self, mail: Mail, other_relays: frozenset[str], accepted: Deferred[None]) -> None:
-        """Put a message into the queue.
+        """Store a message in the queue of its receiver.
 
         :param other_relays: relays to which the receiver may be connected.
         """

@@ -1,4 +1,5 @@
-"""Messages that other relays bring, singly or in batches: checked, verified, and passed to the switch."""
+"""Verification of the messages that other relays send, singly or in batches: checks limits and signatures, and passes
+valid messages to the switch."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from dmsg.rmb.twins.identity import verify
 from dmsg.rmb.twins.twin import Twin
 
 INTAKE_RATE, INTAKE_BURST = 5000.0, 10_000.0
-"""Messages per second, and at once, that other relays may bring from one address."""
+"""Messages per second, and in a burst, that other relays may send from one IP address."""
 INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
-"""Messages and bytes per minute that other relays may bring from one twin."""
+"""Messages and bytes per minute of one twin that are accepted from other relays."""
 MAX_TAKEN = 65_536
 """Maximum number of accepted messages that are remembered until they expire, so that each is accepted and counted
 once."""
 WORTHLESS = 20
-"""Number of messages for which a malformed or wrongly signed message counts."""
+"""Number of messages as which one malformed or wrongly signed message is counted in the rate limit of its address."""
 MAX_INTAKE = 1024
 """Maximum number of messages of other relays under way at once."""
 
@@ -37,7 +38,7 @@ MAX_INTAKE = 1024
 class Verdict(NamedTuple):
     """Answer to one message of another relay.
 
-    A reason that may be gone a moment later never gets a 4xx, because relays of the reference take a 4xx as final.
+    A temporary reason is never answered with a 4xx, because relays of the reference take a 4xx as final.
 
     :ivar retry_after: seconds after which another attempt may succeed; None when the answer is final.
     """
@@ -51,7 +52,7 @@ TAKEN = Verdict(202)
 
 
 class InboundVerifier:
-    """Entry of other relays' messages into this relay.
+    """Verifier of messages that other relays send to this relay.
 
     :ivar under_way: number of messages without an answer so far.
     """
@@ -66,14 +67,15 @@ class InboundVerifier:
         self.under_way = 0
 
     def too_many(self, address: str, now: float) -> Verdict | None:
-        """Return the refusal when there is no room for one more message of ``address``; otherwise count it and
-        return None."""
+        """Count one more message of ``address`` and return None; if it exceeds a limit, return the refusal and count
+        nothing."""
         if self.under_way < MAX_INTAKE and self._rate.allow(address, now):
             return None
         return self._later(Drop.INTAKE_RATE, "too many messages")
 
     def charge(self, address: str, now: float) -> None:
-        """Count a worthless message as many messages of its address, because checking it is the expensive part."""
+        """Count a worthless message as ``WORTHLESS`` messages in the rate limit of its address, because checking it was
+        expensive."""
         self._rate.charge(address, WORTHLESS, now)
 
     def _refuse(self, drop: Drop, status: int, text: str) -> Verdict:
@@ -95,7 +97,7 @@ class InboundVerifier:
         finally:
             self.under_way -= 1
 
-    # Each verdict returns.
+    # Each verdict has its own return.
     async def _take(self, data: bytes, only_connected: bool) -> tuple[Verdict, bool]:  # noqa: PLR0911
         switch = self._switch
         try:
@@ -127,11 +129,13 @@ class InboundVerifier:
     ) -> Verdict:
         """Pass on a message whose sender has signed it."""
         switch = self._switch
-        # Anyone who has a message can bring it again; a repeated one was accepted already.
+        # Anyone who has seen a message can send it again; a repeated one is answered as accepted, and not delivered
+        # again.
         key = hashlib.sha256(envelope.signature).digest()
         if self._accepted_until.get(key, 0.0) > switch.now():
             return TAKEN
-        # Only signed messages count against a twin, so that nobody can use up another twin's limit.
+        # The twin's limit is charged only now that the signature is verified; otherwise anybody could use up another
+        # twin's limit.
         size, now = len(data), switch.now()
         if not self._of_twins.measure(header.source.twin, size, now, is_answer=header.is_answer):
             switch.limited.count(header.source.twin)

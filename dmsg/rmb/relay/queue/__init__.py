@@ -1,1 +1,1 @@
-"""Queues of a relay: messages kept for sessions that are away."""
+"""Queues of a relay, which store messages for sessions that are not connected or slow."""

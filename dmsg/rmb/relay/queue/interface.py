@@ -1,4 +1,4 @@
-"""Interface of a relay's queues, which keep messages for sessions that are away or slow.
+"""Interface of a relay's queues, which store messages for sessions that are not connected or slow.
 
 Each session has a queue of its own; one more queue holds the messages for other relays.
 """
@@ -17,19 +17,20 @@ from dmsg.base.options import STORAGE, Number, option
 FEDERATION = "relay.federation"
 """Name of the queue for other relays; no session can have this name."""
 BATCH = 1000
-"""Number of messages in one read: a session that catches up must be faster than others send."""
+"""Number of messages in one read: reads are large, so that a session that catches up gets messages faster than others
+send new ones."""
 
 BATCH_BYTES = 4 * 1024 * 1024
 """Bytes after which a read ends; the last message may exceed it."""
 PART = 8
-"""Divisor of ``total``: the messages that one twin sent may use this fraction of all that is kept."""
+"""Divisor of ``total``: the stored messages of one sender may use this fraction of all storage."""
 REFUSALS = ("the relay keeps as much as it may", "the relay keeps as much from twin {sender} as it may")
-"""Reasons to refuse a message: the limit of all messages, or of its sender's."""
+"""Reasons to refuse a message: all stored messages have reached the limit, or those of its sender have."""
 
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Limits of what the queues keep; sizes are in bytes.
+    """Limits of the stored messages; sizes are in bytes.
 
     The messages of one sender may use a ``PART``-th of ``total``, but at least twice ``size``.
     """
@@ -58,7 +59,7 @@ class QueueLimits:
 
     @property
     def sender_size(self) -> int:
-        """Bytes that the kept messages of one sender may use."""
+        """Maximum bytes of the stored messages of one sender."""
         return max(self.total // PART, 2 * self.size)
 
 
@@ -67,23 +68,23 @@ QueueId: TypeAlias = int | bytes
 
 
 class QueuedMessage(NamedTuple):
-    """Message in a queue, with its id; ids grow along a queue."""
+    """Message in a queue, with its id; newer messages have higher ids."""
 
     id: QueueId
     data: bytes
 
 
 class QueueWatcher(Protocol):
-    """Callbacks of a queue to the relay that uses it."""
+    """Callbacks with which a queue notifies the relay that uses it."""
 
     def dropped(self, session: str, number: int) -> None:
-        """Note that the oldest ``number`` messages of a session were deleted, because its queue was full."""
+        """Count the ``number`` oldest messages of a session, which were deleted because its queue was full."""
 
     def appended_elsewhere(self, name: str) -> None:
-        """Note that another process appended a message to the queue of that name."""
+        """Read the queue of that name, to which another process has appended a message."""
 
     def connected_elsewhere(self, name: str) -> None:
-        """Note that the session of that name connected to another process."""
+        """End the session of that name, which has connected to another process."""
 
 
 class RelayQueue(Interface):
@@ -94,7 +95,8 @@ class RelayQueue(Interface):
     forgotten: int = Attribute("Number of delivered messages that the queue could not delete and will deliver again.")
 
     def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[QueueId]:
-        """Keep a message until a time; fires with its id once the message survives the process.
+        """Store a message until it expires; the Deferred fires with its id once the message would survive the end of
+        the process.
 
         Fails with QueueUnavailable.
 
@@ -105,31 +107,32 @@ class RelayQueue(Interface):
         """Return the oldest messages with ids above ``after``; None means from the beginning."""
 
     def poll(sessions: Sequence[str]) -> Deferred[list[str]]:
-        """Return those of the sessions whose queues hold messages that were not announced."""
+        """Return the sessions whose queues contain messages that were not announced."""
 
     def remove(session: str, ids: Sequence[QueueId]) -> None:
         """Remove delivered messages: never read them again, and delete them now or as soon as possible."""
 
     def expired(now: float) -> Deferred[list[tuple[str, bytes]]]:
-        """Remove and return some messages whose life has ended."""
+        """Remove and return some expired messages."""
 
     def watch(watcher: QueueWatcher) -> None:
-        """Call ``watcher`` from now on."""
+        """Register the object whose callbacks this queue calls from now on."""
 
     def present(sessions: Sequence[str]) -> None:
-        """Note that these sessions are connected to this process; repeated every half minute."""
+        """Announce to other processes that these sessions are connected here; repeated every half minute."""
 
     def note_absent(session: str) -> None:
-        """Note that this session is no longer connected to this process."""
+        """Announce that this session is no longer connected here."""
 
     def note_connected(session: str) -> None:
-        """Note that this session has connected to this process, so that other processes end their connections of it."""
+        """Announce that this session has connected here, so that other processes end their connections of the same
+        session."""
 
     def take_federation() -> Deferred[list[QueuedMessage]]:
-        """Take some messages for other relays that no process has taken yet."""
+        """Take some of the messages for other relays that no process has taken yet."""
 
     def release_federation() -> None:
-        """Make the messages that were taken but not finished available again."""
+        """Return the messages that were taken and not finished to the queue."""
 
     def is_elsewhere(session: str) -> Deferred[bool]:
         """Whether the session is connected to another process on the same queue."""

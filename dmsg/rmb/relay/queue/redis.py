@@ -3,9 +3,9 @@
 ``stream:<twin>[:<sid>]`` is the stream of a session, with one field ``_``. ``relay.federation.stream`` is the stream
 for other relays, with the field ``msg``. This package adds:
 
-- ``rmb.session:<twin>[:<sid>]``: the process to which a session is connected.
-- ``rmb.until``: a sorted set of all kept messages, by the second in which their life ends.
-- ``rmb.kept``: a hash with the bytes that are kept, in all and from each twin.
+- ``rmb.session:<twin>[:<sid>]``: names the process to which a session is connected.
+- ``rmb.until``: a sorted set of all stored messages, by the second in which they expire.
+- ``rmb.kept``: a hash with the bytes that are stored, in all and from each twin.
 - ``rmb.queue``: a channel on which processes announce what they have appended.
 """
 
@@ -53,27 +53,28 @@ PROBE = "rmb.probe"
 """Key written to find out whether Redis accepts writes again."""
 PRESENT = "rmb.session:"
 EXPIRE = 3600
-"""Seconds after its last message when a queue is deleted."""
+"""Seconds after which a queue without a new message is deleted."""
 GROUP = "federation"
 ABANDONED_AFTER = 60
-"""Seconds after which an unfinished message that a process took goes to the process that asks next.
+"""Seconds after which a message that a process took, and has not finished, is given to the next process that asks.
 
-That may be the process that took the message.
+This may be the same process.
 """
 FEDERATION_LENGTH = 100_000
-"""Number of messages for other relays."""
+"""Maximum number of messages in the stream for other relays."""
 PRESENCE = 75
-"""Seconds for which a session counts as connected without a new notice."""
+"""Seconds for which a session counts as connected after its last announcement."""
 APPEND_BATCH = 100
-"""Number of messages appended in one call; Redis serves nobody else while a script runs."""
+"""Number of messages appended in one call; more would take too long, because Redis serves no other call while a script
+runs."""
 BATCH_SIZE = 4 * 1024 * 1024
-"""Bytes appended in one call; the last message may exceed it."""
+"""Maximum bytes appended in one call; the last message may exceed it."""
 POLLED = 1000
-"""Number of sessions polled in one call."""
+"""Maximum number of sessions polled in one call."""
 RETRY_FOR = 5.0
 """Seconds for which an append is repeated while Redis is unavailable."""
 RETRY_EVERY = 0.2
-"""Seconds between these attempts."""
+"""Seconds between attempts to repeat an append."""
 
 _READ = """
 local found, size, step, start = {}, 0, 1, ARGV[1]
@@ -92,7 +93,8 @@ while #found < most and size < bytes do
 end
 return found
 """
-# One hash counts what is kept: "total", "from:<twin>", and under "<id> <key>" the size and sender of each message.
+# One hash has the bytes of all stored messages ("total") and of those of each sender ("from:<twin>"), and the size and
+# sender of each message ("<id> <key>").
 _FORGET = """
 local function forget(kept, member)
   local added = redis.call('HGET', kept, member)
@@ -107,7 +109,7 @@ local function forget(kept, member)
 end
 """
 # MAXLEN ~ is cheap because it cuts whole nodes of the stream, so a queue may exceed its limit a little. A message that
-# was cut remains counted until its life ends.
+# was cut remains counted until it expires.
 _APPEND = """
 local results = {}
 local until_, kept, channel, federation = KEYS[#KEYS - 3], KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
@@ -153,7 +155,7 @@ for index = 1, #ARGV do
 end
 """
 )
-# One script, so that only one of several processes takes each message.
+# This is one script, because it is executed atomically: each message is taken by one of several processes.
 _EXPIRED = (
     _FORGET
     + """
@@ -202,11 +204,11 @@ class _Append(NamedTuple):
 
 @implementer(RelayQueue)
 class RedisQueue:
-    """Queues that outlive the relay's machine and can be shared by several processes.
+    """Queues in Redis, which survive the loss of the relay's machine and can be shared by several processes.
 
-    A message counts as kept once it is in Redis. Whether it survives a power cut there depends on the settings of Redis
-    (``appendonly``, ``appendfsync``). Delivered messages that could not be deleted, because Redis was unavailable or
-    refused writes, are remembered; they are not read again, and are deleted as soon as that works.
+    A message counts as stored once it is in Redis. Whether it survives a power cut there depends on the settings of
+    Redis (``appendonly``, ``appendfsync``). Delivered messages that could not be deleted, because Redis was unavailable
+    or refused writes, are remembered.  They are not read again, and are deleted as soon as Redis accepts writes.
 
     :ivar trouble: reason why Redis refused the last append, or None.
     """
@@ -340,7 +342,7 @@ class RedisQueue:
                 try:
                     await run("XGROUP", "CREATE", FEDERATION_STREAM, GROUP, "0", "MKSTREAM")
                 except Exception as error:
-                    # The error means that another process, or an earlier run, has made the group.
+                    # This error is ignored: it means that another process, or an earlier run, has made the group.
                     if "BUSYGROUP" not in str(error):
                         raise
                 self._grouped = True
@@ -380,7 +382,7 @@ class RedisQueue:
         return removing
 
     async def _remove_again(self) -> None:
-        """Delete what could not be deleted, and find out whether Redis accepts writes again."""
+        """Delete the messages whose deletion failed before, and find out whether Redis accepts writes again."""
         while found := self._removals.oldest():
             for session, ids in found.items():
                 await self._remove(session, ids)
@@ -396,7 +398,7 @@ class RedisQueue:
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
         # Relays of the reference append messages without adding them to the sorted set, so this method does not find
-        # those. Whether they have expired is checked when they are read.
+        # them.  They are checked for expiry when they are read.
         return Deferred.fromCoroutine(self._expired(now))
 
     async def _expired(self, now: float) -> list[tuple[str, bytes]]:
@@ -424,7 +426,7 @@ class RedisQueue:
         name, _, rest = message.decode(errors="replace").partition(" ")
         what, _, session = rest.partition(" ")
         watcher = self._watcher
-        # The channel also returns the notices that this process has published.
+        # The channel also returns the announcements of this process itself, which are ignored.
         if name == self._name or watcher is None:
             return
         if what == "+":
@@ -446,7 +448,7 @@ class RedisQueue:
             self._redis.eval(_PRESENT, keys, [self._name, str(PRESENCE)]).addErrback(lambda _: None)
 
     def note_absent(self, session: str) -> None:
-        # The script leaves the key alone when another process has registered the session meanwhile.
+        # The script does not delete the key if another process has registered the session meanwhile.
         self._redis.eval(_ABSENT, [PRESENT + session], [self._name]).addErrback(lambda _: None)
 
     def release_federation(self) -> None:

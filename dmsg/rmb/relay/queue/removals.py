@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 
 MAX_REMOVALS = 200_000
-"""Maximum number of ids. Beyond it the oldest ids are forgotten, and their messages are delivered again."""
+"""Maximum number of ids to remember.  Beyond it the oldest are forgotten, and their messages are delivered again."""
 AT_ONCE = 500
 """Maximum number of messages deleted in one attempt."""
 
@@ -26,11 +26,11 @@ class Removals:
         return len(self._ids)
 
     def add(self, session: str, ids: Iterable[QueueId]) -> None:
-        """Remember ids that could not be deleted, or that are being deleted."""
+        """Remember the ids of messages whose deletion failed or is under way."""
         for number in ids:
             self._ids[session, number] = None
-        # Forgetting an id means delivering its message twice, which receivers recognise. Unbounded memory would end the
-        # relay.
+        # A forgotten id means that its message is delivered twice, which receivers recognise.  Without a limit the ids
+        # could fill the memory.
         while len(self._ids) > MAX_REMOVALS:
             del self._ids[next(iter(self._ids))]
             self.forgotten += 1
@@ -40,7 +40,7 @@ class Removals:
         return (session, number) in self._ids
 
     def done(self, session: str, ids: Iterable[QueueId]) -> None:
-        """Forget ids that are deleted."""
+        """Forget the ids of messages that are deleted."""
         for number in ids:
             self._ids.pop((session, number), None)
 

@@ -1,6 +1,6 @@
 """Reserve of disk space, so that delivered messages can be deleted when the disk is full.
 
-SQLite writes a deletion to its log before it takes effect, so a full disk refuses deletions too.
+SQLite writes each deletion to its log first, so a full disk refuses deletions too.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ SUFFIX = "-reserve"
 class Reserve:
     """File of a fixed size that is emptied when its space is needed.
 
-    :param path: that of the database.
+    :param path: path of the database; the reserve is a file beside it.
     """
 
     def __init__(self, path: str, size: int | None = None) -> None:
-        """:param size: bytes; None: ``RESERVE``."""
+        """:param size: bytes to reserve; None means ``RESERVE``."""
         self._path = path + SUFFIX
         self._size = RESERVE if size is None else size
 
     def take(self, unused: int = 0) -> bool:
-        """Reserve the space, or as much of it as there is.
+        """Reserve the space, or as much of it as the disk has.
 
         :param unused: bytes of free pages in the database.
         :returns: whether all of it is reserved, and half as much is free besides.
@@ -63,13 +63,13 @@ class Reserve:
         self._shrink(0)
 
     def suffices_for(self, path: str) -> bool:
-        """Whether a file is at most half as large as the reserve."""
+        """Whether a file of this size takes at most half of the reserve."""
         try:
             return os.path.getsize(path) <= self._size // 2
         except OSError:
             return True
 
     def remove(self) -> None:
-        """Delete the reserve, because the queue is closed."""
+        """Delete the file of the reserve, because the queue is closed."""
         with suppress(OSError):
             os.unlink(self._path)

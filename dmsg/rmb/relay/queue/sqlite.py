@@ -33,7 +33,7 @@ from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.reserve import Reserve
 
 EXPIRED = 1000
-"""Number of expired messages removed at once."""
+"""Maximum number of expired messages removed in one call."""
 RETRY_EVERY = 1.0
 """Seconds between attempts to write to a file that could not be written."""
 
@@ -41,7 +41,7 @@ _log = Logger()
 
 
 def _rows_within_limit(cursor: sqlite3.Cursor, column: int) -> list[Any]:
-    """Return rows up to ``BATCH_BYTES`` of a column."""
+    """Return rows until one column adds up to ``BATCH_BYTES``."""
     rows = []
     size = 0
     for row in cursor:
@@ -61,9 +61,9 @@ class SQLiteQueue:
     The appends of a reactor turn are committed together at its end. Commits do not wait for the disk
     (``synchronous=NORMAL``), so committed messages survive ``kill -9``, but a power cut may lose the last seconds.
 
-    When the file cannot be written, as on a full disk, appends are refused until it can. Messages delivered meanwhile
-    are
-    remembered, not read again, and deleted as soon as that works; disk space is reserved for these deletions.
+    When the file cannot be written, as on a full disk, appends are refused until it can be. Messages delivered
+    meanwhile are remembered, not read again, and deleted as soon as that works; disk space is reserved for these
+    deletions.
 
     :ivar trouble: reason why appends are refused now, or None.
     """
@@ -76,7 +76,7 @@ class SQLiteQueue:
         self._watcher: QueueWatcher | None = None
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
-            # The lock keeps a second process out, which would deliver everything twice.
+            # The lock prevents a second process from using the file, which would deliver every message twice.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -131,7 +131,8 @@ class SQLiteQueue:
             self._undo(error)
             return
         self._open = False
-        # Callers are told after the commit, never before: a message that is reported as stored must survive a kill.
+        # The Deferreds fire after the commit, never before: a message that is reported as stored must survive a killed
+        # process.
         deleting, self._deleting = self._deleting, []
         for session, ids in deleting:
             self._removals.done(session, ids)
@@ -140,7 +141,7 @@ class SQLiteQueue:
             deferred.callback(number)
 
     def _undo(self, error: sqlite3.Error) -> None:
-        """Roll back a transaction that failed, as on a full disk, and count again what is stored."""
+        """Roll back a transaction that failed, as on a full disk, and count the stored messages anew."""
         self._open = False
         self._deleting = []
         waiting, self._waiting = self._waiting, []
@@ -155,8 +156,8 @@ class SQLiteQueue:
 
     def _failed(self, error: sqlite3.Error) -> None:
         """Handle a failed statement; SQLite may have rolled back the other statements of its transaction."""
-        # SQLite ends the whole transaction at some errors, among them a full disk. Then the appends of this turn are
-        # lost as well.
+        # SQLite ends the whole transaction at some errors, among them a full disk. Then the appends of this reactor
+        # turn are lost as well, so their callers get the error.
         if self._open and not self._db.in_transaction:
             self._undo(error)
         self._in_trouble(str(error))
@@ -171,7 +172,7 @@ class SQLiteQueue:
             self._retrying = self._clock.callLater(RETRY_EVERY, self._retry)
 
     def _checkpoint(self) -> None:
-        """Move SQLite's log into the database, so that the data takes its space only once."""
+        """Move SQLite's log into the database, so that the data does not take space in both."""
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
@@ -188,7 +189,8 @@ class SQLiteQueue:
         cancel_call(retrying)
 
     def _retry(self) -> None:
-        """Delete the messages that were delivered meanwhile; then accept messages again if there is space."""
+        """Delete the messages that were delivered while the file could not be written; then accept appends again if
+        there is space."""
         self._retrying = None
         self._commit()
         if self._removals and self._reserve is not None:
@@ -206,7 +208,7 @@ class SQLiteQueue:
             return
         self._commit()
         if self._retrying is not None:
-            return  # The commit failed.
+            return  # The commit failed, so the retry has failed.
         self._checkpoint()
         if self._removals:
             self._retrying = self._clock.callLater(0, self._retry)
@@ -256,7 +258,7 @@ class SQLiteQueue:
         deferred: Deferred[QueueId] = Deferred()
         self._waiting.append((deferred, cursor.lastrowid or 0))
         if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
-            # The message is stored, even if evicting older ones fails.
+            # The error is logged only: the message is stored, even if evicting older ones fails.
             call_isolated(self._drop_oldest, session, sizes)
         return deferred
 
@@ -317,7 +319,7 @@ class SQLiteQueue:
         # Until the deletion is committed, readers must skip these messages, or they would be delivered twice.
         self._removals.add(session, ids)
         if self.trouble is not None:
-            return  # The next retry deletes all of them together.
+            return  # The ids are remembered only, because the next retry deletes all of them together.
         try:
             self._begin()
             self._delete(session, ids)
@@ -367,7 +369,7 @@ class SQLiteQueue:
         self._commit()
         tried = 0
         while len(self._removals) not in (0, tried):
-            # The loop ends when an attempt deletes nothing more, as on a full disk.
+            # If this attempt deleted nothing, as on a full disk, the loop ends; otherwise it would never end.
             tried = len(self._removals)
             self._retry()
             self._cancel_retry()
