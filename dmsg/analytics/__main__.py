@@ -1,4 +1,5 @@
-"""Entry point of ``spark-submit dmsg/analytics/__main__.py`` and ``python -m dmsg.analytics``."""
+"""Entry point that runs the pipeline's command line, for ``spark-submit dmsg/analytics/__main__.py`` and ``python -m
+dmsg.analytics``."""
 
 from __future__ import annotations
 

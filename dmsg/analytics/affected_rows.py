@@ -1,8 +1,9 @@
-"""Rows that new events affect: events of the same groups, and the stored rows that these replace. Needs no Spark.
+"""Search for the rows that new events affect: the earlier events of the same groups, and the stored rows to replace.
+Needs no Spark.
 
-A few late events affect a few groups of events, such as those of a transport. Arrow finds the events of these groups
-in the files of bronze. Spark makes the groups' rows from them, by the same rules as for a whole day. They then take
-the place of the groups' stored rows.
+A few late events affect a few groups of events, such as those of a transport. Arrow finds the events of these groups in
+the files of bronze.  From these events Spark computes the groups' rows, by the same rules as for a whole day.  The new
+rows then replace the groups' stored rows.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from dmsg.analytics.schemas import BRONZE, FAMILIES
 from dmsg.telemetry.schema import ENVELOPE, EVENTS
 
 MOST_NEW = 100_000
-"""Maximum number of new events whose groups are looked for; for more of them, whole days are computed."""
+"""Maximum number of new events whose groups are searched for; above it, whole days are computed."""
 MOST_AFFECTED = 300_000
-"""Maximum number of events of the affected groups that are held in memory (about 100 MB)."""
+"""Maximum number of events of the affected groups that are read into memory (about 100 MB)."""
 MOST_STORED = 1_000_000
-"""Maximum number of stored rows of the days that are held in memory to replace some of them (about 200 MB)."""
+"""Maximum number of stored rows that are read into memory, to replace some of them (about 200 MB)."""
 _SEPARATOR = "\x1f"
 
 
 class WholeDays(Exception):
-    """Whole days have to be computed: too many rows are affected, or the stored rows do not tell enough."""
+    """Whole days have to be computed: too many rows are affected, or the stored rows lack information that is needed to
+    replace some of them."""
 
 
 def event_schema(family: str) -> StructType:
-    """Return the columns of bronze that events of a family have."""
+    """Return the columns of bronze in which a family of events has values."""
     wanted = {field.name for field in ENVELOPE} | {"family", "dt"}
     wanted |= {field.name for event in EVENTS if event.name in FAMILIES[family] for field in event.fields}
     return StructType([one for one in BRONZE.fields if one.name in wanted])
@@ -75,11 +77,11 @@ def read_events(
     groups: Groups | None = None,
     most: int = MOST_AFFECTED,
 ) -> pa.Table:
-    """Return events of a family, those of some groups or all, with the columns of :func:`event_schema`.
+    """Return the events of one family, all or those of some groups, with the columns of :func:`event_schema`.
 
-    :param files: files of bronze with events of this family.
+    :param files: files of bronze with events of the family.
     :param most: maximum number of events.
-    :raises WholeDays: there are more.
+    :raises WholeDays: there are more than ``most`` events.
     """
     schema = arrow_schema(event_schema(family))
     found, count = [schema.empty_table()], 0
@@ -91,7 +93,8 @@ def read_events(
             for group in range(source.num_row_groups):
                 if groups is not None:
                     if not there.issuperset(groups.columns):
-                        continue  # The file's events lack a column, so they belong to no group.
+                        # A column of the groups is missing in this file, so none of its events belongs to a group.
+                        continue
                     keep = groups.hold(source.read_row_group(group, groups.columns))
                     affected = pc.sum(keep).as_py() or 0
                 else:
@@ -123,11 +126,12 @@ def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str], *
 
 
 def subtract(stored: pa.Table, rows: pa.Table) -> pa.Table | None:
-    """Return the stored rows without ``rows``, each as often as it occurs; None if one of ``rows`` is not stored."""
+    """Remove ``rows`` from the stored rows, each as often as it occurs in ``rows``.  Return the rest, or None if one of
+    ``rows`` is not stored."""
     if not rows.num_rows:
         return stored
     stored = stored.combine_chunks()
-    # Only rows with the same numbers are compared as a whole, because that is expensive.
+    # Numbers are compared first; only rows with equal numbers are compared as a whole, because that is expensive.
     alike = pa.array([True] * stored.num_rows, pa.bool_())
     for one in stored.schema:
         if pa.types.is_int64(one.type):

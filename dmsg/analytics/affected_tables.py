@@ -1,11 +1,11 @@
-"""Tables of which a run computes only what its new events affect.
+"""Computation of the tables in which a run replaces only the rows that its new events affect.
 
-Three ways, each by the rules of :mod:`dmsg.analytics.table_plans`:
+There are three methods.  Each uses the rules of :mod:`dmsg.analytics.table_plans`:
 
-* *by groups*: the rows of the groups that have new events are made from all events of these groups;
-* *by verdicts*: as by groups, but a verdict does not name its transport. The former verdicts on the affected
-  transports are made once more, and taken out of the stored rows;
-* *by sums*: the rows of the new events are added to the stored rows.
+* *by groups*: the rows of the groups that have new events are computed from all events of these groups;
+* *by verdicts*: as by groups, but a stored verdict does not name its transport.  So the former verdicts on the affected
+  transports are computed again, and removed from the stored rows;
+* *by sums*: the rows that the new events give are added to the stored rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from dmsg.analytics.store import NUMBERS, SUMS, unrefined
 from dmsg.analytics.table_plans import Tables, daily_tables, silver_tables
 
 MOST_FILES = 16
-"""Number of files of a day at which rows are no longer appended in a file of their own: the day is written anew."""
+"""Number of files of a day from which on the whole day is rewritten, instead of adding one more file with the new
+rows."""
 _PAIR = ("producer", "src", "dst")
 _BY_GROUPS = {"pair_day": ("server", "src", "dst")}
 _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
@@ -57,9 +58,9 @@ TABLES = ("verdicts", "unfinished", "settlement_conflict_day", *_BY_GROUPS, *_SU
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows to write.
+    """Rows of a table to write.
 
-    :ivar more: whether they are added to those that are stored, instead of replacing the days.
+    :ivar more: whether the rows are added to the stored ones, instead of replacing the days.
     """
 
     rows: pa.Table
@@ -68,18 +69,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Words:
-    """Transport events and receipts of the affected transports, by family: those of earlier runs, and all."""
+    """Events and receipts of the affected transports, by family of events: those that earlier runs have read, and all
+    of them."""
 
     old: Mapping[str, pa.Table]
     all: Mapping[str, pa.Table]
 
 
 class AffectedTables:
-    """Tables of which the new events of a run affect few rows.
+    """Computes the rows of tables in which the new events of a run affect few rows.
 
     Each method raises :class:`~dmsg.analytics.affected_rows.WholeDays` if whole days have to be computed.
 
-    :param before: state that the newest finished run left. The tables are as that run left them.
+    :param before: state that the newest finished run left; the tables still have this state.
     :param state: state that the run will leave.
     :param hint: marks rows for a broadcast if they are few.
     """
@@ -98,9 +100,9 @@ class AffectedTables:
     # --- events ---
 
     def _files(self, family: str, days: Iterable[str], *, new: bool | None = None) -> list[File]:
-        """Return the files of bronze with events of a family.
+        """Return the files of bronze with events of one family.
 
-        :param new: only files that no run has refined, or only the others; None for both.
+        :param new: True for the files that no run has refined yet, False for the others, None for both.
         """
         chosen = set(days)
         return [
@@ -118,7 +120,7 @@ class AffectedTables:
 
     @cached_property
     def _new_events(self) -> dict[str, pa.Table]:
-        """New events by family."""
+        """New events, by family of events."""
         files = {family: self._files(family, self._state.days, new=True) for family in FAMILIES}
         if sum(MOST_NEW + 1 if file.rows is None else file.rows for some in files.values() for file in some) > MOST_NEW:
             raise WholeDays
@@ -146,7 +148,7 @@ class AffectedTables:
         return _collect(added, schema)
 
     def _identities(self, events: Mapping[str, pa.Table]) -> DataFrame:
-        """Return the columns of events of all families that number them."""
+        """Return, for the events of all families, the columns that identify and number each event."""
         names = ["producer", "boot", "seq", "ts", "mono", "dt"]
         rows = pa.concat_tables([some.select(names) for some in events.values()])
         return self._lake.frame(rows, StructType([one for one in event_schema("life").fields if one.name in names]))
@@ -158,7 +160,7 @@ class AffectedTables:
         """
         keys = ["producer", "boot", "bucket", "dt"]
         stored = self._stored("silver", NUMBERS.name, days)
-        # Rows of the same processes and days are counted anew, the others stay.
+        # The rows of processes and days with new events are computed again, the others stay.
         groups = Groups(("producer", "boot", "dt"), self._new_events.values())
         affected = sums.filter(groups.hold(sums))
         doubt = not bronze.incomplete_sums(frame := self._lake.frame(affected, SUMS.schema)).isEmpty()
@@ -193,7 +195,8 @@ class AffectedTables:
         return Rows(self._replaced(layer, name, days, tables[name]))
 
     def _check_views(self, days: Iterable[str]) -> None:
-        """Check that the views select from the events of these days, not from rows stored because events came twice."""
+        """Check that no rows are stored for the views on these days.  Rows are stored only if events of a day came
+        twice; otherwise a view selects from the events."""
         for name in ("transports", "receipts"):
             if not self._lake.stored_days(name, self._state).isdisjoint(days):
                 raise WholeDays
@@ -215,10 +218,10 @@ class AffectedTables:
         return Groups(("transport",), (self._new_events["transport"], self._new_events["receipt"]))
 
     def _tables(self, days: Sequence[str], words: Mapping[str, pa.Table], verdicts: pa.Table | None = None) -> Tables:
-        """Plan the tables of the affected transports.
+        """Plan how the tables are computed for the affected transports.
 
-        :param words: their events and receipts, by family.
-        :param verdicts: the verdicts on them, for the tables that are made from verdicts.
+        :param words: events and receipts of the affected transports, by family of events.
+        :param verdicts: verdicts on these transports, for the tables that are made from verdicts.
         """
         events = {family: self._lake.frame(rows, event_schema(family)) for family, rows in words.items()}
         around = {"transports": silver.transports(events["transport"]), "receipts": silver.receipts(events["receipt"])}
@@ -255,13 +258,14 @@ class AffectedTables:
             return Rows(fresh, more=True)
         kept = subtract(self._stored("silver", "verdicts", days), former)
         if kept is None:
-            # The stored verdicts were made from other days than this run looks at.
+            # The stored verdicts were computed with events of days that this run does not read, so they cannot be
+            # computed again here.
             raise WholeDays
         self._verdict_days = days
         return Rows(pa.concat_tables([kept, fresh]))
 
     def _replaced(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> pa.Table:
-        """Replace the stored rows of the affected transports."""
+        """Return the stored rows with those of the affected transports replaced."""
         stored = self._stored(layer, name, days)
         kept = stored.filter(pc.invert(self._transports.hold(stored)))
         return pa.concat_tables([kept, _collect(plan(), self._lake.table(layer, name).schema)])
@@ -285,7 +289,8 @@ class AffectedTables:
             name == "traffic_hour"
             and pc.any(pc.and_(pc.equal(stored["bytes"], 0), pc.greater(stored["dropped_bytes"], 0))).as_py()
         ):
-            # More was dropped than received, and the difference is not stored.
+            # The server reports more bytes dropped than received.  The stored value is then 0 instead of the
+            # difference, so nothing can be added to it.
             raise WholeDays
         schema = self._lake.table("gold", name).schema
         events = self._lake.frame(self._new_events["transport"], event_schema("transport"))

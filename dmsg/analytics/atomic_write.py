@@ -1,4 +1,4 @@
-"""Atomic writing of a file: the target holds the old content or the new, never a part."""
+"""Atomic writing of a file: at any time the target has either the old content or the new, never a part of it."""
 
 from __future__ import annotations
 

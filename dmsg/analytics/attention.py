@@ -34,11 +34,11 @@ TABLES = (
 )
 """Gold tables whose rows the findings need."""
 DAYS_BACK = 9
-"""Days of rows to read: the newest day, the week before it for comparison, and a day that is not over."""
+"""Number of days whose rows are read: the newest day, the week before it for comparison, and a day that is not over."""
 RECENT_DAYS = 2
-"""Days, the newest included, whose events are reported."""
+"""Number of days, including the newest, whose crashes and other events are reported."""
 LYING_DAYS = 7
-"""Days whose claims are reported; longer, because receipts settle late."""
+"""Number of days for which inflated claims of traffic are reported; longer, because receipts arrive late."""
 FORGOTTEN_DAYS = 28
 """Days after which a silent process is no longer reported."""
 CLOCK_LIMIT_MS = 60_000
@@ -53,19 +53,19 @@ SLOW_DAYS = 3
 server is not called slow.
 """
 SLOW_READERS = 0.01
-"""Lowest share of transports ended by a slow receiver that is reported."""
+"""Lowest share of a server's transports ended because of a slow receiver at which this is reported."""
 SLOW_READERS_LEAST = 10
-"""Minimum number of transports ended by a slow receiver that are reported."""
+"""Lowest number of transports ended because of a slow receiver at which this is reported."""
 UNCERTAIN = 0.02
-"""Lowest share of a server's claimed bytes that is reported if nobody is credited with it, because it was in transit
-when its transports ended.
+"""Share of a server's claimed bytes that were in flight when transports ended, and are therefore not credited, from
+which on they are reported.
 """
 UNCERTAIN_LEAST = 1024 * 1024
-"""Minimum number of such bytes that are reported."""
+"""Number of such bytes from which on they are reported."""
 ATTACK = 100.0
-"""Lowest score of an actor that is reported."""
+"""Score from which on an actor (a client or network) is reported for abuse."""
 COMPLETE = 0.99
-"""Share of a producer's events of a day below which events count as missing."""
+"""Share of a producer's events of a day that must have arrived; below it, missing events are reported."""
 OLD_SECONDS = 2 * 3600
 """Seconds without a newer event from any producer after which the data counts as old; files are sealed every five
 minutes.
@@ -77,9 +77,9 @@ BUSY = 0.8
 MOST = 8
 """Maximum number of findings of one kind shown to a person; the number left out is shown as well."""
 UNNAMED = "unnamed"
-"""Name shown for an actor or a producer that the tables do not name."""
+"""Text shown in place of the name of an actor or a producer if the tables have none."""
 MOST_ATTACKS = 3
-"""Maximum number of findings of a kind of abuse that are shown; they are many and would hide the others."""
+"""Maximum number of findings of one kind of abuse that are shown; more would hide findings of other kinds."""
 
 
 class Urgency(IntEnum):
@@ -91,7 +91,7 @@ class Urgency(IntEnum):
 
     @property
     def word(self) -> str:
-        """Word for people and programs."""
+        """Word for the urgency, for people and programs."""
         return ("now", "look", "changed")[self]
 
 
@@ -126,7 +126,7 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left 
 
     :param tables: rows of :data:`TABLES`.
     :param now: current time, with a time zone.
-    :param left: files that the run could not read.
+    :param left: files that the run could not read, by reason.
     """
     network = tables["network_day"]
     boots = [{**row, "first_at": _utc(row["first_at"]), "last_at": _utc(row["last_at"])} for row in tables["boot"]]
@@ -154,7 +154,8 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left 
 
 
 def shorten_findings(lines: Sequence[Finding]) -> list[Finding]:
-    """Return as many findings of each kind and urgency as a person reads, and a line with the number left out."""
+    """Return at most :data:`MOST` findings of each kind and urgency, and a line with the number of findings left
+    out."""
     groups: dict[tuple[Urgency, str], list[Finding]] = defaultdict(list)
     for line in lines:
         groups[line.urgency, line.kind].append(line)
@@ -200,7 +201,8 @@ def _down(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     for row in sorted(gone, key=lambda row: row["last_at"], reverse=True):
         if newest - row["last_at"] <= timedelta(FORGOTTEN_DAYS):
             text = f"{row['role']} is silent since {_time_text(row['last_at'])}, for "
-            if _seconds(now, newest) > OLD_SECONDS:  # Nothing is known of the time since the newest event.
+            if _seconds(now, newest) > OLD_SECONDS:
+                # Time is measured up to the newest event only, because nothing is known of the time after it.
                 text += f"{_duration(_seconds(newest, row['last_at']))} until the newest event"
             else:
                 text += _duration(_seconds(now, row["last_at"]))
@@ -212,7 +214,7 @@ def _seconds(later: datetime, earlier: datetime) -> float:
 
 
 def lost_with(boots: Sequence[Row]) -> str:
-    """Return a clause for the end of a sentence: the transports lost with killed processes.
+    """Return the end of a sentence that says which transports were lost with killed processes.
 
     :param boots: rows of ``boot``.
     """
@@ -334,13 +336,13 @@ def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
             text += f"; {last['accusers']:,} of {last['witnesses']:,} clients say so"
         if len(rows) > 1:
             text += f"; on {len(rows)} days of the week"
-        # A claim that only few clients dispute is no proof: these clients may lie as well as the server.
+        # A claim that only few clients dispute is not reported as a lie, because it may be the clients that lie.
         proven = any(row["verdict"] == LIES for row in rows)
         yield Finding(Urgency.NOW if proven else Urgency.SOON, "claims", server, text, "Settlement")
 
 
 OF_DISCOVERY = ("entries", "lookups", "churn")
-"""Kinds of attack that discovery services observe; servers observe the other kinds."""
+"""Kinds of abuse that discovery services observe; servers observe the other kinds."""
 _DEEDS = {
     "scan": "asked for {targets:,} clients that are not connected",
     "flood": "{refused:,} requests refused, most over its rate",
@@ -359,12 +361,13 @@ def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
             deed = _DEEDS[row["kind"]].format(**numbers)
             where = _places_text(row)
             text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
-            urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON  # SOON: the abuse is over
+            # The urgency is only SOON, because the abuse is over.
+            urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON
             yield Finding(urgency, row["kind"], row["who"] or UNNAMED, text, "Refusals")
 
 
 def _places_text(row: Row) -> str:
-    """Return a phrase for where an actor was seen, by the key or name of the producer that names the actor."""
+    """Return a phrase that says which producers of events saw an actor, by key or name."""
     there = "discoveries" if row["kind"] in OF_DISCOVERY else "servers"
     most_at = row["most_at"] or UNNAMED
     if row["servers"] > 1:
@@ -413,7 +416,7 @@ def _old(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
 
 
 def _changed(network: Sequence[Row], uptime: Sequence[Row], now: datetime) -> Iterator[Finding]:
-    """Compare the newest day that is over with the day before."""
+    """Report totals of the newest complete day that differ strongly from those of the day before."""
     days = {row["dt"]: row for row in network}
     over = [day for day in days if day < now.date() and day - timedelta(1) in days]
     if not over:

@@ -1,7 +1,7 @@
-"""Transformation from lines of a spool to bronze, in one pass over the text.
+"""Transformation of the lines of a spool into rows of bronze, in one pass over the text.
 
-Every line is kept: events in the family of their type, any other line with the problem found in
-it in the family ``quarantine``.
+Every line is kept: an event in the family of its type, and any other line in the family ``quarantine``, with the
+problem found in it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def problem_column(now_ms: int, *, checked: bool) -> Column:
     """Return a column with the problem of each line; NULL for a valid event.
 
     :param now_ms: time of the run in ms since 1970; events after it are from the future.
-    :param checked: whether ``dmsg analytics verify`` wrote the files. Only these may hold checked receipts.
+    :param checked: whether ``dmsg analytics verify`` wrote the files. Only these files may contain checked receipts.
     """
     types = [name for family in FAMILIES.values() for name in family]
     lacking = F.lit(False)
@@ -82,7 +82,8 @@ def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> Data
     day = F.when(F.col("problem").isNull(), F.col("ts")).otherwise(F.lit(now_ms))
     line = F.when(
         F.col("problem").isNotNull(),
-        # A malformed line may not be UTF-8, and some programs that read Parquet refuse such text.
+        # A malformed line may not be UTF-8, and some programs that read Parquet refuse such text, so only the valid
+        # part is stored.
         F.make_valid_utf8(F.substring(F.coalesce(F.col(CORRUPT), F.to_json(F.struct(*fields))), 1, LINE_LIMIT)),
     )
     return (
@@ -94,7 +95,7 @@ def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> Data
             "problem",
             line.alias("line"),
             "family",
-            # A date, not its text: formatting a text for each line is expensive.
+            # This is a date and not a text, because formatting a text for each line is expensive.
             F.date_from_unix_date(F.floor(day / DAY_MS).cast("int")).alias("dt"),
         )
     )
@@ -108,7 +109,7 @@ def file_names(rows: DataFrame) -> DataFrame:
 def file_report(rows: DataFrame) -> DataFrame:
     """Return a row for each file: its name, the number of lines, and a problem or NULL.
 
-    A file that was cut has no last line, or its last line announces more lines than there are.
+    A truncated file lacks its last line, or the last line announces more lines than there are.
     """
     per_file = rows.groupBy("file").agg(
         F.count(F.lit(1)).alias("arrived"),
@@ -144,7 +145,7 @@ def sums(rows: DataFrame) -> DataFrame:
 
 
 def add_sums(stored: DataFrame, added: DataFrame) -> DataFrame:
-    """Return the rows of :func:`sums` for all events, from those for two parts of them."""
+    """Add up the rows of :func:`sums` for two parts of the events; return those for all events."""
     return (
         stored.unionByName(added)
         .groupBy("producer", "boot", "dt", "bucket")
@@ -157,7 +158,7 @@ def add_sums(stored: DataFrame, added: DataFrame) -> DataFrame:
 
 
 def _is_whole() -> Column:
-    """Return whether a bucket holds every number from its first to its last exactly once.
+    """Return whether a bucket contains every number from its first to its last exactly once.
 
     The test compares count, sum and sum of squares with those of the complete range. A missing number together
     with a duplicate of another changes the sum or the sum of squares.
@@ -183,8 +184,8 @@ def incomplete_sums(sums: DataFrame) -> DataFrame:
 def numbers(sums: DataFrame, rows: DataFrame | None, hint: Hint = F.broadcast) -> DataFrame:
     """Add the number of distinct event numbers (``distinct_events``) to each row of :func:`sums`.
 
-    :param rows: the events; needed if some rows are :func:`incomplete_sums`. There each number sets a bit of a bitmap,
-        and the bits are counted.
+    :param rows: the events; needed if some rows are :func:`incomplete_sums`.  For these, each number sets a bit of a
+        bitmap, and the bits are counted.
     :param hint: marks rows for a broadcast if they are few.
     """
     if rows is None:
@@ -204,9 +205,9 @@ def numbers(sums: DataFrame, rows: DataFrame | None, hint: Hint = F.broadcast) -
 
 
 def deduplicate(rows: DataFrame, where: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
-    """Return one row for each event identity. Of rows that differ, the choice is deterministic.
+    """Return one row for each event identity. If rows with one identity differ, the choice among them is deterministic.
 
-    :param where: buckets that hold duplicates (producer, boot, bucket).
+    :param where: buckets that contain duplicates (producer, boot, bucket).
     :param hint: marks rows for a broadcast if they are few.
     """
     keys = ["producer", "boot", "bucket"]

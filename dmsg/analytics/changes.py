@@ -1,7 +1,8 @@
-"""Choice of the tables and days that a run computes again: those made from something that has changed.
+"""Choice of the tables and days that a run computes again: those whose inputs have changed.
 
-A run knows which families of events are new on which day. Whatever it computes anew it compares with what is
-stored, if that is small. A table of which nothing that it is made from has changed is not computed.
+A run knows which families of events have new events on which day.  It compares each small table that it has computed
+with the stored rows, to find out whether the table has changed.  A table is computed only if an input of it has
+changed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ENDS = "ends"
-"""Input of tables that need the first and last event of processes."""
+"""Name of an input: the first and last event of each process.  Tables that are made from it list it in
+:data:`_INPUTS`."""
 OBSERVED = "observed"
-"""Input of tables that need the first and last minute of a day that has events."""
+"""Name of an input: the first and last minute with events of each day.  Tables that are made from it list it in
+:data:`_INPUTS`."""
 COMPARED_ROWS = 20_000
-"""Maximum number of rows of a table and day that are compared with those that are stored."""
+"""Maximum number of rows of a table and day that are compared with the stored rows."""
 _INPUTS: dict[str, tuple[str, ...]] = {
     "transports": ("transport",),
     "heartbeats": ("beat",),
@@ -50,19 +53,20 @@ _INPUTS: dict[str, tuple[str, ...]] = {
     "placement": ("uptime_day", "capacity_day", "latency_day", "settlement_day"),
     "public_day": ("network_day",),
 }
-"""Families of events, tables, :data:`ENDS` and :data:`OBSERVED` from which a table's rows of a day are made."""
+"""Inputs from which the rows of a day are made, by table: families of events, other tables, :data:`ENDS` and
+:data:`OBSERVED`."""
 _INPUTS_AROUND: dict[str, tuple[str, ...]] = {
     "verdicts": ("transport", "receipt"),
     "settlement_conflict_day": ("receipt",),
 }
-"""Inputs of which the days before and after count as well."""
+"""Inputs of which a table also uses the days before and after, by table."""
 
 
 class Changes:
-    """Days on which families of events and tables have changed.
+    """Days on which each family of events and each table has changed.
 
     :param days: days that the run refines.
-    :param families: days that have new events, by family.
+    :param families: days that have new events, by family of events.
     """
 
     def __init__(self, days: Iterable[str], families: Mapping[str, Iterable[str]]) -> None:
@@ -70,11 +74,11 @@ class Changes:
         self._changed = {family: set(some) for family, some in families.items()}
 
     def note(self, name: str, days: Iterable[str]) -> None:
-        """Note that a table, or another input, has changed on these days."""
+        """Record that a table, or another input, has changed on these days."""
         self._changed[name] = set(days)
 
     def note_everything(self) -> None:
-        """Note that every family of events has changed on every day."""
+        """Record that every family of events has changed on every day."""
         for inputs in (*_INPUTS.values(), *_INPUTS_AROUND.values()):
             self._changed |= {name: set(self._days) for name in inputs if name not in _INPUTS}
 
@@ -93,7 +97,7 @@ class Changes:
 
 
 def days_around(days: Iterable[str]) -> list[str]:
-    """Return days with the days before and after each."""
+    """Return these days, and the days before and after each."""
     return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)})
 
 
@@ -103,7 +107,8 @@ def rows_of_day(rows: pa.Table, day: str) -> pa.Table:
 
 
 def are_equal(one: pa.Table, other: pa.Table) -> bool:
-    """Whether two tables hold the same rows, in any order. Large tables are not compared, and count as different."""
+    """Whether two tables contain the same rows, in any order.  Large tables are not compared, and count as
+    different."""
     if one.num_rows != other.num_rows or one.num_rows > COMPARED_ROWS:
         return False
     return sorted(map(repr, one.to_pylist())) == sorted(map(repr, other.to_pylist()))
@@ -112,11 +117,12 @@ def are_equal(one: pa.Table, other: pa.Table) -> bool:
 def changed_ends(before: pa.Table, after: pa.Table, last_day: str) -> tuple[set[str], set[str]]:
     """Return the days on which the first or last event of processes has changed, and those of the observed minutes.
 
-    A process without events before does not count: tables that need its first or last event need other events of it.
+    A process that had no events before is left out: tables that need its first or last event also need other events of
+    it, which are new.
 
     :param before: rows of ``numbers`` that are stored.
     :param after: the rows that replace them.
-    :param last_day: the last day that has events. On it the newest event of all counts for every process.
+    :param last_day: the last day that has events. On that day a change of the newest event affects every process.
     """
     times = [("first_ts", "min"), ("last_ts", "max")]
     old, new = (_by_keys(rows, ["producer", "boot", "dt"], times) for rows in (before, after))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 Cell = tuple[float | None, str]
-"""Cell of a strip: a share, or None if it is unknown, and the reason."""
+"""Cell of a strip: the share of an hour that was good (None if unknown), and the reason for the share."""
 Series = tuple[str, str, Sequence[float | None]]
 """Series of a chart: label, CSS colour, and a value (or None) for each x."""
 
@@ -27,7 +27,8 @@ def human(value: float | None, unit: str = "") -> str:
     if unit == "ms" and abs(value) >= 999.5:
         value, unit = value / 1000, "s"
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * factor:  # Otherwise the value would be rounded up to 1000 of the smaller unit.
+        if abs(value) >= 0.9995 * factor:
+            # The next unit is used here; otherwise the value would be rounded up to 1000 of the smaller unit.
             return f"{value / factor:.3g} {prefix}{unit}"
     return f"{value:.3g}{' ' + unit if unit else ''}"
 
@@ -55,7 +56,8 @@ def _frame(labels: Sequence[str], top: float, unit: str, ticks: int = 8) -> str:
     every = max(1, -(-len(labels) // ticks))
     for number, index in enumerate(range(0, len(labels), every)):
         x = _x(index, len(labels))
-        # The page's style leaves out every second time on a narrow screen, where text is larger.
+        # Every second label has its own class: on a narrow screen, where text is larger, the page's style hides these
+        # labels.
         kind = "axis second" if number % 2 else "axis"
         parts.append(
             f'<text class="{kind}" x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(labels[index])}</text>'

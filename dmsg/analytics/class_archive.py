@@ -1,8 +1,8 @@
 """Archive of Spark's classes as Java has loaded them (AppCDS), from which a JVM starts in half of the CPU time.
 
-The archive is a file of about 170 MB in a cache directory. ``dmsg analytics install`` makes it, and nothing needs it:
-without an archive, or with one that does not fit, Java loads its classes as usual. The name of the file depends on
-Java, on Spark and on where they are, so a new version of either needs a new archive.
+The archive is a file of about 170 MB in a cache directory. ``dmsg analytics install`` makes it, and it is optional:
+without an archive, or with one of another version, Java loads its classes as usual. The name of the file depends on the
+versions and paths of Java and Spark, so a new version of either needs a new archive.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def archive_path(directory: Path, java_home: Path) -> Path | None:
 
 
 def usable_archive(directory: Path, java_home: Path) -> Path | None:
-    """Return the archive for this Java and this Spark if it exists, and no other user can have written it."""
+    """Return the archive for this Java and this Spark; None if it does not exist, or another user may have written
+    it."""
     path = archive_path(directory, java_home)
     if path is None or _UNQUOTED.search(str(path)):
         return None
@@ -62,7 +63,7 @@ def usable_archive(directory: Path, java_home: Path) -> Path | None:
 def make_archive(directory: Path, java_home: Path) -> Path:
     """Make the archive for this Java and this Spark, and remove those of other versions.
 
-    A process of its own runs the jobs over a few events, and its JVM writes the archive as it ends.
+    A separate process runs the jobs over a few events, and its JVM writes the archive as it ends.
 
     :raises ArchiveFailed: Java wrote no archive.
     :raises OSError: the directory cannot be written to.

@@ -1,4 +1,5 @@
-"""``python -m dmsg.analytics.class_training FILE``: run the jobs once, to archive the classes that Java loads."""
+"""``python -m dmsg.analytics.class_training FILE``: runs the pipeline's jobs once, so that Java can write the classes
+that they load to an archive."""
 
 from __future__ import annotations
 

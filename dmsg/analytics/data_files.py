@@ -1,4 +1,4 @@
-"""Data files of a table, as its log and their footers describe them."""
+"""Description of a table's data files, read from the table's log and from the footers of the files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from deltalake.transaction import AddAction
 from dmsg.analytics.parquet import Part
 
 FOOTERS = 64
-"""Number of files of a transaction whose footers this process reads; of more files, executors count the rows."""
+"""Maximum number of new files in a transaction whose footers this process reads; if there are more, executors count the
+rows."""
 FOOTERS_AT_ONCE = 8
-"""Number of footers that are read at the same time, because a store takes long to answer."""
+"""Number of footers that are read at the same time, because an object store takes long to answer."""
 RowCount = tuple[int, int | None, int | None]
 """Number of rows of a file, and its smallest and largest ``ts``."""
 Count = Callable[[str], Mapping[str, RowCount]]
-"""Function that counts the rows of all files in a directory below the table, by path."""
+"""Function that counts the rows of all files in a directory below the table, by path below the table's directory."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class File:
 
     :ivar path: path below the table's directory.
     :ivar values: values of the partition columns.
-    :ivar rows: number of rows; None if the log does not tell it.
-    :ivar first: smallest ``ts``; None if the log does not tell it.
+    :ivar rows: number of rows; None if the log does not state it.
+    :ivar first: smallest ``ts``; None if the log does not state it.
     :ivar last: largest ``ts``.
     """
 
@@ -46,7 +47,7 @@ class File:
 
 
 def added(part: Part, *, moved: bool = False) -> AddAction:
-    """Return the action that adds a file to a table.
+    """Return the action, for the log, that adds a file to a table.
 
     :param moved: whether the rows were in the table before, in other files.
     """
@@ -75,7 +76,7 @@ def _count_rows(store: pafs.FileSystem, path: str) -> RowCount:
 
 
 def _times(footer: pq.FileMetaData) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest ``ts`` of a file, by its footer."""
+    """Return the smallest and the largest ``ts`` of a file, from its footer."""
     names = footer.schema.to_arrow_schema().names
     if "ts" not in names:
         return None, None

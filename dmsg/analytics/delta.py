@@ -33,7 +33,7 @@ from dmsg.analytics.parquet import Part, arrow_schema
 
 READER_VERSION = 1
 """Highest ``minReaderVersion`` of the Delta protocol that is accepted. A table that needs a newer reader was changed by
-another program, in ways that its files alone do not show.
+another program, in ways that the list of its files alone does not show.
 """
 APPLICATION = "dmsg"
 """Name of the application under which the log keeps the run numbers."""
@@ -42,17 +42,18 @@ CONFIGURATION: dict[str, str | None] = {
     "delta.logRetentionDuration": "interval 9 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
-"""Table properties. The log keeps earlier versions longer than :mod:`dmsg.analytics.runs` keeps runs."""
+"""Table properties.  They make the log keep earlier versions for longer than :mod:`dmsg.analytics.runs` keeps runs."""
 QUIET = PostCommitHookProperties(cleanup_expired_logs=False)
-"""Options that leave the log uncut after a commit: only :meth:`Delta.vacuum` shortens it, when no kept run needs the
-versions that are lost by that.
+"""Options of a commit that keep delta-rs from shortening the log.  Only :meth:`Delta.vacuum` shortens it, as far as no
+kept run needs the versions that are lost by that.
 """
 UNUSABLE = r"[\[\]%\\^|]"
 """Regular expression of the characters in a path that delta-rs cannot write to."""
 SMALL_FILE = 32 * 1024 * 1024
 """Size in bytes below which a file may be merged with others."""
 MERGED_HERE = 256 * 1024 * 1024
-"""Bytes of small files of a table that this process merges; more of them are merged by Spark, if there is one."""
+"""Maximum bytes of a table's small files that this process merges; if there are more, Spark merges them, if a session
+exists."""
 SQL_TYPES = {
     "string": "VARCHAR",
     "int": "INT",
@@ -77,17 +78,17 @@ def unusable_character(uri: str) -> str | None:
 
 
 def run_query(table: DeltaTable, sql: str) -> pa.Table:
-    """Run an SQL query of a table; the query calls the table ``it``.
+    """Run an SQL query of a table; in the query the table's name is ``it``.
 
     delta-rs executes the query. Arrow's reader would call Python from threads of its own to open the
     files; such a thread aborts the process if it is still running when the program ends.
 
-    :param sql: query text. The caller quotes texts that come from strangers.
+    :param sql: query text. The caller must quote values that come from strangers.
     :raises LakeError: a file cannot be read, or has been removed.
     """
     try:
         batches = QueryBuilder().register("it", table).execute(sql).read_all()
-    except Exception as error:  # The package delta-rs raises no more specific class.
+    except Exception as error:  # Exception is caught, because delta-rs raises no more specific class.
         raise LakeError(f"{table.table_uri} cannot be read: {str(error).splitlines()[0]}") from None
     found = pa.table(batches)
     views = {pa.string_view(): pa.string()}
@@ -108,7 +109,7 @@ def days_condition(since: str | None, until: str | None, where: Mapping[str, str
 
     :param since: first day, as ``2026-01-31``.
     :param until: last day, included.
-    :param where: text columns and the value that each must have.
+    :param where: mapping from a text column to the value that it must have.
     """
     wanted = [f"{column} = '{text.replace(chr(39), chr(39) * 2)}'" for column, text in (where or {}).items()]
     for day, compare in ((since, ">="), (until, "<=")):
@@ -122,8 +123,8 @@ class Delta:
 
     :param uri: directory or URI.
     :param partitions: columns whose values are in the paths of the files.
-    :param is_exclusive: whether nobody else may write to the table now. While that is so, the newest snapshot of the
-        log is kept in memory, and each transaction of this object brings the snapshot up to date.
+    :param is_exclusive: function that returns whether nobody else may write to the table now.  While it returns true,
+        the newest snapshot of the log is kept in memory, and each transaction of this object updates the snapshot.
     """
 
     def __init__(
@@ -160,11 +161,12 @@ class Delta:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Context of a transaction, after which the snapshot that is kept is the newest again."""
+        """Context manager for a transaction, which updates the cached snapshot at the end."""
         kept, self._snapshot, self._is_looked_up = self._snapshot, None, False
         yield
         if kept is not None:
-            # This reads only the new entries of the log. If it fails, the whole log is read when it is needed next.
+            # This reads only the new entries of the log. If reading fails, the snapshot is dropped, and the whole log
+            # is read when the snapshot is needed next.
             with suppress(DeltaError):
                 kept.update_incremental()
                 self._snapshot, self._is_looked_up = kept, True
@@ -239,7 +241,7 @@ class Delta:
 
         :param since: first day, as ``2026-01-31``, of a table that has days.
         :param until: last day, included.
-        :param where: text columns and the value that each must have.
+        :param where: mapping from a text column to the value that it must have.
         :raises LakeError: that version no longer exists.
         """
         if "dt" not in self.schema.fieldNames():
@@ -248,7 +250,8 @@ class Delta:
         return arrow_schema(self.schema).empty_table() if found is None else found
 
     def ask(self, sql: str, version: int | None = None) -> pa.Table | None:
-        """Run an SQL query of the table; the query calls the table ``it``. None if there is no table yet.
+        """Run an SQL query of the table; in the query the table's name is ``it``.  Return None if there is no table
+        yet.
 
         :raises LakeError: the table cannot be read.
         """
@@ -256,7 +259,7 @@ class Delta:
         if table is None:
             return None
         there = {one.name for one in table.schema().fields}
-        # An older version of the program may have made the table without these columns: they read as NULL.
+        # An older version of the program may have made the table without these columns: these columns are read as NULL.
         nulls = [
             f", CAST(NULL AS {SQL_TYPES[one.dataType.simpleString()]}) AS {one.name}"
             for one in self.schema.fields
@@ -325,8 +328,8 @@ class Delta:
                     Schema.from_arrow(arrow_schema(self.schema)),
                     self.partitions,
                     filters or None,
-                    # If another run has committed meanwhile, this commit must fail. A retry would put it on top of the
-                    # other run's transaction.
+                    # Retries are turned off: if another run has committed meanwhile, this commit must fail, and a retry
+                    # would apply it on top of the other run's transaction.
                     commit_properties=CommitProperties(
                         max_commit_retries=0, app_transactions=[Transaction(application, number)]
                     ),
@@ -432,11 +435,13 @@ class Delta:
             raise self._overtaken() from None
 
     def vacuum(self, keep: Sequence[int], *, left_behind: int | None = None) -> int:
-        """Remove files that neither the newest version nor one to keep consists of, and shorten the log.
+        """Remove the files that belong neither to the newest version nor to one of the versions to keep, and shorten
+        the log.
 
         :param keep: numbers of the versions to keep.
-        :param left_behind: age in hours above which files that the log does not mention are removed. Killed runs left
-            them, or the log has forgotten that they were replaced. None keeps such files.
+        :param left_behind: age in hours above which files that the log does not mention are removed. Such files are
+            left by killed runs, or were replaced so long ago that the log no longer mentions them.  None keeps such
+            files.
         :returns: number of files removed.
         :raises LakeError: a version to keep no longer exists.
         """

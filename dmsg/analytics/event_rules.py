@@ -1,4 +1,5 @@
-"""Rules that all readers of events share: which events are valid, and how long a living process can be silent."""
+"""Rules and limits that all readers of events share: which events are valid, and how long a living process can be
+silent."""
 
 from __future__ import annotations
 
@@ -15,17 +16,19 @@ SILENCE_SECONDS = 15 * 60
 sealed every five minutes.
 """
 LARGEST = 2**50
-"""Largest number that an event may hold. Sums of such numbers need a bound (``gold.totals``)."""
+"""Largest number allowed in an event.  Sums of such numbers could overflow, so they are bounded (``gold.totals``)."""
 LARGEST_BUCKET = 2**31
-"""Largest count that a bucket of a histogram may hold, so that sums of histograms do not overflow."""
+"""Largest count allowed in a bucket of a histogram, so that sums of histograms do not overflow."""
 COUNTS = tuple(
     one.name
     for one in EVENT.fields
     if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available", "clock_ms")
 )
-"""Fields whose numbers are added up. Three others are left out, because they are copied from strangers' entries."""
+"""Fields with numbers that are added up.  Three other numeric fields are left out, because servers copy them from
+entries of strangers."""
 KEY = "^0[23][0-9a-f]{64}$"
-"""Regular expression of a server's public key; a collected spool may hold other texts in place of a server's name."""
+"""Regular expression of a server's public key; names of servers are checked with it, because a collected spool may
+contain any text."""
 LACKING = "lines are missing"
 """Problem of a file whose last line announces more lines than were read."""
 NO_END = "the end of the file is missing"

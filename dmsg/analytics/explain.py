@@ -1,4 +1,4 @@
-"""Explanation of a server's day: the evidence behind each verdict, down to single events.
+"""Explanation of a server's day: the evidence for each verdict about the server on that day, down to single events.
 
 Pure functions of rows, as in :mod:`dmsg.analytics.attention`. The rows are read from the tables without
 Spark. Each line gives a number and the limit that it is compared with, under the names of the columns.
@@ -25,7 +25,7 @@ RECENT = 7
 CONFLICTS = 5
 """Number of transports of a day whose counts are shown; those with the largest difference."""
 PAIRS = 100_000
-"""Number of pairs of clients up to which self-dealing is judged; more take seconds."""
+"""Number of pairs of clients up to which self-dealing is examined; for more, it would take seconds."""
 GAPS = 5
 """Number of processes with missing events that are shown for a day."""
 
@@ -34,7 +34,7 @@ Reader = Callable[..., list[Row]]
 
 @dataclass
 class Section:
-    """Answer to one question.
+    """Section of an explanation, which answers one question about the day.
 
     :ivar verdict: the answer in a few words.
     :ivar lines: the evidence.
@@ -46,7 +46,7 @@ class Section:
 
 
 def explain(store: Store, state: State, server: str, day: date) -> list[Section]:
-    """Explain a server's day with all that the tables have.
+    """Explain a server's day from all tables.
 
     :param server: key of the server (66 hex digits), or the name of another producer.
     :raises LakeError: the tables cannot be read.
@@ -139,7 +139,8 @@ def _spans(hours: Sequence[int]) -> str:
 
 
 def _over(boot: Row) -> datetime:
-    """Return the end of the time that a process covers: the start of the next process, or else the last event."""
+    """Return the end of the time for which a process is responsible: the start of the next process, or else its last
+    event."""
     last: datetime = boot["last_at"]
     return boot["next_at"] or last
 

@@ -1,4 +1,5 @@
-"""Explanation of a full disk, wherever it was noticed: in this program, Spark's Java, delta-rs, Arrow or SQLite."""
+"""Recognition and explanation of errors caused by a full disk, whether this program, Spark's Java, delta-rs, Arrow or
+SQLite met it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def _texts(error: BaseException | None) -> Iterator[str]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield str(error)
-        # Spark's exceptions keep Java's description of the cause apart from their own text.
+        # Java's description of the cause is searched, too, because Spark's exceptions do not include it in their text.
         java: BaseException | None = error
         while java is not None and hasattr(java, "_stackTrace"):
             yield f"{java} {getattr(java, '_stackTrace', '')}"
@@ -45,7 +46,7 @@ def temporary_directories() -> list[Path]:
 
 
 def explain_full_disk(directories: Iterable[Path], temporary: Iterable[Path]) -> str:
-    """Return what is full and what to do, for people.
+    """Return a text for people that says which disk is full and what to do.
 
     :param directories: directories to which the command writes.
     :param temporary: directories of Spark's temporary files.

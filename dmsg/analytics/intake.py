@@ -1,4 +1,4 @@
-"""Intake of sealed files into bronze: Arrow converts what it can, in executors or in this process."""
+"""Intake of sealed files into bronze: Arrow converts the files that it can, in executors or in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dmsg.analytics.sealed_files import Sealed, Target, convert
 from dmsg.analytics.session import is_connect
 
 GROUP_BYTES = 64 * 1024 * 1024
-"""Bytes of sealed files that one task converts. More bytes make larger Parquet files; fewer make more tasks."""
+"""Bytes of sealed files that one task converts.  A higher number gives larger Parquet files, a lower one more tasks."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +52,8 @@ def convert_files(spark: SparkSession, files: Sequence[tuple[Sealed, int]], targ
             rows = context.parallelize(groups, len(groups)).mapPartitions(partial(_convert_partition, target))
             found = rows.collect()
         except (PySparkException, Py4JError) as error:
-            # A cluster's workers may lack Python, pyarrow or dmsg. What was written is not in the table's log.
+            # A cluster's workers may lack Python, pyarrow or dmsg, so Spark reads these files instead.  Files that were
+            # written already do no harm, because they are not in the table's log.
             _log.warning("executors cannot read files with Arrow, so Spark reads them: %s", str(error).splitlines()[0])
             return Converted([], [file for file, _ in files])
     return Converted([one for one in found if isinstance(one, Part)], [one for one in found if isinstance(one, Sealed)])

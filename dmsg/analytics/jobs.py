@@ -1,6 +1,6 @@
-"""Pipeline run: read new files, write bronze, refine to silver and gold.
+"""Run of the pipeline: reads new files, writes their lines to bronze, and refines them to silver and gold tables.
 
-Each step is named to ``progress``, so that a person sees how far the run is.
+The name of each step is reported to ``progress``, so that a person sees how far the run is.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from dmsg.analytics.tuning import Tuning
 from dmsg.telemetry.spool_listing import Left, Reason, merge
 
 MAX_LINE = 1024 * 1024
-"""Longest line of a spool in bytes. A longer line is skipped, and its file counts as lacking a line."""
+"""Longest line of a spool in bytes. A longer line is skipped, and its file then counts as one that lacks a line."""
 READ_OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
-    # A file that was cut or is no gzip is read up to the damage; the missing last line reveals that it is torn.
+    # A file that is truncated or no gzip is read up to the damage; that the last line is missing then shows the damage.
     "ignoreCorruptFiles": "true",
     "ignoreMissingFiles": "true",
     "mapreduce.input.linerecordreader.line.maxlength": str(MAX_LINE),
-    # Only standard JSON: a program that checked a file earlier must have seen the same events.
+    # Only standard JSON is accepted, so that a program that has checked a file before has seen the same events.
     "lineSep": "\n",
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
@@ -54,25 +54,26 @@ READ_OPTIONS = {
 BATCH_BYTES = 2 * 1024**3
 """Bytes of files that one batch of a stream reads."""
 LINES = "lines"
-"""Name of the source in bronze for lines that are found by reading files a second time."""
+"""Name of a source in bronze: that of the lines that are found by reading files a second time."""
 MOST_LACKING = 1000
-"""Maximum number of files of a run that are read a second time."""
+"""Maximum number of files that a run reads a second time, because lines are missing."""
 SMALL_BYTES = 64 * 1024 * 1024
 """Size of all unread files in bytes below which reading counts as a small job."""
 SMALL_EVENTS = 500_000
-"""Number of events in the touched days below which refining counts as a small job."""
+"""Number of events in the days to recompute, below which refining counts as a small job."""
 PATIENCE = 3600.0
-"""Seconds that a stream waits for another run to finish."""
+"""Maximum seconds that a stream waits for another run to finish."""
 
 Progress = Callable[[str, int, int], None]
-"""Callback for progress, with the step that begins, the steps done, and the steps in all."""
+"""Callback for progress; its arguments are the name of the step that begins, the number of steps done, and the number
+of all steps."""
 
 
 @dataclass(frozen=True)
 class RunOutcome:
     """Result of a run: the new state and counts for the user.
 
-    :ivar left: what the run could not read.
+    :ivar left: files and directories that the run could not read, by reason.
     """
 
     state: State
@@ -95,9 +96,9 @@ class NewLines:
     :ivar batches: number of the last batch of each source.
     :ivar days: days to refine, in order; empty if there are no events.
     :ivar events: number of lines that are events.
-    :ivar quarantined: number of lines that are not.
+    :ivar quarantined: number of lines that are no events.
     :ivar torn_files: number of files with a problem.
-    :ivar changed: days that have new events, by family.
+    :ivar changed: days that have new events, by family of events.
     """
 
     batches: dict[str, int]
@@ -112,7 +113,7 @@ class Pipeline:
     """Jobs over one lake.
 
     :param now: time of the run; decides which events are from the future and which days are recent.
-    :param tune: use settings for small jobs where little is to be done; False always uses those for large jobs.
+    :param tune: use settings for small jobs if there is little to do; False always uses those for large jobs.
     :param left: paths of files that could not be read before the run, by reason.
     """
 
@@ -174,7 +175,7 @@ class Pipeline:
         )
 
         def write(batch: DataFrame, number: int) -> None:
-            # A new checkpoint counts its batches from 0 again, so each query is a source of its own.
+            # A new checkpoint counts its batches from 0 again, so each query has a source name of its own.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
             # Lock order: the lock of this process first, then the claim, as the caller of run_claimed() does. In the
@@ -246,7 +247,7 @@ class Pipeline:
         return open_files(reader.schema(RAW) if kind == "json" else reader, paths)
 
     def _convert(self, files: list[Unread], source: Source, number: int) -> tuple[list[Part], list[str]]:
-        """Convert with Arrow what it takes.
+        """Convert the files that Arrow can read.
 
         :returns: the Parquet files, and the paths of the files that Spark has to read.
         """
@@ -302,7 +303,8 @@ class Pipeline:
         files = list_files(self.spark, sources, self._left, self._directories)
         rows = files.join(self._known(before), "file", "left_anti").collect()
         unread = [Unread(row.file, row.path, row.length) for row in rows]
-        # Lines that a killed run or stream wrote to bronze are refined as well, even if no file is unread.
+        # The run continues even if no file is unread, because a killed run or stream may have left lines in bronze that
+        # are not refined.
         if unread or self.lake.unrefined(before.batches):
             self._tuning.choose(small=sum(file.size for file in unread) < SMALL_BYTES)
             for source in sources:
@@ -311,7 +313,8 @@ class Pipeline:
         return [file.uri for file in unread]
 
     def note_unreadable(self, sources: list[Source]) -> None:
-        """Note what cannot be read in local sources. A run does so by itself; a stream calls this before it refines."""
+        """Record which files and directories of local sources cannot be read. A run does so by itself; a stream calls
+        this before it refines."""
         self._left, self._lists = unreadable(sources, self._quiet), True
 
     def begin_small(self) -> None:
@@ -319,13 +322,13 @@ class Pipeline:
         self._tuning.choose(small=True)
 
     def refine(self, before: State, claim: Claim, unread: list[str]) -> RunOutcome:
-        """Write silver and gold of the days that bronze's new batches touch, and commit the run.
+        """Write silver and gold of the days for which bronze has new batches, and commit the run.
 
         :param unread: files that no run before this one has seen.
         """
         lake, number = self.lake, claim.number
         taken = self.take_in(before, number, unread)
-        # A stream does not list files itself.
+        # In a stream the files are unknown here, because Spark lists them.
         left = merge(self._left) if self._lists else before.left
         if taken is None:
             if before.run and left != before.left:
@@ -359,19 +362,19 @@ class Pipeline:
             tables.gold_overall()
             state = replace(state, today=str(self.now.date()))
         self._step("commit")
-        # Tidy up before the commit: the claim keeps other writers away, and files of the current state, which a reader
-        # may be reading, stay.
+        # Files are removed before the commit, while the claim keeps other writers away.  Files of the current state,
+        # which a reader may be reading, are not removed.
         lake.tidy(before, claim)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)
         return RunOutcome(state, days, taken.events, taken.quarantined, taken.torn_files, duplicates, left)
 
     def take_in(self, before: State, number: int, unread: list[str]) -> NewLines | None:
-        """Record the files of bronze's new batches, and find the days that the batches touch.
+        """Record the files of bronze's new batches, and find the days of their events.
 
         :param before: as for :meth:`refine`.
         :param number: number of the run.
-        :returns: None if nothing is new.
+        :returns: None if there is nothing new.
         """
         lake = self.lake
         if not unread and not lake.unrefined(before.batches):
@@ -389,7 +392,8 @@ class Pipeline:
         return replace(taken, days=self._days_to_refine(taken, before))
 
     def _with_day_over(self, new_lines: NewLines, before: State) -> NewLines:
-        """Add the day that was the last until now, if it has sessions. Those that seemed open may be lost."""
+        """Add the day that was the last one until this run, if it has sessions: those that seemed open may now count as
+        lost."""
         own = {day for some in new_lines.changed.values() for day in some}
         last = max(before.days, default=None)
         if last is None or max(own, default=last) <= last:
@@ -403,7 +407,7 @@ class Pipeline:
         )
 
     def _days_to_refine(self, new_lines: NewLines, before: State) -> list[str]:
-        """Return the days to refine, without those beside new events that the new events cannot change."""
+        """Return the days to refine, without those neighbouring days that the new events cannot change."""
         own = {day for some in new_lines.changed.values() for day in some}
         beside = [day for day in new_lines.days if day not in own]
         if not beside:
@@ -436,7 +440,7 @@ class Pipeline:
         return NewLines(batches, sorted(days), lines, quarantined, changed=changed)
 
     def _add_passed_over(self, number: int, lacking: list[str]) -> bool:
-        """Add the lines from which Spark's JSON reader makes no rows to the quarantine.
+        """Add to the quarantine the lines that Spark's JSON reader skips.
 
         :param lacking: files in which lines are missing.
         :returns: whether there are such files.
@@ -472,7 +476,7 @@ class Pipeline:
             if file not in rows:
                 path = unquote(file.removeprefix("file:"))
                 if file.startswith("file:") and not os.path.exists(path):
-                    # The file is not recorded: if it comes back, it is read.
+                    # The file is not recorded as read, so it is read if it appears again.
                     gone[Reason.GONE].add(path)
                 else:
                     rows[file] = {"file": file, **nothing}
@@ -482,7 +486,7 @@ class Pipeline:
         return {file: row["problem"] for file, row in rows.items()}
 
     def _known(self, state: State) -> DataFrame:
-        """Return the files that were read, by finished runs and by killed ones."""
+        """Return the files that finished and killed runs have read."""
         lake = self.lake
         known = lake.read("silver", "files", state).select("file")
         if state.run == 0:  # Without a finished run, the records of a killed first run do not count.

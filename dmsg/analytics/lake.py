@@ -1,7 +1,7 @@
 """Reading and writing of the tables with Spark.
 
-Spark writes new rows to a directory of their own below the table. They become part of the table
-with the transaction that names this directory.
+Spark writes new rows to a new directory below the table.  The rows become part of the table with the transaction that
+names this directory.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ _OF_EVENTS = {
     "entries": silver.entries,
     "receipts": silver.receipts,
 }
-"""Functions from events to the rows of each view."""
+"""Functions that compute the rows of a view from events, by view."""
 assert _OF_EVENTS.keys() == VIEWS.keys()
 
 MERGED_FILE = 128 * 1024 * 1024
-"""Size in bytes that a file which Spark makes of small ones has at most, about."""
+"""Approximate maximum size in bytes of a file that Spark makes by merging small ones."""
 HELD_ROWS = 50_000
-"""Number of rows up to which Arrow reads the files of a table in this process. Spark would take ten times as much CPU
-to open a file, and a query of rows in memory needs no shuffle.
+"""Maximum number of rows of a table for which Arrow reads the files in this process. Spark would take ten times as much
+CPU to open a file, and a query of rows in memory needs no shuffle.
 """
 HELD_BYTES = 64 * 1024 * 1024
-"""Size in bytes up to which it does so, because producers choose the lengths of texts."""
+"""Maximum size in bytes of such rows in memory; producers choose the lengths of texts, so the number of rows alone is
+no bound."""
 _READ = {"__globPaths__": "false"}
 """Reader options that turn off glob patterns: a file name may contain any character, as ``*`` or ``[``."""
 
 
 def with_types(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return the rows with the columns and types of a table."""
-    # A cast in SQL text takes one call to Java; each column or type made in Python takes dozens.
+    # The casts are written as SQL text, which takes one call to Java; each column or type made in Python takes dozens.
     return rows.selectExpr(*columns_of(schema, schema.names))
 
 
 def columns_of(schema: StructType, there: Container[str]) -> list[str]:
-    """Return the columns of a table in SQL, with their types; a column that is not there is NULL."""
+    """Return the columns of a table in SQL, with their types; a missing column is NULL."""
     return [
         f"CAST({f'`{one.name}`' if one.name in there else 'NULL'} AS {one.dataType.simpleString()}) AS `{one.name}`"
         for one in schema.fields
@@ -72,14 +73,14 @@ class Lake(Store):
         super().__init__(out)
         self.spark = spark
         self.held: Claim | None = None
-        """Claim of the run that writes; before each commit it is checked that no other run has taken over."""
+        """Claim of the run that is writing, or None.  Before each commit, the claim is checked to be still valid."""
 
     def write(
         self, rows: DataFrame, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
     ) -> None:
         """Replace rows of a table: those of ``days`` if the table is partitioned by day, else all.
 
-        :param more: append to the table instead.
+        :param more: append the rows to the table instead.
         :raises LakeError: another run has written to the table.
         """
         table = self.table(layer, name)
@@ -91,7 +92,7 @@ class Lake(Store):
     def put(
         self, rows: pa.Table, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
     ) -> None:
-        """Write rows that are in memory as :meth:`write` does, without Spark.
+        """Write rows that are in memory, without Spark; otherwise the same as :meth:`write`.
 
         :param rows: rows with the columns and types of the table.
         """
@@ -119,7 +120,7 @@ class Lake(Store):
         return self.batch(origin) >= number
 
     def add_bronze(self, rows: DataFrame | None, origin: str, number: int, *, parts: Sequence[Part] = ()) -> None:
-        """Append a batch of lines to bronze, or replace the batch if it is there already.
+        """Append a batch of lines to bronze, or replace the batch if bronze has it already.
 
         :param rows: lines that Spark writes.
         :param parts: files that Arrow has written to a :meth:`batch_directory`.
@@ -178,7 +179,8 @@ class Lake(Store):
         if self.held is not None:
             self.held.check()
         chosen = {file.path for file in files}
-        # The name differs from that of a batch or a run, which would be replaced if it were done again.
+        # The name differs from that of a batch or a run, because files with such names are replaced if the batch or run
+        # is repeated.
         directory = f"run=merged-{token_hex(4)}"
         count = -(-sum(file.size for file in files) // MERGED_FILE)
         self._write(self._rows(table, lambda file: file.path in chosen).coalesce(count), table, directory)
@@ -204,9 +206,9 @@ class Lake(Store):
 
     @staticmethod
     def hold(table: Delta, files: Sequence[File]) -> pa.Table | None:
-        """Return the rows of these files, without columns that no file has; None if they are too many for memory.
+        """Return the rows of these files, without columns that no file has; None if there are too many rows for memory.
 
-        It is None for a damaged file, too: Spark then names the file.
+        A damaged file gives None, too; Spark then reads it, and names it in its error.
         """
         if sum(HELD_ROWS + 1 if file.rows is None else file.rows for file in files) > HELD_ROWS:
             return None
@@ -221,7 +223,8 @@ class Lake(Store):
         return pa.concat_tables(parts, promote_options="default")
 
     def _of_memory(self, table: Delta, rows: pa.Table) -> DataFrame:
-        # Columns that no file has, of which bronze has dozens, are made by Spark, which drops them where nobody asks.
+        # Columns that no file has (bronze has dozens) are left to Spark, which does not compute columns that are not
+        # used.
         there = StructType([one for one in table.schema.fields if one.name in rows.column_names])
         held = self.frame(rows.select(there.names), there)
         return held.selectExpr(*columns_of(table.schema, there.names))
@@ -242,17 +245,18 @@ class Lake(Store):
         )
 
     def frame(self, rows: pa.Table, schema: StructType | None = None) -> DataFrame:
-        """Return rows in memory as a frame of one partition.
+        """Return rows that are in memory as a Spark DataFrame with one partition.
 
-        :param schema: columns of the frame; None for those of the rows.
+        :param schema: columns of the DataFrame; None for those of the rows.
         """
-        # Spark makes a partition of each chunk of an Arrow table, and was seen to lose the chunks behind an empty one.
+        # Spark makes a partition of each chunk of an Arrow table, and has been observed to lose the chunks behind an
+        # empty one, so the chunks are combined.
         found = self.spark.createDataFrame(rows.combine_chunks(), schema)
-        # Only so does Spark know that there is one partition: it then aggregates and joins without a shuffle.
+        # Spark has to be told that there is one partition; it then aggregates and joins without a shuffle.
         return found.coalesce(1) if rows.num_rows <= HELD_ROWS else found
 
     def stored(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> pa.Table:
-        """Return the rows of a table that holds few, read without Spark, with the table's columns and types."""
+        """Return the rows of a small table, read without Spark, with the table's columns and types."""
         table = self.table(layer, name)
         schema, chosen = arrow_schema(table.schema), None if days is None else set(days)
         store = table.storage()
@@ -264,7 +268,8 @@ class Lake(Store):
         return pa.concat_tables([schema.empty_table(), *found])
 
     def is_as_left(self, state: State) -> bool:
-        """Whether every table has the version that a run's state names. Otherwise a later run has written to it."""
+        """Whether every table still has the version that a run's state names; otherwise a later run has written to
+        one."""
         return all(
             self.table(layer, name).version() == state.versions.get(f"{layer}/{name}")
             for layer, name in self.names()
@@ -272,7 +277,7 @@ class Lake(Store):
         )
 
     def days_of_lives(self, done: Mapping[str, int]) -> set[str]:
-        """Return the days on which processes started or stopped, by events that no run has refined."""
+        """Return the days on which processes started or stopped, according to events that no run has refined yet."""
         table = self.table("", "bronze")
         files = [file for file in self.fresh_files(done) if file.values["family"] == "life"]
         ends = pa.array(["segment_end"])
@@ -285,14 +290,14 @@ class Lake(Store):
         }
 
     def accepted_receipts(self, state: State, days: Iterable[str] | None = None) -> DataFrame:
-        """Return the rows of silver's table of receipts, without joining several receipts of one end to one row."""
+        """Return the accepted receipts of silver; several receipts of one end of a transport stay separate rows."""
         return self._view("receipts", state, days, silver.accepted_receipts)
 
     def _view(
         self, name: str, state: State, days: Iterable[str] | None, select: Callable[[DataFrame], DataFrame]
     ) -> DataFrame:
-        """Return the rows of a view: those stored for some days, and for the others the rows that ``select`` makes of
-        events.
+        """Return the rows of a view.  If rows are stored for a day, they are taken from the table; for other days
+        ``select`` computes them from events.
         """
         stored = self.stored_days(name, state)
         bronze, family = self.table("", "bronze"), VIEWS[name].family
@@ -314,7 +319,7 @@ class Lake(Store):
         return rows
 
     def clear(self, name: str, run: int, days: Iterable[str]) -> None:
-        """Remove the rows that are stored for a view of these days; the view then selects from their events."""
+        """Remove the rows that are stored for a view on these days; the view then computes its rows from the events."""
         table = self.table("silver", name)
         table.ensure()
         chosen = set(days)
@@ -332,7 +337,7 @@ class Lake(Store):
 
         :param families: keep only these families of events.
         :param days: keep only these days.
-        :param state: take the version of bronze that belongs to this state; None for the newest.
+        :param state: read the version of bronze that belongs to this state; None for the newest.
         """
         some, of_days = (None if chosen is None else set(chosen) for chosen in (families, days))
         return self._rows(
@@ -344,7 +349,7 @@ class Lake(Store):
         )
 
     def fresh_lines(self, done: Mapping[str, int]) -> DataFrame:
-        """Return the lines of batches that no run has refined, as far as Spark read them.
+        """Return those lines that Spark has read, of batches that no run has refined yet.
 
         :param done: number of the last refined batch of each source.
         """
@@ -357,7 +362,8 @@ class Lake(Store):
         return [file for file in self.table("", "bronze").files() if unrefined(file, done)]
 
     def register(self, done: Mapping[str, int]) -> pa.Table:
-        """Return a row for each sealed file that Arrow read and no run has refined: file, lines, problem."""
+        """Return a row for each sealed file that Arrow has read and no run has refined yet, with the columns file,
+        lines, problem."""
         table = self.table("", "bronze")
         files = [file.path for file in table.files() if file.values["family"] == REGISTER and unrefined(file, done)]
         names = ["file", "lines", "problem"]
@@ -374,5 +380,6 @@ class Lake(Store):
         return self.table("", "bronze").transaction(origin)
 
     def quarantine(self, state: State | None = None) -> DataFrame:
-        """Return the lines that are no events: problem, line, file, origin, batch, dt (the day the line was read)."""
+        """Return the lines that are no events, with the columns problem, line, file, origin, batch, and dt (the day on
+        which the line was read)."""
         return self.bronze([QUARANTINE], state=state).select("problem", "line", "file", "origin", "batch", "dt")

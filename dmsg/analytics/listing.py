@@ -1,4 +1,5 @@
-"""Sources of a run, and the listing of their files: by this process where they are local, otherwise by Spark."""
+"""Sources of a run (the directories that it reads), and the listing of their files: by this process if a source is
+local, otherwise by Spark."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from dmsg.telemetry.spool_listing import Reason, file_uri, list_sealed
 DIRECTORIES = ".directories-read.json"
 """Name of the file with the local directories that need not be listed again, in the directory of the tables."""
 DIRECTORIES_LIMIT = 200_000
-"""Maximum number of directories of a source in that file."""
+"""Maximum number of directories of a source in the file :data:`DIRECTORIES`."""
 FULL_LISTING = 86_400
-"""Seconds after which everything is listed again."""
+"""Seconds after which all directories are listed again."""
 AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-"""Reader options that treat names literally: no glob patterns and no partition directories. Spark's own reader of a
-stream uses the internal option ``__globPaths__`` for this purpose; there is no public one.
+"""Options of Spark's reader by which it treats names literally: no glob patterns and no partition directories. Spark's
+own reader of a stream uses the internal option ``__globPaths__`` for this purpose; there is no public one.
 """
 
 
@@ -40,7 +41,7 @@ class Source:
     :ivar name: name of the source in bronze.
     :ivar path: directory or URI, read recursively.
     :ivar pattern: glob pattern of the file names.
-    :ivar checked: whether the files hold receipts whose signatures were checked.
+    :ivar checked: whether the files contain receipts whose signatures were checked.
     """
 
     name: str
@@ -83,8 +84,8 @@ def list_files(
 ) -> DataFrame:
     """Return all files of the sources: name as a URI, path as Spark reads it, and length in bytes.
 
-    :param left: list that gets what cannot be read in each local source.
-    :param directories: local directories all of whose files are known; they are passed over.
+    :param left: list to which the files and directories of local sources are added that cannot be read.
+    :param directories: local directories all of whose files are known; they are skipped.
     :raises LakeError: a source is no directory that can be read.
     """
     listing = None
@@ -117,7 +118,7 @@ def list_files(
 def unreadable(
     sources: Iterable[Source], quiet: dict[Path, Mapping[str, int]] | None = None
 ) -> list[Mapping[Reason, set[str]]]:
-    """Return what cannot be read in each local source, which may be a source as a whole.
+    """Return the files and directories of local sources that cannot be read.  A whole source may be among them.
 
     :param quiet: directories of each source in which everything can be read, from the last call to the next.
     """
@@ -138,11 +139,12 @@ def unreadable(
 class DirectoriesRead:
     """Local directories all of whose files the tables know, in a file beside the tables.
 
-    The file belongs to the run that wrote it: tables that were put back to an earlier run do not know its files. Once
-    in :data:`FULL_LISTING` everything is listed, in case a file system does not keep the times of directories.
+    The file is valid only for the run that wrote it: tables that were restored from an earlier run do not know all
+    files.  Every :data:`FULL_LISTING` seconds all directories are listed, in case a file system does not keep the times
+    of directories.
 
     :param out: directory of the tables; None if they are not local.
-    :param run: number of the run that the tables are of.
+    :param run: number of the newest run of the tables.
     """
 
     def __init__(self, out: Path | None, run: int, clock: Callable[[], float] = time.time) -> None:
@@ -155,14 +157,14 @@ class DirectoriesRead:
             if read and read["run"] <= run and 0 <= clock() - read["at"] < FULL_LISTING:
                 self._known, self._listed_at = read["directories"], read["at"]
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # Without the file, or with a damaged one, everything is listed.
+            pass  # If the file is missing or damaged, all directories are listed.
 
     def of(self, source: Source) -> dict[str, int]:
-        """Return the directories of a source, as ``list_sealed`` takes them."""
+        """Return the directories of a source, in the form that ``list_sealed`` expects."""
         return self._known.get(_key(source), {})
 
     def add(self, source: Source, quiet: Mapping[str, int]) -> None:
-        """Note the directories of a source that need not be listed again."""
+        """Record the directories of a source that need not be listed again."""
         self._now[_key(source)] = dict(islice(quiet.items(), DIRECTORIES_LIMIT))
 
     def save(self, run: int) -> None:
@@ -189,14 +191,14 @@ def open_files(reader: DataFrameReader, paths: list[str]) -> DataFrame | None:
     """Return the rows of those files that Spark can open, with a column ``file``. A file may have been removed.
 
     :param paths: paths as Spark reads them.
-    :returns: None if Spark can open none.
+    :returns: None if Spark can open none of them.
     :raises LakeError: the files change too fast.
     """
 
     def opened(some: list[str]) -> DataFrame | None:
         try:
             found = reader.load(some)
-            _ = found.columns  # Spark Connect looks for the files only when it is asked.
+            _ = found.columns  # The rows' columns are read here, because Spark Connect opens the files only then.
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise

@@ -30,7 +30,7 @@ from dmsg.analytics.store import Store, local_path
 from dmsg.telemetry.spool_listing import Reason, left_lines
 
 Errors = (LakeError, JavaMissing, SparkFailed)
-"""Errors that the user can mend; their text is one line."""
+"""Errors that the user can correct; their text is one line."""
 
 
 REST = 1.0
@@ -42,10 +42,10 @@ stream's time.
 class RefinementSchedule:
     """Schedule of a stream's refinements: refine at once, unless refining already takes most of the time.
 
-    The stream keeps up however long a refinement takes. Lines that arrive meanwhile are still written to bronze,
-    and the next refinement takes them all together.
+    The stream keeps up however long a refinement takes. Lines that arrive meanwhile are still written to bronze, and
+    the next refinement processes them all together.
 
-    :ivar wanted: whether bronze may hold lines that are not in the tables yet. True at the start, because an earlier
+    :ivar wanted: whether bronze may contain lines that are not in the tables yet. True at the start, because an earlier
         stream may have been killed between reading and refining.
     """
 
@@ -100,7 +100,7 @@ def stream(
     """Read new files continuously and refine the tables after each batch, until ``stop`` is set.
 
     :param on_outcome: called with the outcome of each refinement that changed the tables.
-    :param check: called about once a second; verifies new receipts.
+    :param check: called about once a second; it verifies new receipts.
     :raises SparkFailed: ``spark`` is a Spark Connect session.
     :raises LakeError: one of the streaming queries ended.
     """
@@ -114,7 +114,8 @@ def stream(
     turns = RefinementSchedule()
 
     def refine(claim: Claim) -> None:
-        """Refine now if a turn is due; else leave the batch for a later refinement. The caller holds the lock."""
+        """Refine now if a refinement is due; otherwise leave the batch for a later one.  The caller must hold the
+        lock."""
         turns.wanted = True
         if not turns.due():
             return
@@ -138,7 +139,7 @@ def stream(
                     error = query.exception()
                     raise LakeError(f"the stream {query.name} ended: {_reason(error)}") from error
     finally:
-        with one_at_a_time:  # Stopping within a batch would interrupt its commit.
+        with one_at_a_time:  # The lock is taken first, because stopping within a batch would interrupt its commit.
             for query in queries:
                 query.stop()
 
@@ -150,7 +151,7 @@ def _reason(error: BaseException | None) -> str:
 def write_report(out: str, target: Path, at: datetime | None = None) -> None:
     """Write the report page atomically; needs no Spark.
 
-    :param at: report on the tables as they were at this time; None for the newest.
+    :param at: state of the tables at this time; None for the newest.
     :raises DmsgError: the file cannot be written.
     """
     page = report.render(report_data.collect(Store(out), at))
@@ -168,7 +169,7 @@ def check_free(out: str) -> None:
 
 
 def table_paths(out: str) -> dict[str, str]:
-    """Return the location of each gold table, for programs that read Delta Lake."""
+    """Return the location of each gold table, for other programs that read Delta Lake."""
     store = Store(out)
     store.computed_state()
     return {name: store.table("gold", name).uri for name in GOLD}

@@ -1,7 +1,8 @@
-"""Choice of the days beside new events whose verdicts the new events can change.
+"""Choice of the neighbouring days to compute again: days before or after new events, whose verdicts the new events can
+change.
 
-The three counts of a transport can lie on both sides of midnight. A day beside new events is computed again only if
-it already has an event or a receipt of a transport that new events near midnight name.
+The three counts of a transport can lie on both sides of midnight. A neighbouring day is computed again only if it
+already has an event or a receipt of a transport that also occurs in new events near midnight.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ MIDNIGHT_MS = 10 * 60 * 1000
 matter to the neighbouring day.
 """
 FEW_EVENTS = 1_000_000
-"""Number of new events of transports on the days beside a day, above which that day is computed again unseen."""
+"""Number of new transport events on the days before and after a day, above which that day is computed again without a
+check."""
 ROWS_AT_ONCE = 65_536
 """Number of rows that are read into memory at once."""
 WORDS = ("transport", "receipt")
-"""Families of events that hold the counts of transports."""
+"""Families of events that contain the byte counts of transports."""
 
 
 def concerned_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> set[str]:
-    """Return those of the days beside new events that the new events can change.
+    """Return the neighbouring days that the new events can change.
 
     :param new: files of bronze with the new events.
-    :param days: days that have no new events themselves.
+    :param days: neighbouring days, which have no new events themselves.
     """
     files, storage = bronze.files(), bronze.storage()
     return {day for day in days if _is_concerned(storage, day, files, new)}
@@ -66,7 +68,7 @@ def _is_concerned(storage: pafs.FileSystem, day: str, files: Sequence[File], new
 
 
 def _near(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
-    """Return the transports that the events of a file name near midnight, and those of receipts after a restart.
+    """Return the transports of a file's events near midnight, and those of its receipts that were sent after a restart.
 
     :param after: whether the file's day is after the day in question, not before it.
     """
@@ -78,6 +80,6 @@ def _near(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
     rows_of_day = pc.subtract(times, pc.multiply(pc.divide(times, DAY_MS), DAY_MS))
     counts = pc.less(rows_of_day, MIDNIGHT_MS) if after else pc.greater_equal(rows_of_day, DAY_MS - MIDNIGHT_MS)
     if "former" in names:
-        # A receipt that was handed in after a restart may belong to any transport of the day beside.
+        # A receipt that was sent after a restart may belong to any transport of the neighbouring day.
         counts = pc.or_(counts, pc.fill_null(rows["former"].combine_chunks(), False))
     return rows["transport"].combine_chunks().filter(counts).drop_null().cast(pa.string())

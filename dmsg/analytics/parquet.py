@@ -24,7 +24,7 @@ _ARROW: dict[str, pa.DataType] = {
 }
 _TEXTS = (pa.string(), pa.dictionary(pa.int32(), pa.string()))
 _UNLIKE = ("transport",)
-"""Columns of texts that hardly ever repeat."""
+"""Columns of text whose values are nearly all different, so a dictionary would not help."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def write_part(files: pafs.FileSystem, table: pa.Table, directory: str, values: dict[str, str]) -> Part:
-    """Write rows to a Parquet file of their own.
+    """Write rows to a new Parquet file.
 
     :param files: file system whose root is the table's directory.
     :param directory: directory below the table.
@@ -92,7 +92,8 @@ def read_part(files: pafs.FileSystem, path: str, names: list[str] | None = None)
 def read_small(files: pafs.FileSystem, path: str, most: int) -> pa.Table | None:
     """Read a Parquet file into memory; None if it is damaged, or if its values take more than ``most`` bytes.
 
-    A file can hold a long text once that a million rows share. Such texts are read once, and counted in each row.
+    A small file can contain a long text that a million rows share.  Such a text is read once, and its size is counted
+    for each row.
     """
     try:
         with files.open_input_file(path) as file:
@@ -107,7 +108,7 @@ def read_small(files: pafs.FileSystem, path: str, most: int) -> pa.Table | None:
 
 
 def _size(column: pa.ChunkedArray) -> int:
-    """Return the size of a column in bytes if each row holds its own text."""
+    """Return the size of a column in bytes, counting each text as often as it occurs."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     lengths = [pc.sum(pc.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0 for chunk in column.chunks]

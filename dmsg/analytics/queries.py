@@ -31,10 +31,10 @@ SPILL_LIMIT = "10GiB"
 BATCH_ROWS = 1024
 """Number of rows that are taken from DuckDB at a time."""
 REMOTE_LIMIT = 256 * 1024 * 1024
-"""Maximum size in bytes of the files of one table in an object store, which are read into memory."""
+"""Maximum size in bytes of the files of one table in an object store; they are read into memory."""
 _TABLES = {**dict.fromkeys(GOLD, "gold"), **dict.fromkeys({**SILVER, **INTERNAL}, "silver")}
 _ALL = re.compile(r"(?i)\b(show|information_schema|duckdb_\w+)\b")
-"""Regular expression of the words with which a query asks which tables there are."""
+"""Regular expression for queries that list the tables; such a query needs the definitions of all tables."""
 _TYPES = {**SQL_TYPES, "timestamp": "TIMESTAMPTZ"}
 
 
@@ -50,7 +50,7 @@ class Answer:
     """Rows of a query.
 
     :ivar rows: the first rows, at most as many as were asked for.
-    :ivar more: whether the query gives further rows.
+    :ivar more: whether the query has further rows.
     """
 
     names: list[str]
@@ -89,7 +89,7 @@ def _fetch_first(
     connection: duckdb.DuckDBPyConnection, sql: str, most: int
 ) -> tuple[list[str], list[tuple[object, ...]]]:
     """Run the query, and return the names of the columns and at most ``most`` rows."""
-    # DuckDB's own rows would need pytz for points in time; Arrow's do not.
+    # The rows are fetched through Arrow, because DuckDB's own rows would need the package pytz for times.
     reader = connection.sql(sql).to_arrow_reader(BATCH_ROWS)
     rows: list[tuple[object, ...]] = []
     for batch in reader:
@@ -101,7 +101,7 @@ def _fetch_first(
 
 
 def _plain(value: object) -> object:
-    """Return a decimal number as a number of Python; DuckDB's sums of integers are decimal."""
+    """Return a Decimal as an int or float; DuckDB's sums of integers are decimals."""
     if not isinstance(value, Decimal):
         return value
     return int(value) if value == value.to_integral_value() else float(value)
@@ -132,7 +132,7 @@ def _errors() -> Iterator[None]:
 def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Check that the text is one statement that only reads.
 
-    :raises QueryError: it is not.
+    :raises QueryError: the text is not one statement that only reads.
     """
     statements = connection.extract_statements(sql)
     kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -148,7 +148,8 @@ def _quoted(text: str) -> str:
 
 
 def _bronze(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File]]:
-    """Return bronze, and those of its files from which a view selects: those of days that are not stored for it."""
+    """Return the table bronze, and those of its files from which a view computes rows: files of days for which no rows
+    of the view are stored."""
     stored, family = store.stored_days(name, state), VIEWS[name].family
     table = store.table("", "bronze")
     files = table.files(state.versions.get(BRONZE_KEY))
@@ -177,7 +178,7 @@ def _define(connection: duckdb.DuckDBPyConnection, store: Store, state: State, n
         rows = _select(*_table_files(store, state, name))
         if name in VIEWS:
             view = VIEWS[name].sql(name)
-            # The views are written for delta-rs; these two functions of its dialect are all that DuckDB lacks.
+            # The SQL of the views is written for delta-rs.  DuckDB lacks only these two functions of its dialect.
             connection.execute("CREATE OR REPLACE TEMP MACRO to_timestamp_millis(ms) AS make_timestamptz(1000 * ms)")
             connection.execute("CREATE OR REPLACE TEMP MACRO arrow_cast(value, kind) AS value")
             rows += f" UNION ALL BY NAME (WITH it AS ({_select(*_bronze(store, state, name))}) {view})"

@@ -1,4 +1,5 @@
-"""Refinement of a run: silver and gold tables of the touched days, and gold tables that are recomputed as a whole."""
+"""Refinement of a run: computes the silver and gold tables of the days with new events, and the gold tables that are
+recomputed as a whole."""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 """Gold tables made from other gold tables of the same days."""
 _OF_OVERALL = ("boot", "placement")
-"""Gold tables that are recomputed as a whole, from others of that kind."""
+"""Gold tables that are recomputed as a whole, from other tables that are recomputed as a whole."""
 _OF_SILVER = ("verdicts", "unfinished")
-"""Silver tables made from other silver tables, one after the other."""
+"""Silver tables computed from other silver tables, in the order in which they are computed."""
 _OF_CLIENTS = {
     *("sessions", "heartbeats", "verdicts", "unfinished", "transports", "refusals", "entries", "receipts"),
     *("pair_day", "settlement_conflict_day", "abuse_day", "lost_transport", "actor"),
@@ -48,24 +49,24 @@ _OF_CLIENTS = {
 """Tables whose rows grow with clients, transports or events. The rows of all others grow with servers and hours."""
 _OFTEN_FEW = ("abuse_day", "actor", "lost_transport")
 """Tables of :data:`_OF_CLIENTS` that are collected and compared, unless they have more than
-:data:`~dmsg.analytics.changes.COMPARED_ROWS` rows, as while a network is attacked.
+:data:`~dmsg.analytics.changes.COMPARED_ROWS` rows, which happens while a network is attacked.
 """
 MEMORY_EVENTS = 50_000_000
-"""Number of events in the touched days up to which tables of servers and hours are collected and written by Arrow.
-Above it Spark writes them, so that the driver's memory does not grow with the number of days.
+"""Number of events in the days to recompute, up to which tables of servers and hours are collected and written by
+Arrow.  Above it Spark writes them, so that the driver's memory does not grow with the number of days.
 """
 
 
 class Refinement:
-    """Refinement of the tables by one run.
+    """One run's computation of the silver and gold tables.
 
     :param before: state that the newest finished run left.
     :param state: state that the run will leave.
     :param days: days whose rows are rewritten.
     :param today: day of the run.
-    :param changed: days that have new events, by family.
+    :param changed: days that have new events, by family of events.
     :param events: number of events in those days.
-    :param few: whether they are so few that every table is collected and written by Arrow.
+    :param few: whether there are so few events that every table is collected and written by Arrow.
     :param small: whether to write several tables at the same time.
     :param step: called with the name of each step as it begins.
     """
@@ -97,10 +98,10 @@ class Refinement:
         self._few = few
         self._collected: dict[str, tuple[tuple[str, ...], DataFrame]] = {}
         self._changes = Changes(days, changed)
-        # A run that was killed may have written to the tables. What it wrote is replaced without being compared.
+        # A run that was killed may have written to the tables. Rows that it wrote are replaced without being compared.
         self._can_compare = self._in_memory and before.run > 0 and lake.is_as_left(before)
         if self._can_compare and "life" in changed:
-            # Each file has an event of this family: its last line.
+            # The last line of each file is an event of this family, so this family has changed on every day.
             self._changes.note("life", lake.days_of_lives(before.batches))
         self._step = step
         self._affected = AffectedTables(lake, before, state, self._hint) if self._can_compare else None
@@ -127,7 +128,7 @@ class Refinement:
         return read
 
     def silver(self) -> int:
-        """Write the silver tables of the touched days.
+        """Write the silver tables of the days to recompute.
 
         :returns: number of duplicate events.
         """
@@ -140,7 +141,8 @@ class Refinement:
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
         doubtful = again if found else None
         if doubtful is not None:
-            # Which of several events counts depends on all days of a run.
+            # All days of the run are written at once, because which of several duplicate events is kept depends on all
+            # of them.
             self._changes.note_everything()
             self._affected = None
 
@@ -184,7 +186,7 @@ class Refinement:
         self._replace("silver", NUMBERS.name, rows, days)
 
     def _note_ends(self) -> None:
-        """Note the days on which the first or last event of processes, or of the day, has changed."""
+        """Record the days on which the first or last event of a process, or of the day, has changed."""
         ends = observed = set(self._days)
         if self._can_compare:
             stored = self._lake.stored("silver", "numbers", self._before, self._days)
@@ -194,9 +196,9 @@ class Refinement:
         self._changes.note(OBSERVED, observed)
 
     def _write_days(self, layer: str, names: Iterable[str], plan: Callable[[tuple[str, ...]], Tables]) -> None:
-        """Write the days of each table on which it can change.
+        """Write each table for the days on which it can change.
 
-        :param plan: returns the plans of the tables of some days.
+        :param plan: returns the plans of the tables for some days.
         """
         days = {name: self._changes.days_of(name) for name in names}
         for name, some in days.items():
@@ -258,9 +260,9 @@ class Refinement:
         self._changes.note(name, self._put_changed(collected, layer, name, days))
 
     def _put_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
-        """Write the rows of those days that differ from what is stored.
+        """Write the rows of those days on which they differ from the stored rows.
 
-        :returns: these days; all days of the run for a table without days.
+        :returns: the days written; all days of the run for a table without days.
         """
         lake, number = self._lake, self._claim.number
         if self._can_compare:
@@ -278,7 +280,7 @@ class Refinement:
         return days or self._days
 
     def gold_daily(self) -> None:
-        """Write the gold tables of the touched days."""
+        """Write the gold tables of the days to recompute."""
 
         @cache
         def plan(days: tuple[str, ...]) -> Tables:
@@ -297,5 +299,6 @@ class Refinement:
         assert tables.keys() == OVERALL.keys()
         keeps = self._can_compare and self._before.today == str(self._today)
         for names in ([name for name in tables if name not in _OF_OVERALL], _OF_OVERALL):
-            # Which of the first tables have changed decides on the last.
+            # The first tables are written before: which of them have changed decides whether the last ones are
+            # computed.
             self._write("gold", {name: tables[name] for name in names if not keeps or self._changes.has_changed(name)})

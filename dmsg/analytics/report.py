@@ -1,6 +1,6 @@
-"""Report page: renders the gold tables as one HTML file without network access or libraries.
+"""Report page: renders the gold tables as one HTML file that needs neither network access nor libraries.
 
-The rows come from :mod:`dmsg.analytics.report_data`; this module only makes text.
+The rows come from :mod:`dmsg.analytics.report_data`; this module only formats them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dmsg.analytics.report_data import SHOWN_DAYS, Content
 from dmsg.analytics.store import Row
 
 SERIES = 5
-"""Number of refusals with a colour of their own; the others share one."""
+"""Number of kinds of refusals that have a colour of their own in the chart; the other kinds share one."""
 _PALETTE = ("var(--blue)", "var(--amber)", "var(--teal)", "var(--violet)", "var(--red)", "var(--grey)")
 
 
@@ -39,7 +39,7 @@ def _hours(rows: Sequence[Row]) -> list[tuple[date, int]]:
 
 
 def _observed_minutes(days: Sequence[Row], hour: tuple[date, int]) -> int:
-    """Return the minutes of an hour that lie between the first and the last event of anybody on its day.
+    """Return the minutes of an hour that lie between the first and the last event of any producer on that day.
 
     :param days: dt, and the minutes since 1970 of the first and the last event.
     """
@@ -50,7 +50,7 @@ def _observed_minutes(days: Sequence[Row], hour: tuple[date, int]) -> int:
 
 
 def _cell_of(cells: Mapping[tuple[date, int], charts.Cell], hour: tuple[date, int], observed: int) -> charts.Cell:
-    """Return the cell of an hour, which may have no row."""
+    """Return the cell of an hour; the tables may have no row for it."""
     if hour in cells:
         return cells[hour]
     return (0.0, f"0 of {observed} minutes") if observed else (None, "no events of anybody have arrived")
@@ -76,7 +76,8 @@ def _attention(content: Content) -> str:
 
 
 def _cards(content: Content) -> str:
-    """Return the tiles. Each is the sum of a column or chart below it, over the same days."""
+    """Return the tiles at the top of the page.  Each shows the sum of a column or chart further down, over the same
+    days."""
     totals = content.totals
     period = f"{SHOWN_DAYS} days"
     known, clients, most = (totals[name] for name in ("uptime_servers", "clients", "clients_of_one"))
@@ -110,11 +111,13 @@ def _servers(content: Content) -> str:
     cells: dict[str, dict[tuple[date, int], charts.Cell]] = defaultdict(dict)
     for row in content["server_hour"]:
         hour, alive = (row["dt"], row["hour"]), row["alive_minutes"] or 0
-        # An hour that discovery saw but from which no heartbeat has arrived was not downtime: data is missing.
+        # An hour in which discovery saw the server, and from which no heartbeat has arrived, is no downtime: data is
+        # missing.
         if not alive and row["seen_minutes"]:
             cells[row["server"]][hour] = None, "discovery saw it, none of its events have arrived"
         else:
-            # A heartbeat may cover a minute before the first event of all.
+            # A heartbeat may cover a minute before the first event of all, so there may be more minutes alive than
+            # observed.
             of = max(alive, observed[hour])
             cells[row["server"]][hour] = (alive / of if of else None), f"{alive} of {of} minutes"
     drawn = set(cells)

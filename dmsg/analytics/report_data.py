@@ -1,7 +1,7 @@
 """Rows that the report shows: bounded queries of the gold tables in SQL, without Spark.
 
-A table gives :data:`ROWS` rows at most, and the page says so when there were more. Sums are computed
-where the tables are read: a year of a thousand servers arrives here as a few thousand rows.
+At most :data:`ROWS` rows of a table are shown, and the page says so when there are more. Sums are computed where the
+tables are read: a year of a thousand servers arrives here as a few thousand rows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dmsg.telemetry.schema import BUCKETS
 ROWS = 1000
 """Maximum number of rows of a table that the page shows."""
 SHOWN_DAYS = 7
-"""Days that the page shows by the hour."""
+"""Number of days that the page shows hour by hour."""
 SERVER_STRIPS = 50
-"""Number of servers whose hours are drawn."""
+"""Number of servers for which a strip of hours is drawn."""
 CONFLICTS = 20
 ACTORS_OF_KIND = 20
 SERVERS = 300
 """Number of servers with a row of their own; servers with problems come first."""
 AGREEING = 20
-"""Number of rows with a server's day on which all three counts agree."""
+"""Number of rows shown for servers and days on which all three counts agree."""
 FILES = 100
 
 
@@ -75,7 +75,7 @@ def collect(store: Store, at: datetime | None = None) -> Content:
     :raises LakeError: nothing has been computed yet.
     """
     state = store.computed_state(at)
-    # A report of a past time measures the age of data from that time, not from now.
+    # A report of a past time measures the age of the data relative to that time, and not to now.
     content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
     content.attention = needs_attention(store, state, now=datetime.now(UTC) if at is None else content.generated)
     since = date.fromisoformat(max(state.days)) - timedelta(SHOWN_DAYS - 1)
@@ -146,7 +146,8 @@ Ask = Callable[..., list[Row]]
 
 
 def _servers(content: Content, ask: Ask, recent: str, newest: str) -> None:
-    """Collect a row for each server: first silent, crashed and flagged ones, then those with the least uptime.
+    """Collect a row for each server: first servers that are silent, crashed or flagged, then those with the least
+    uptime.
 
     :param newest: newest day.
     """
@@ -206,7 +207,7 @@ def _totals(content: Content, ask: Ask, recent: str) -> None:
 
 
 def _settled(content: Content, ask: Ask, recent: str) -> None:
-    """Collect days on which the counts differ, the newest first, and some on which they agree."""
+    """Collect servers' days on which the three counts differ, the newest first, and some on which they agree."""
     order = "dt DESC, inflated_bytes DESC NULLS LAST, claimed_bytes DESC, server"
     differ = ask(
         "settlement_day",

@@ -9,11 +9,11 @@ from dmsg.analytics.report_data import Content
 from dmsg.analytics.store import Row
 
 MAIN_ENDS = 3
-"""Number of reasons for the end of transports that are named."""
+"""Number of the most frequent reasons for the end of transports that the page names."""
 
 
 def by_server(content: Content) -> str:
-    """Return the sums of each server."""
+    """Return the table with the sums of each server."""
     rows = []
     for row in content["servers"]:
         ends = row.get("ends", [])
@@ -58,7 +58,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def discovery(content: Content) -> str:
-    """Return the sums of each discovery's day."""
+    """Return the table with the sums of each discovery and day."""
     rows = [
         [
             cell(row["producer"], shown=short_name(row["producer"])),
@@ -72,7 +72,7 @@ def discovery(content: Content) -> str:
 
 
 def forecast(content: Content) -> str:
-    """Return when each server reaches its capacity."""
+    """Return the table that says when each server reaches its capacity."""
 
     def full(row: Row) -> float | None:
         return round((row["peak_sessions"] or 0) / row["capacity"], 4) if row["capacity"] else None
@@ -98,7 +98,8 @@ def forecast(content: Content) -> str:
 
 
 def _lost(row: Row | None) -> str:
-    """Return a cell with the bytes that both ends' receipts bound for the killed processes of a server's day."""
+    """Return a cell with the range of bytes lost with killed processes of a server on a day; receipts of both ends give
+    the lower and upper bound."""
     if row is None:
         return cell(None)
     if not row["witnessed"]:
@@ -107,7 +108,7 @@ def _lost(row: Row | None) -> str:
 
 
 def settlement(content: Content) -> str:
-    """Return the settlement of each server's day, and the transports in conflict."""
+    """Return the tables with the settlement of each server and day, and with the transports in conflict."""
     lost = {(row["server"], row["dt"]): row for row in content["lost"]}
     rows = [
         [
@@ -182,7 +183,7 @@ def settlement(content: Content) -> str:
 
 
 def public(content: Content) -> str:
-    """Return the figures that may be published."""
+    """Return the table with the totals that may be published."""
     names = ("servers", "clients", "transports", "sessions", "gigabytes", "rtt_p50", "rtt_p90")
     rows = [
         [cell(str(row["dt"])), *(cell(row[name]) for name in names), cell(row["withheld"] or "", kind="text")]
@@ -193,7 +194,7 @@ def public(content: Content) -> str:
 
 
 def placement(content: Content) -> str:
-    """Return the weights of the servers."""
+    """Return the table with the weights for placing clients on servers."""
     rows = [
         [
             cell(row["server"], shown=short_name(row["server"])),
@@ -211,7 +212,7 @@ def placement(content: Content) -> str:
 
 
 def quality(content: Content) -> str:
-    """Return how complete the events of each process are, and what could not be read."""
+    """Return the table that says how complete the events of each process are, and the files that could not be read."""
     rows = [
         [
             cell(row["producer"], shown=short_name(row["producer"])),

@@ -1,12 +1,12 @@
 """Runs over a lake: mutual exclusion between runs, and the state that each run left.
 
-``OUT/runs`` is a small table of its own. A run that wants to write claims the right to in a transaction
-that only one of several runs can commit. While it writes, it renews its claim every minute. Its
-final transaction names the versions of all tables, which belong together. Readers take the versions
-of the newest finished run, so they see all changes of a run at once.
+``OUT/runs`` is a small table of its own. A run that wants to write claims the right to write in a transaction that only
+one of several runs can commit. While it writes, it renews its claim every minute. Its final transaction records the
+versions of all tables that belong together. Readers take the versions of the newest finished run, so they see all
+changes of a run at once.
 
-A run that is killed writes no final transaction. On the same machine the next run takes over as soon
-as the process is gone; otherwise when the claim has not been renewed for :data:`LEASE_SECONDS`.
+A run that is killed writes no final transaction. On the same machine the next run takes over as soon as the process is
+gone; on another machine, once the claim has not been renewed for :data:`LEASE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from dmsg.analytics.delta import LakeError, rows_of
 from dmsg.telemetry.spool_listing import Left
 
 FORMAT = 2
-"""Version of the format of the table; a lake of another version is not touched."""
+"""Version of the format of the table of runs; tables of another version are neither read nor written."""
 DAY_MS = 86_400_000
 LEASE_SECONDS = 600.0
 """Lease of a claim: seconds without renewal after which its run counts as gone."""
 RENEW_SECONDS = 60.0
 KEPT_RUNS = 3
-"""Number of the newest runs whose tables stay readable, if they are not older than :data:`KEPT_DAYS`."""
+"""Number of the newest runs whose tables remain readable, if they are not older than :data:`KEPT_DAYS`."""
 KEPT_DAYS = 8
 """Number of days for which readers may still open the tables of each day's last run."""
 KEPT_SECONDS = 900.0
@@ -48,7 +48,7 @@ KEPT_SECONDS = 900.0
 KEPT_MOST = 200
 """Maximum number of runs that stay readable."""
 TIDY_AT = 64
-"""Number of transactions after which replaced files of ``OUT/runs`` are removed."""
+"""Number of transactions after which the replaced files of the table of runs are removed."""
 _COLUMNS = pa.schema(
     [
         pa.field("run", pa.int64()),
@@ -80,7 +80,7 @@ class State:
     :ivar days: number of the run that last wrote each day.
     :ivar at: when the run began, in ms since 1970.
     :ivar versions: version of each table. A table that is not named is read in its newest version.
-    :ivar left: files and directories that the run could not read: their number and the first path, by reason.
+    :ivar left: files and directories that the run could not read: by reason, their number and the first path.
     :ivar today: day for which the tables without days were computed, as ``2026-01-31``; empty if they do not fit the
         other tables.
     """
@@ -121,7 +121,7 @@ class _Row:
 
 
 def _other_format(where: str, written: int) -> str:
-    """Return what to do with tables of another format."""
+    """Return a text that says what to do with tables of another format."""
     text = f"the tables in {where} are of format {written}, this version of dmsg has format {FORMAT}"
     if written > FORMAT:
         return f"{text}: update dmsg"
@@ -129,7 +129,8 @@ def _other_format(where: str, written: int) -> str:
 
 
 def _this_process() -> str:
-    """Return an id of this process: host, boot id of the machine, PID namespace, PID, and start time of the process."""
+    """Return an identification of this process: host, boot id of the machine, PID namespace, PID, and start time of the
+    process."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         names = os.readlink("/proc/self/ns/pid")
@@ -147,7 +148,8 @@ def _begun(process: int) -> str:
 
 
 def owner_exists(owner: str) -> bool | None:
-    """Whether the owner of a claim still exists; None if it ran on another machine or in another container."""
+    """Whether the process that made a claim still exists; None if it runs on another machine or in another
+    container."""
     theirs, ours = owner.split("/"), _this_process().split("/")
     if len(theirs) < len(ours) or theirs[:3] != ours[:3] or not ours[1]:
         return None
@@ -155,7 +157,7 @@ def owner_exists(owner: str) -> bool | None:
 
 
 class Runs:
-    """Table of the runs over one lake."""
+    """Table of the runs over one set of tables."""
 
     def __init__(self, root: str, clock: Callable[[], float] = time.time) -> None:
         self._root = root
@@ -225,8 +227,8 @@ class Runs:
         newest = rows[-1] if rows else None
         if newest is not None and newest.phase == BEGUN:
             silent = self._clock() - newest.at / 1000
-            # An owner that is known to exist keeps its claim however long it is silent: its process may be suspended,
-            # or a clock was set.
+            # A process that is known to exist keeps its claim even if it has not renewed it for long: it may be
+            # suspended, or a clock was changed.
             seen = owner_exists(newest.owner)
             if seen or (seen is None and silent < LEASE_SECONDS):
                 ago = (
@@ -257,14 +259,14 @@ class Runs:
 
     def _creation_failed(self, error: DeltaError) -> LakeError:
         if DeltaTable.is_deltatable(self._uri):
-            return self._busy_error()  # Another run created the table first.
+            return self._busy_error()  # Another run has created the table at the same time.
         return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0]}")
 
     def _busy_error(self, more: str = "") -> TablesBusy:
         return TablesBusy(f"another run writes to {self._root}{more}")
 
     def write(self, table: DeltaTable, rows: list[_Row]) -> None:
-        """Replace all rows, if nobody has written since ``table`` was opened.
+        """Replace all rows of the table of runs, if no other run has written since ``table`` was opened.
 
         :raises LakeError: another run has written.
         """
@@ -279,7 +281,7 @@ class Runs:
     def record_phase(self, own: _Row, phase: str, text: str = "", *, forget: bool = False) -> _Row:
         """Write the new phase of the current run to its row. The phase ``BEGUN`` renews the run's claim to the tables.
 
-        :param forget: remove the run's row instead of keeping it.
+        :param forget: remove the run's row instead of updating it.
         :raises LakeError: another run has taken over.
         """
         table, rows = self._read_rows()
@@ -295,13 +297,13 @@ class Runs:
         return LakeError(f"another run has taken over {self._root}: nothing had been heard of this one")
 
     def is_own(self, own: _Row) -> bool:
-        """Whether that run still holds the claim."""
+        """Whether the run with that number still has the claim."""
         if self._own is not None and self._own[0] == own:
             _, seen, version = self._own
             with suppress(DeltaError):
                 seen.update_incremental()
                 if seen.version() == version:
-                    return True  # Nobody has written since this run's row was read.
+                    return True  # The table has not changed since this run's row was read, so the run still has the claim.
         table, rows = self._read_rows()
         found = bool(rows) and (rows[-1].run, rows[-1].owner, rows[-1].phase) == (own.run, own.owner, BEGUN)
         self._own = (own, table, table.version()) if found and table is not None else None
@@ -309,7 +311,7 @@ class Runs:
 
 
 def _runs_to_keep(rows: list[_Row]) -> list[_Row]:
-    """Return the finished runs to keep: the newest, the last of each day, and all of the last few minutes."""
+    """Return the finished runs to keep: the newest ones, the last of each day, and all of the last few minutes."""
     done = [row for row in rows if row.phase == DONE]
     newest = done[-1]
     recent = [row for row in done if newest.at - row.at < KEPT_DAYS * DAY_MS]
@@ -320,7 +322,8 @@ def _runs_to_keep(rows: list[_Row]) -> list[_Row]:
 
 
 class Claim:
-    """Claim of a run: the right to write. As a context manager it renews the claim, and gives it up at the end."""
+    """Claim of a run: its right to write to the tables.  Used as a context manager, it renews itself, and is given up
+    at the end."""
 
     def __init__(self, runs: Runs, row: _Row) -> None:
         self._runs = runs
@@ -359,12 +362,12 @@ class Claim:
                 except LakeError as error:
                     self._lost = error
                     return
-                # The store may be unavailable for a moment; the claim is renewed again later.
+                # The error is ignored: storage may be unavailable for a moment, and the claim is renewed again later.
                 except Exception as error:
                     _log.warning("the store does not answer: %s", error)
 
     def check(self) -> None:
-        """Check that this run still holds the claim. Call it before each write that readers can see.
+        """Check that this run still has the claim. Call it before each write that readers can see.
 
         :raises LakeError: another run has taken over.
         """
@@ -380,7 +383,8 @@ class Claim:
         self._end(DONE, json.dumps({"format": FORMAT, **state.__dict__}))
 
     def _end(self, phase: str, text: str = "") -> None:
-        # Set before the lock is taken: a renewal that waits for the lock then gives up instead of writing once more.
+        # This is set before the lock is taken, so that a renewal that waits for the lock then gives up, instead of
+        # writing once more.
         self._over.set()
         with self._speaking:
             self._row = self._runs.record_phase(self._row, phase, text, forget=phase == GIVEN_UP)

@@ -1,7 +1,7 @@
 """Schemas of the tables: columns, types, and the meaning of a row.
 
-Bronze holds the events as they were written, silver cleaned events, gold answers to questions. Every
-table but those of :data:`OVERALL` is partitioned by ``dt``, the day in UTC.
+Bronze contains the events as they were written, silver the cleaned events, gold the answers to questions. Every table
+but those of :data:`OVERALL` is partitioned by ``dt``, the day in UTC.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EVENT = StructType([StructField(field.name, _TYPES[field.type]) for field in col
 """Columns of any event: the union of the fields of all types."""
 DAY_MS = 86_400_000
 CORRUPT = "_corrupt"
-"""Column for the text of a line that is no JSON or has a field of a wrong type."""
+"""Name of the column with the text of a line that is no JSON or has a field of a wrong type."""
 RAW = StructType([*EVENT.fields, StructField(CORRUPT, StringType())])
 """Columns of a line of a spool, as Spark's JSON reader returns it."""
 BRONZE = StructType(
@@ -62,7 +62,7 @@ BRONZE = StructType(
         StructField("dt", StringType()),
     ]
 )
-"""Columns of bronze: an event with its origin; in the family ``quarantine`` a line with its problem."""
+"""Columns of bronze: an event with its origin, or, in the family ``quarantine``, a line with its problem."""
 
 FAMILIES = {
     "transport": ("transport_open", "transport_progress", "transport_close"),
@@ -73,18 +73,19 @@ FAMILIES = {
     "receipt": ("receipt_checked",),
     "life": ("start", "stop", "segment_end"),
 }
-"""Types of events that share a partition of bronze, by family."""
+"""Types of events in each family; the events of a family share a partition of bronze."""
 QUARANTINE = "quarantine"
-"""Family of the lines that are no events."""
+"""Name of the family for lines that are no events."""
 REGISTER = "file"
-"""Family of the rows that name the files that Arrow read, in the same transaction as their events."""
+"""Name of the family for rows that record which files Arrow has read.  They are written in the same transaction as the
+events of these files."""
 LIES = "claims more than both ends"
-"""Verdict on a server's day that lowers its weight in the placement of clients."""
+"""Verdicts on a server's day that lower the server's weight in the placement of clients."""
 AGREES = "agrees"
 
 
 def write_options(schema: StructType) -> dict[str, str]:
-    """Return options of the Parquet writer that turn off dictionaries for numbers and times.
+    """Return options of Spark's Parquet writer that turn off dictionaries for columns of numbers and times.
 
     Their values differ from row to row; looking for a dictionary takes a quarter of the writing time.
     """
@@ -98,7 +99,7 @@ def write_options(schema: StructType) -> dict[str, str]:
 class Table:
     """Definition of a silver or gold table.
 
-    :ivar text: what the table holds, or the question that it answers.
+    :ivar text: what the table contains, or the question that it answers.
     :ivar columns: names and types as in SQL, including ``dt`` if the table has days.
     """
 
@@ -108,7 +109,7 @@ class Table:
 
     @property
     def schema(self) -> StructType:
-        """Columns as a Spark schema. Spark's own parser would need a session."""
+        """Columns as a Spark schema. It is built here, because Spark's own parser of types would need a session."""
         fields = (column.split() for column in self.columns.split(","))
         return StructType([StructField(name, _COLUMN_TYPES[kind]) for name, kind in fields])
 

@@ -1,10 +1,10 @@
-"""Sealed files read by Arrow, whole columns at a time, and written as Parquet by family of events and day.
+"""Conversion of sealed files with Arrow: reads whole columns at a time, and writes Parquet files by family of events
+and day.
 
-This is the fast path from files to bronze. It runs in executors, or in the driver for little data, and needs
-no JVM. Only files in which every line is one event are converted. Any other file is refused, and Spark's
-reader takes it line by line (:mod:`dmsg.analytics.bronze`), so that quarantine does not depend on Arrow.
-Whatever this module accepts, Spark's reader would have accepted with the same values: a test compares the two
-on random lines.
+This is the fast path from files to bronze. It runs in executors, or in the driver for little data, and needs no JVM.
+Only files in which every line is one event are converted. Any other file is refused, and Spark reads it line by line
+(:mod:`dmsg.analytics.bronze`), so that quarantine does not depend on Arrow.  Any file that this module accepts, Spark
+would read with the same values: a test compares the two on random lines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from dmsg.telemetry.schema import BUCKETS, ENVELOPE, EVENT as EVENT_TYPES, MAX_L
 TEXT_LIMIT = 256 * 1024 * 1024
 """Maximum size in bytes of a file and of its unpacked text. A larger file is refused, so that memory is bounded."""
 MEMBER_LIMIT = 64
-"""Maximum number of gzip members of a file. Unpacking copies the rest of the file for each."""
+"""Maximum number of gzip members of a file. The number is limited, because unpacking copies the rest of the file for
+each member."""
 HELD_BYTES = 128 * 1024 * 1024
 """Bytes of text after which the columns that were read are written to Parquet files."""
 SAMPLE_BYTES = 64 * 1024
@@ -79,14 +80,14 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Target:
-    """Place and origin of the Parquet files.
+    """Destination of the Parquet files, and the origin that is written into their rows.
 
     :ivar root: local directory of the table.
     :ivar directory: directory of the batch below it.
     :ivar origin: name of the source.
     :ivar batch: number of the batch.
     :ivar now_ms: time of the run in ms since 1970.
-    :ivar checked: whether the files may hold checked receipts.
+    :ivar checked: whether the files may contain checked receipts.
     """
 
     root: str
@@ -102,9 +103,9 @@ class Refused(Exception):
 
 
 def convert(files: Iterable[Sealed], target: Target) -> Iterator[Part | Sealed]:
-    """Write Parquet files of all files that hold nothing but events.
+    """Write Parquet files from all sealed files in which every line is an event.
 
-    :returns: what was written, and the files that were refused.
+    :returns: the Parquet files written, and the files that were refused.
     """
     writer = _Writer(target)
     for file in files:
@@ -124,7 +125,7 @@ def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, int]:
     """Return the events of a file, and the size of its text.
 
     :param now_ms: as for :func:`~dmsg.analytics.bronze.problem_column`.
-    :raises Refused: the file may hold anything but events.
+    :raises Refused: the file may have a line that is no event.
     """
     text = _unpacked(path)
     _check_text(text)
@@ -189,13 +190,13 @@ def _unpacked(path: str) -> bytes:
 
 
 def _check_text(text: bytes) -> None:
-    """Check that each line is one flat object, and has nothing on which readers of JSON differ.
+    """Check that each line is one flat object, and contains nothing that JSON readers interpret differently.
 
     :raises Refused: the text may be read differently by Spark.
     """
     lines = text.count(b"\n")
-    # Each line begins with the only brace that opens an object and ends with one that closes it. Two objects on a line,
-    # and one on two lines, would fail one of these counts.
+    # Each line begins with the only brace that opens an object and ends with one that closes it. The counts below
+    # therefore find two objects on one line, and one object on two lines.
     whole = text.startswith(b"{") and text.endswith(b"}\n")
     if not (whole and text.count(b"{") == lines and text.count(b"}\n{") == lines - 1):
         raise Refused("a line is not one JSON object")
@@ -239,7 +240,7 @@ def all_valid(table: pa.Table, now_ms: int, *, checked: bool) -> bool:
     if not there.issuperset(needed) or any(table[name].null_count for name in needed):
         return False
     types = [name for family in FAMILIES.values() for name in family if checked or name != "receipt_checked"]
-    # A name may differ from a key only where the role is not server. Names repeat, so each is looked at once.
+    # A name may differ from a key only where the role is not server. Names repeat, so only distinct names are checked.
     servers = []
     if "role" in there:
         servers = pc.unique(table["producer"].filter(pc.equal(table["role"], "server"))).to_pylist()
@@ -277,7 +278,7 @@ def _has_whole_histograms(column: pa.ChunkedArray) -> bool:
 
 
 class _Writer:
-    """Columns that were read and not yet written, by family and day."""
+    """Columns that were read and are not yet written, by family of events and day."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -287,7 +288,7 @@ class _Writer:
         self.held = 0
 
     def add(self, file: Sealed, table: pa.Table, size: int) -> None:
-        """Take in the events of a file."""
+        """Add the events of a file."""
         self.held += size
         ends = pc.sum(pc.equal(table["type"], "segment_end")).as_py() or 0
         told = pc.max(table["lines"]).as_py() if "lines" in table.column_names else None
@@ -317,7 +318,7 @@ class _Writer:
             self._parts.setdefault((family, day), []).append(rows_of_day.append_column("batch", batch))
 
     def flush(self) -> Iterator[Part]:
-        """Write the columns that are held."""
+        """Write the columns collected so far to Parquet files."""
         for (family, day), tables in self._parts.items():
             table = pa.concat_tables(tables, promote_options="default").unify_dictionaries()
             yield self._write(table, family, _day(day))

@@ -1,14 +1,15 @@
-"""Self-dealing: signs that a server's operator also owns the clients that its credit comes from.
+"""Self-dealing: signs that a server's operator also owns the clients for whose traffic the server is credited.
 
 Keys cost nothing, so nothing proves that two keys have one owner, and nothing here changes a credit or a weight. An
-operator who pays servers should look at a server with a flag, and may ask who the clients are. The rules use the
-receipts of both ends alone, as credits do; only the hour of a transport and the heartbeats are the server's word.
+operator who pays servers should look at a flagged server, and may ask who the clients are.  Like the credited bytes,
+the rules are based on the receipts of both ends alone; only the hour of a transport and the heartbeats are the server's
+own statements.
 
 Two signs are looked for on a day:
 
-*Closed groups* A client is apart if it used one server and had few partners, but for a small share of its bytes. A
-group of clients is closed if all of them and all their partners are apart: own keys that talk to each other, pairs and
-rings. Clients of a real network have partners that also talk to others.
+*Closed groups* A client is *apart* if it used only one server and had few partners, disregarding a small share of its
+bytes. A group of clients is closed if all of them and all their partners are apart: for example keys of one owner that
+talk to each other in pairs or rings. Clients of a real network have partners that also talk to others.
 
 *Bursts* Most of a server's transports and bytes came in one hour, at which the other servers were not busy.
 """
@@ -27,40 +28,41 @@ from dmsg.analytics.runs import State
 from dmsg.analytics.store import Row, Store
 
 CLOSED, BURST = "closed group", "burst"
-"""Flags."""
+"""Flags that a server's day can have."""
 MOST_PARTNERS = 10
 """Maximum number of partners of a client that is apart."""
 MARGIN = 0.05
-"""Share of a client's bytes that is disregarded: so little traffic with others, or over other servers, costs an
-operator too little to mean anything.
+"""Share of a client's bytes that is disregarded: faking a little traffic with other clients, or over other servers,
+costs an operator nearly nothing.
 """
 CLOSED_SHARE = 0.25
-"""Lowest share of a server's credited bytes from closed groups that is a flag."""
+"""Share of a server's credited bytes that comes from closed groups, from which on the server is flagged."""
 CLOSED_TIMES = 3.0
-"""Factor by which this share must exceed the median share of the other servers: many people connect only their own two
-machines.
+"""Factor by which that share must also exceed the median share of the other servers: many people connect only their own
+two machines.
 """
 CLOSED_LEAST = 30
 """Minimum number of transports in closed groups; fewer may be chance."""
 NETWORK_SERVERS = 3
 """Minimum number of servers with credit on the day. In a smaller network, clients have no choice of servers."""
 CLOSED_CLIENTS = 0.5
-"""Share of the network's clients in closed groups above which no group is a flag: the network is then small, or its
-clients are private groups.
+"""Share of the network's clients in closed groups above which no server is flagged for closed groups: the network is
+then small, or consists of private groups.
 """
 BURST_SHARE = 0.5
-"""Lowest share of a server's transports, and of its bytes, in one hour that is a flag."""
+"""Share of a server's transports, and of its bytes, in its busiest hour, from which on the server is flagged."""
 BURST_LEAST = 50
-"""Minimum number of transports in that hour."""
+"""Minimum number of transports in the busiest hour for the flag."""
 OTHERS_SHARE = 0.2
-"""Share of the transports of all other servers in that hour above which the hour was busy everywhere."""
+"""Share of all transports of the other servers that fell into the same hour; above it the hour was busy everywhere, and
+the server is not flagged."""
 AWAKE_HOURS = 12
 """Minimum number of hours with heartbeats on the day; a server that was up for less has few hours to choose from."""
 NAMES = 10
-"""Maximum number of clients of a server that are named."""
+"""Maximum number of clients of a server whose names are shown."""
 
 MAX_PAIRS = 1_000_000
-"""Maximum number of pairs of clients of a day; they are held in memory."""
+"""Maximum number of pairs of clients of a day; they are read into memory."""
 _CREDITED = """WITH ends AS (
     SELECT server, transport, initiator, min(hour) AS hour, min(signer) AS signer, min(partner) AS partner,
            min(delivered_out) AS sent, min(delivered_in) AS received
@@ -72,7 +74,7 @@ credited AS (
     WHERE one.initiator AND NOT other.initiator AND one.signer = other.partner AND one.partner = other.signer)
 """
 """Query of the credited transports of a day."""
-# Sums of whole numbers could overflow: own keys may state any number up to 2^50 for each transport.
+# Sums of whole numbers could overflow: an operator's own keys may state any number up to 2^50 for each transport.
 _SUMS = "count(*) AS transports, sum(CAST(bytes AS DOUBLE)) AS bytes FROM credited"
 _PAIRS = f"SELECT server, a, b, {_SUMS} GROUP BY server, a, b"
 _HOURS = f"SELECT server, hour, {_SUMS} GROUP BY server, hour"
@@ -86,16 +88,16 @@ _FROM_SILVER = _RECEIPTS.format(hour="CAST(date_part('hour', at) AS INT)") + "dt
 
 
 class TooManyPairs(LakeError):
-    """A day has too many pairs of clients to be judged."""
+    """A day has too many pairs of clients to look for self-dealing."""
 
 
 @dataclass
 class Dealing:
-    """A server's day.
+    """Figures of one server on one day, from which its flags are computed.
 
     :ivar credited: bytes for which both ends signed.
-    :ivar clients: number of its clients.
-    :ivar closed_bytes: those credited bytes that are of closed groups.
+    :ivar clients: number of the server's clients.
+    :ivar closed_bytes: credited bytes that come from closed groups.
     :ivar others_closed_share: median of the other servers' shares; the lower one of two.
     :ivar names: some of the clients in closed groups.
     :ivar peak_hour: hour with most transports.
@@ -122,12 +124,12 @@ class Dealing:
 
     @property
     def closed_share(self) -> float:
-        """Share of the credited bytes that is of closed groups."""
+        """Share of the credited bytes that comes from closed groups."""
         return self.closed_bytes / self.credited if self.credited else 0.0
 
     @property
     def flags(self) -> list[str]:
-        """Flags of this day."""
+        """Flags of the server on this day."""
         found = []
         servers, clients, closed = self.network
         if (
@@ -149,9 +151,9 @@ class Dealing:
 
 
 def find_dealings(store: Store, state: State, day: date, most: int = MAX_PAIRS) -> list[Dealing]:
-    """Return a row for each server with credit on a day; servers with a flag come first.
+    """Return the figures of each server that was credited with traffic on a day; flagged servers come first.
 
-    :param most: number of pairs of clients above which the day is not judged.
+    :param most: maximum number of pairs of clients; with more, the day is not examined.
     :raises LakeError: the tables cannot be read.
     :raises TooManyPairs: more than ``most`` pairs have credit.
     """
@@ -177,10 +179,10 @@ class _Sums:
 
 
 def judge(pairs: Sequence[Row], hours: Sequence[Row], awake: Mapping[str, int]) -> list[Dealing]:
-    """Return a row for each server with credit on a day.
+    """Return the figures of each server that was credited with traffic on a day.
 
     :param pairs: credited ``transports`` and ``bytes`` by ``server`` and clients ``a`` and ``b``.
-    :param hours: the same by ``server`` and ``hour``.
+    :param hours: credited ``transports`` and ``bytes`` by ``server`` and ``hour``.
     :param awake: number of hours with heartbeats by server.
     """
     closed = _closed_clients(pairs)
@@ -263,7 +265,7 @@ def _share_of_others(hours: Iterable[Row], server: str, hour: int) -> float:
 
 
 def lines_of(dealing: Dealing) -> list[str]:
-    """Return the evidence for people: each number beside its limit."""
+    """Return the evidence as lines of text for people: each number beside its limit."""
     servers, clients, closed = dealing.network
     lines = [
         f"{dealing.closed_clients:,} of {dealing.clients:,} clients deal with nobody else: {dealing.closed_bytes:,} of "

@@ -26,22 +26,24 @@ SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # An absurd number in an event must not end a run: with ANSI mode off, what cannot be computed is NULL.
+    # ANSI mode is off, so that an absurd number in an event does not end a run: an expression that cannot be computed
+    # gives NULL.
     "spark.sql.ansi.enabled": "false",
     # The JVM never compiles methods above 8,000 bytes of bytecode. Spark generates longer ones by default, which would
-    # stay interpreted.
+    # be interpreted for ever, so their length is limited.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # The tables of a day are small, and each partition costs a task. A run over much data raises this number
-    # (dmsg.analytics.tuning).
+    # There are few partitions, because the tables of a day are small and each partition costs a task.  A run over much
+    # data raises this number (dmsg.analytics.tuning).
     SHUFFLE_PARTITIONS: "4",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.io.compression.zstd.level": "1",
-    # A task keeps one open file per partition instead of sorting its rows by partition first.
+    # With this setting a task keeps one open file per partition, instead of sorting its rows by partition first.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
-    # Otherwise Python tells Java the source line of every new column, which is half of all calls to Java.
+    # This is off, because otherwise Python reports the source line of every new column to Java, which is half of all
+    # calls to Java.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
@@ -59,7 +61,8 @@ LOCAL_SETTINGS = {
 
 
 MEDIUM_SETTINGS = {
-    # The second JIT compiler takes a minute of CPU, which only many minutes of work repay (docs/pipeline/running.md).
+    # The second JIT compiler is off, because it takes a minute of CPU, which pays only in runs of many minutes
+    # (docs/pipeline/running.md).
     JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC",
 }
 SMALL_SETTINGS = MEDIUM_SETTINGS | {
@@ -68,15 +71,15 @@ SMALL_SETTINGS = MEDIUM_SETTINGS | {
     "spark.sql.adaptive.enabled": "false",
     SHUFFLE_PARTITIONS: "2",
     "spark.executor.heartbeatInterval": "60s",
-    # Spark describes the plan of each query for its web pages, which are switched off.
+    # This is off, because Spark would describe the plan of each query for its web pages, which are switched off.
     "spark.sql.maxPlanStringLength": "0",
 }
 
 
 SMALL_FILES = 8 * 1024 * 1024
-"""Bytes of sealed files up to which interpreting a query costs less than compiling it."""
+"""Bytes of sealed files up to which interpreting a query takes less time than compiling it."""
 MEDIUM_FILES = 1024 * 1024 * 1024
-"""Bytes of sealed files up to which Java's first JIT compiler alone is cheaper than both."""
+"""Bytes of sealed files up to which a run is faster with Java's first JIT compiler alone than with both compilers."""
 
 
 class Load(Enum):
@@ -103,7 +106,7 @@ _ASKED = (
     ("org.apache.spark.sql.api.python", "PythonSQLUtils"),
     ("org.apache.spark.sql.classic", "SparkSession"),
 )
-"""Java classes for which PySpark asks again and again."""
+"""Java classes that PySpark looks up again for every column, so that look-ups of them are cached."""
 
 
 class JavaMissing(Exception):
@@ -147,28 +150,29 @@ def find_java() -> Path:
 
 
 def name_files_in_utf8() -> None:
-    """Let Java name files in UTF-8. In the locale C, Java finds no file whose name is not ASCII."""
+    """Make Java encode file names in UTF-8.  In the locale C, Java would find no file whose name is not ASCII."""
     chosen = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), "")
     if re.search("utf-?8", chosen, re.IGNORECASE) is None:
         os.environ["LC_ALL"] = "C.UTF-8"
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether a session belongs to a Spark Connect server. Such a session has no JVM in reach, and cannot run functions
-    of this process.
+    """Whether a session belongs to a Spark Connect server. Such a session gives no access to a JVM, and cannot run
+    functions of this process.
     """
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _without_submitted(options: dict[str, str]) -> dict[str, str]:
-    """Return the options without those that the user gave to spark-submit, which a builder would override."""
+    """Return ``options`` without those that the user has given to spark-submit, because a builder would override
+    these."""
     SparkContext._ensure_initialized()  # noqa: SLF001  # PySpark has no other name for it
     given = dict(SparkConf().getAll())
     return {key: value for key, value in options.items() if key not in given}
 
 
 class _Members:
-    """Java class whose members are asked for once."""
+    """Java class whose members are looked up only once."""
 
     def __init__(self, java_class: object) -> None:
         self._java_class = java_class
@@ -179,9 +183,9 @@ class _Members:
 
 
 def _keep_classes(jvm: Any) -> None:
-    """Keep the Java classes that Python asks for by name, and their members, for every column.
+    """Cache the Java classes that Python looks up by name for every column, and their members.
 
-    Each such question is a call to Java, and one by a short name searches all of Spark's archives.
+    Each look-up is a call to Java, and one by a short name searches all of Spark's archives.
     """
     for package, name in _ASKED:
         java_import(jvm, f"{package}.{name}")
@@ -201,8 +205,8 @@ def make_session(
 ) -> SparkSession:
     """Return a Spark session.
 
-    :param master: ``local[N]``, ``spark://HOST:PORT`` or another master; ``sc://HOST:PORT`` is Spark
-        Connect. None: all cores of this machine, or the master that spark-submit names.
+    :param master: ``local[N]``, ``spark://HOST:PORT`` or another master; ``sc://HOST:PORT`` is Spark Connect. None
+        means all cores of this machine, or the master that spark-submit names.
     :param memory: heap of the driver, if this process starts its Java.
     :param load: amount of work; for little of it, a fast start is better than throughput.
     :param archives: directory in which an archive of classes may be, for a faster start of a local session.
@@ -225,12 +229,12 @@ def make_session(
         java_home = find_java()
         os.environ["JAVA_HOME"] = str(java_home)
         name_files_in_utf8()
-        # Without this variable the workers run whatever PATH calls python3.
+        # The variable names this Python; without it the workers run whatever PATH finds as python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master(master or "local[*]")
         options["spark.driver.memory"] = memory
         if master is None or master.startswith("local"):
-            # Without this variable Java resolves the name of this machine, which may not resolve.
+            # The variable gives Java an address; without it Java resolves the name of this machine, which may fail.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             options |= LOCAL_SETTINGS | _OF_LOAD[load]
             if archive_to is not None:
@@ -238,7 +242,7 @@ def make_session(
             elif archives is not None:
                 archive = usable_archive(archives, java_home)
             if archive is not None:
-                # With an archive that does not fit, Java starts as usual, and these settings keep it from saying so.
+                # With an archive that does not fit, Java starts as usual, and these settings suppress its warning.
                 options[JAVA_OPTIONS] += (
                     f" -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
                 )
@@ -246,7 +250,8 @@ def make_session(
         builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
-    except Exception as error:  # The errors of Spark, of py4j and of grpc have no common base.
+    except Exception as error:
+        # Exception is caught, because the errors of Spark, py4j and grpc have no common base class.
         if archive is not None:
             # Java exits at once if the file is damaged. Without the archive, the session starts as usual.
             archive.unlink(missing_ok=True)

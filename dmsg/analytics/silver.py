@@ -1,4 +1,4 @@
-"""Transformation from bronze to silver: a table with names and types of its own for each family of events."""
+"""Transformation from bronze to silver: each family of events becomes a table with its own columns and types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _columns(table: str) -> list[str]:
 
 
 def transports(events: DataFrame) -> DataFrame:
-    """Return the table of the family ``transport``."""
+    """Return the silver table of the family of events ``transport``."""
     return events.select(
         F.col("producer").alias("server"),
         "boot",
@@ -65,10 +65,10 @@ def transports(events: DataFrame) -> DataFrame:
 def sessions(
     events: DataFrame, ends: DataFrame, lives: DataFrame, hint: Hint = F.broadcast, *, last_day: date
 ) -> DataFrame:
-    """Return the table of the family ``session``.
+    """Return the silver table of the family of events ``session``.
 
-    A session with an opening but no end on its day is *lost* if its process was lost. It then ends with the
-    process's last event. Otherwise the session is *open*, and its end stands on the day on which the end came.
+    A session with an opening but no end on its day is *lost* if its process was lost. It is then taken to end with the
+    process's last event.  Otherwise the session is *open*, and its end is in the table of the day on which it ended.
 
     A process was lost if another process of its name started after its last event, or if it was silent for more than
     ``SILENCE_SECONDS``: until midnight, or, on the last day, until the newest event of all.
@@ -119,7 +119,8 @@ def sessions(
 
 
 def heartbeats(events: DataFrame) -> DataFrame:
-    """Return the table of the family ``beat``. Gaps within a process are bridged up to :data:`GAP_LIMIT_MS`."""
+    """Return the silver table of the family of events ``beat``.  A process counts as up during gaps of at most
+    :data:`GAP_LIMIT_MS` between its heartbeats."""
     one_process = Window.partitionBy("producer", "boot", "dt").orderBy("ts", "seq").rowsBetween(-1, -1)
     before = F.max("ts").over(one_process)
     told = F.col("ts") - F.coalesce("interval_ms", F.lit(0))
@@ -142,7 +143,8 @@ def heartbeats(events: DataFrame) -> DataFrame:
 
 
 def refusals(events: DataFrame) -> DataFrame:
-    """Return the table of the family ``refusal``; ``who`` is the pseudonym of a client or a network, NULL for drops."""
+    """Return the silver table of the family of events ``refusal``; ``who`` is the pseudonym of a client or a network,
+    NULL for drops."""
     what = (
         F.when(F.col("type") == "handshake_fail", "handshake")
         .when(F.col("type") == "transport_refuse", "request")
@@ -164,7 +166,7 @@ def refusals(events: DataFrame) -> DataFrame:
 
 
 def entries(events: DataFrame) -> DataFrame:
-    """Return the table of the family ``entry``."""
+    """Return the silver table of the family of events ``entry``."""
     return events.select(
         "producer",
         _at(),
@@ -181,7 +183,7 @@ def entries(events: DataFrame) -> DataFrame:
 
 
 def accepted_receipts(events: DataFrame) -> DataFrame:
-    """Return the accepted receipts of the family ``receipt``, with the columns of :func:`receipts`."""
+    """Return the accepted receipts of the family of events ``receipt``, with the columns of :func:`receipts`."""
     return events.where(F.col("reason").isNull() & F.col("transport").isNotNull() & F.col("signer").isNotNull()).select(
         "server",
         "transport",
@@ -199,8 +201,9 @@ def accepted_receipts(events: DataFrame) -> DataFrame:
 
 
 def receipts(events: DataFrame) -> DataFrame:
-    """Return the table of the family ``receipt``: accepted receipts only, one row for each end of a transport."""
-    # Texts are grouping keys and never aggregated, because Spark would then sort instead of hash.
+    """Return the silver table of the family of events ``receipt``: accepted receipts only, one row for each end of a
+    transport."""
+    # Columns of text are only used as grouping keys, because to aggregate texts Spark would sort instead of hash.
     return (
         accepted_receipts(events)
         .groupBy("server", "transport", "signer", "partner", "initiator", "former")

@@ -2,11 +2,9 @@
 
 ::
 
-    OUT/bronze/           every line that was read
-    OUT/silver/TABLE/     cleaned events; a run rewrites the days that it touches
-    OUT/gold/TABLE/       answers
-    OUT/runs/             the state that each run left (:mod:`dmsg.analytics.runs`)
-    OUT/checkpoints/S/    the files that a stream has read
+    OUT/bronze/           all lines that were read OUT/silver/TABLE/     cleaned events; a run rewrites the days that it
+    touches OUT/gold/TABLE/       answers OUT/runs/             the state that each run left
+    (:mod:`dmsg.analytics.runs`) OUT/checkpoints/S/    the files that a stream has read
 
 All but the last are tables of Delta Lake (:mod:`dmsg.analytics.delta`).
 """
@@ -59,9 +57,9 @@ BRONZE_KEY = "/bronze"
 MERGE_AT = 64
 """Number of small files in a partition at which they are merged."""
 LEFT_BEHIND_HOURS = 24
-"""Age in hours after which files that no table names are removed; killed runs leave such files."""
+"""Age in hours after which files that belong to no table are removed; killed runs leave such files."""
 TIDY_RUNS = 20
-"""Number of runs after which files are merged and removed, if the runs follow each other fast."""
+"""Number of runs after which files are merged and removed, if runs are frequent."""
 TIDY_SECONDS = 6 * 3600
 """Seconds after which files are merged and removed, if runs are rare (6 hours)."""
 _BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
@@ -69,7 +67,7 @@ _BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the local directory that a URI names, or None for a URI of another machine."""
+    """Return the local directory that a URI names, or None for a URI that names no local directory."""
     if uri.startswith("file:"):
         return Path("/" + uri.removeprefix("file:").lstrip("/"))
     return None if "://" in uri else Path(uri)
@@ -104,7 +102,7 @@ class Store:
         return self.runs.state(at)
 
     def computed_state(self, at: datetime | None = None) -> State:
-        """Return the state as :meth:`state` does, but require that there are tables.
+        """Return the same state as :meth:`state`, but raise an error if there are no tables yet.
 
         :raises LakeError: there are no tables yet.
         """
@@ -124,12 +122,12 @@ class Store:
                 "restore it, or move the tables away and run again"
             )
         claim = self._claim = self.runs.claim()
-        # Snapshots of an earlier claim may be out of date.
+        # Snapshots cached under an earlier claim are dropped, because they may be out of date.
         self._tables = {}
         return claim
 
     def finish(self, claim: Claim, state: State) -> State:
-        """Make the newest versions of all tables current in one transaction."""
+        """Make the newest versions of all tables visible to readers in one transaction."""
         versions = {}
         for layer, name in _PARTS:
             if (version := self.table(layer, name).version()) is not None:
@@ -159,7 +157,7 @@ class Store:
         return Delta(place, schema, partitions, is_exclusive=is_exclusive)
 
     def answer(self, name: str, state: State, since: str | None = None, until: str | None = None) -> pa.Table:
-        """Read a gold table without Spark or Java. The rows of the chosen days have to fit in memory.
+        """Return rows of a gold table, read without Spark or Java. The rows of the chosen days have to fit in memory.
 
         :param since: first day, as ``2026-01-31``, of a table that has days.
         :param until: last day, included.
@@ -169,7 +167,7 @@ class Store:
     def rows(self, layer: str, name: str, state: State, day: str, where: Mapping[str, str] | None = None) -> list[Row]:
         """Return the rows of a silver or gold table of one day, or all rows of a table without days.
 
-        :param where: text columns and the value that each must have.
+        :param where: mapping from a text column to the value that it must have.
         """
         if layer == "silver" and name in VIEWS and day not in self.stored_days(name, state):
             view = f"SELECT * FROM ({VIEWS[name].sql(name)}) AS v WHERE {days_condition(day, day, where)}"  # noqa: S608
@@ -179,18 +177,19 @@ class Store:
         return [dict(row) for row in found.to_pylist()]
 
     def stored_days(self, name: str, state: State) -> set[str]:
-        """Return the days of which rows are stored for a silver table that is a view."""
+        """Return the days for which rows of a view (a silver table) are stored."""
         files = self.table("silver", name).files(state.versions.get(f"silver/{name}"))
         return {file.values["dt"] for file in files}
 
     def ask(self, layer: str, name: str, state: State, sql: str) -> list[Row]:
-        """Return the rows that an SQL query of one table gives, without Spark. The query calls the table ``it``."""
+        """Return the result of an SQL query of one table, run without Spark.  In the query the table's name is
+        ``it``."""
         key = BRONZE_KEY if name == "bronze" else f"{layer}/{name}"
         found = self.table(layer, name).ask(sql, state.versions.get(key))
         return [] if found is None else [dict(row) for row in found.to_pylist()]
 
     def gold(self, name: str, state: State, since: str | None = None) -> list[Row]:
-        """Return a small gold table as rows."""
+        """Return all rows of a small gold table."""
         return [dict(row) for row in self.answer(name, state, since).to_pylist()]
 
     # --- maintenance ---
@@ -213,8 +212,8 @@ class Store:
         """
         own = f"run={claim.number}."
         self._merge_small(self.table("", "bronze"), least, lambda file: not unrefined(file, before.batches))
-        # The run still finds its own files by their path, so a partition that holds one of them is not merged. The same
-        # prefix covers files of a killed run that had this number.
+        # A partition that contains a file of the current run is not merged, because the run still finds its own files
+        # by their paths.  Files of a killed run with the same number have the same prefix.
         self._merge_small(self.table("silver", FILES.name), least, lambda file: not file.path.startswith(own))
         kept = self.runs.states()
         removed = 0
@@ -249,13 +248,13 @@ def _is_daily(schema: StructType, name: str) -> bool:
 
 
 def batch_of(file: File) -> list[tuple[str, int]]:
-    """Return the source and the batch number of a bronze file, as a list of one; empty for a compacted file."""
+    """Return a list with the source and the batch number of a bronze file; an empty list for a compacted file."""
     found = _BATCH.match(file.path)
     return [(found["origin"], int(found["number"]))] if found else []
 
 
 def unrefined(file: File, done: Mapping[str, int]) -> list[str]:
-    """Return the source of a bronze file that no run has refined, as a list of one; else an empty list.
+    """Return a list with the source of a bronze file if no run has refined the file; otherwise an empty list.
 
     :param done: number of the last refined batch of each source.
     """
@@ -263,7 +262,7 @@ def unrefined(file: File, done: Mapping[str, int]) -> list[str]:
 
 
 def _remove_empty(table: Path) -> None:
-    """Remove directories without Parquet files; only checksums of removed files are left in them."""
+    """Remove directories without Parquet files; they contain only checksums of removed files."""
     for directory in table.glob("run=*"):
         if not any(directory.rglob("*.parquet")):
             shutil.rmtree(directory, ignore_errors=True)

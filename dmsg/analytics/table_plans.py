@@ -14,12 +14,13 @@ from dmsg.analytics.neighbour_days import MIDNIGHT_MS
 from dmsg.analytics.schemas import DAY_MS
 
 HISTORY_DAYS = 28
-"""Days that gold tables without days look back."""
+"""Number of past days from which gold tables without days are computed."""
 
 Read = Callable[[str], DataFrame]
-"""Function that returns the rows of the silver or gold table, or of the family of events, of that name."""
+"""Function that returns the rows of a silver table, a gold table or a family of events, by its name."""
 Tables = dict[str, Callable[[], DataFrame]]
-"""Functions that plan the tables, by name. Nothing is computed before the rows are written or collected."""
+"""Functions that return the plans of tables, by table name.  Rows are computed only when they are written or
+collected."""
 
 
 def silver_tables(
@@ -32,7 +33,7 @@ def silver_tables(
     *,
     last_day: date,
 ) -> Tables:
-    """Plan the silver tables of some days. The last two are made from the others.
+    """Plan the silver tables of some days. The last two tables are made from the others.
 
     :param events: returns the events of a family.
     :param around: as ``read``, including the days before and after.
@@ -66,14 +67,15 @@ def silver_tables(
 
 
 def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], hint: Hint) -> DataFrame:
-    """Compare the three counts of the transports of these days, including data just beyond midnight."""
+    """Compare the three counts of the transports of these days, including events shortly before and after midnight."""
     wanted = F.col("dt").cast("string").isin(list(days))
     rows_of_day = F.unix_millis("at") % DAY_MS
     near = (rows_of_day < MIDNIGHT_MS) | (rows_of_day >= DAY_MS - MIDNIGHT_MS)
     transports = transports.where(wanted | near)
     is_former = F.coalesce("former", F.lit(False))
     former = settlement.of_ends(receipts.where(is_former), transports, hint)
-    # A receipt arrives within ten minutes of its transport's end, so receipts of other days belong to other transports.
+    # Receipts of other days are left out: a receipt arrives within ten minutes of its transport's end, so they belong
+    # to other transports.
     due = receipts.where(~is_former & (wanted | near))
     rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
     return rows.where(wanted)
@@ -117,7 +119,8 @@ def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
 
 
 def overall_tables(read: Read, recent: Read, today: date) -> Tables:
-    """Plan the gold tables that are recomputed as a whole. ``placement`` and ``boot`` are made from one of the others.
+    """Plan the gold tables that are recomputed as a whole. ``placement`` and ``boot`` are made from one of the other
+    tables.
 
     :param read: returns the rows of all days.
     :param recent: returns the rows of the last :data:`HISTORY_DAYS`.

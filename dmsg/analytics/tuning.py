@@ -7,9 +7,10 @@ from pyspark.sql import SparkSession
 from dmsg.analytics.session import SETTINGS, SHUFFLE_PARTITIONS, SMALL_SETTINGS, is_connect
 
 LITTLE = {
-    # Compiling the query costs more than executing it.
+    # Queries are interpreted, because compiling one takes longer than executing it.
     "spark.sql.codegen.wholeStage": "false",
-    # Each task costs more than its work; several tables are computed at the same time instead.
+    # There are few tasks, because a task's overhead exceeds its work; several tables are computed at the same time
+    # instead.
     SHUFFLE_PARTITIONS: "1",
     "spark.sql.files.minPartitionNum": "1",
 }
@@ -19,7 +20,7 @@ FEW = {
     "spark.sql.optimizer.disableHints": "true",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
-"""Further settings for jobs whose rows are all in memory."""
+"""Additional settings for small jobs whose rows are all in memory."""
 PARTITION_ROWS = 1_000_000
 """Number of events for each partition of a shuffle: their rows fit in the memory of a task (about 150 MB)."""
 TASK_ROWS = 100_000
@@ -30,8 +31,8 @@ _OURS = {one[SHUFFLE_PARTITIONS] for one in (SETTINGS, SMALL_SETTINGS)}
 def shuffle_partitions(events: int, cores: int) -> int:
     """Return the number of partitions of a shuffle of that many events.
 
-    It grows with the data, so that the memory of a task does not; and with the cores of a cluster, as long as each
-    core has enough work. Spark joins small neighbours again (adaptive execution).
+    The number grows with the data, so that the memory of a task does not.  It also grows with the cores of a cluster,
+    as long as each core has enough work.  Spark merges small neighbouring partitions again (adaptive execution).
     """
     return max(int(SETTINGS[SHUFFLE_PARTITIONS]), -(-events // PARTITION_ROWS), min(cores, events // TASK_ROWS))
 
@@ -40,8 +41,8 @@ class Tuning:
     """Switch between the settings for small jobs and those for large ones.
 
     :param may: whether to use the settings for small jobs at all.
-    :ivar may: the same.
-    :ivar is_small: whether they are in use.
+    :ivar may: whether settings for small jobs are used at all.
+    :ivar is_small: whether they are in use now.
     """
 
     def __init__(self, spark: SparkSession, *, may: bool) -> None:

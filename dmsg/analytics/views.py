@@ -1,6 +1,7 @@
-"""Silver tables that are views: no rows are stored for them but those of days on which events came twice.
+"""Silver tables that are views.  Rows are stored for them only on days on which events came twice; for other days a
+view computes its rows from events.
 
-A view selects from the events of a family. Spark plans it with :mod:`dmsg.analytics.silver`; the SQL here is the same
+A view selects from one family of events. Spark plans it with :mod:`dmsg.analytics.silver`; the SQL here is the same
 selection for queries that need no Spark, as delta-rs executes it.
 """
 
@@ -15,11 +16,11 @@ _AT = """arrow_cast(to_timestamp_millis(ts), 'Timestamp(Microsecond, Some("UTC")
 
 @dataclass(frozen=True)
 class View:
-    """Selection from the events of a family.
+    """Selection from one family of events.
 
-    :ivar changed: SQL of the columns that are not columns of the events.
-    :ivar where: condition that the events meet.
-    :ivar keys: columns by which rows are joined to one; none for no joining.
+    :ivar changed: SQL for the columns that the events do not have.
+    :ivar where: condition that the selected events meet.
+    :ivar keys: columns whose values identify rows that are merged to one; empty if no rows are merged.
     """
 
     family: str
@@ -28,7 +29,7 @@ class View:
     keys: tuple[str, ...] = ()
 
     def sql(self, name: str) -> str:
-        """Return a query of bronze, which it calls ``it``, for all rows of the view."""
+        """Return an SQL query for all rows of the view; in it, bronze has the name ``it``."""
         columns = ", ".join(
             f'{self.changed.get(column, chr(34) + column + chr(34))} AS "{column}"'
             for column in SILVER[name].schema.fieldNames()

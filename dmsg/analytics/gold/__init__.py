@@ -1,1 +1,2 @@
-"""Transformation from silver to gold: a module for each group of questions; functions from tables to a table."""
+"""Transformation of silver into gold tables.  Each module answers a group of questions; each function computes one
+table from others."""

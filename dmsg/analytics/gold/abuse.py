@@ -1,7 +1,7 @@
-"""Refusals, and actors that cause more of them than is usual.
+"""Tables of refused requests, and of the actors (clients and networks) that cause more of them than is usual.
 
-A score of 100 is a fixed limit. A fixed limit can be disputed; a limit relative to other clients would
-move with the abuse. Every row carries its evidence. Nobody is punished here: an operator decides.
+A score of 100 is a fixed limit. A fixed limit can be disputed; a limit relative to other clients would rise with the
+abuse. Every row carries its evidence. Nobody is punished here: an operator decides.
 """
 
 from __future__ import annotations
@@ -12,24 +12,27 @@ from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 SCAN_LIMIT = 100
-"""Limit of a day: absent clients (distinct) that one client asked a server for."""
+"""Limit per day: number of different absent clients that one client asked a server for."""
 FLOOD_LIMIT = 1000
-"""Limit of a day: requests of one client above its rate limit."""
+"""Limit per day: number of requests of one client that exceeded its rate limit."""
 HANDSHAKE_LIMIT = 200
-"""Limit of a day: failed handshakes from one network."""
+"""Limit per day: number of failed handshakes from one network."""
 ENTRY_LIMIT = 500
-"""Limit of a day: requests of one network that discovery refused."""
+"""Limit per day: number of requests of one network that discovery refused."""
 LOOKUP_LIMIT = 1000
-"""Limit of a day: absent clients that one network asked discovery for. A client counts again in each minute."""
+"""Limit per day: number of absent clients that one network asked discovery for.  The same client counts once per
+minute."""
 CHURN_LIMIT = 5000
-"""Limit of a day: entries that one client posted; a usual client posts every few minutes."""
+"""Limit per day: number of entries that one client posted; an ordinary client posts every few minutes."""
 UNANSWERED_LIMIT = 0.9
-"""Share of unaccepted requests above which a client is reported, if it made ``UNANSWERED_LEAST`` requests or more."""
+"""Share of a client's requests that nobody accepted, above which the client is reported if it made at least
+``UNANSWERED_LEAST`` requests."""
 UNANSWERED_LEAST = 50
 SHOWN_FROM = 1.0
-"""Lowest score of a day at one server that the table keeps. It is low, so that small scores at many servers add up."""
+"""Lowest daily score at one server that is stored in the table.  It is low, so that small scores at many servers add
+up."""
 ACTOR_FROM = 10.0
-"""Lowest score over all servers that the table ``actor`` keeps."""
+"""Lowest score over all servers that is stored in the table ``actor``."""
 
 
 def refusal_hour(refusals: DataFrame) -> DataFrame:
@@ -52,7 +55,7 @@ def actor(days: DataFrame, boots: DataFrame) -> DataFrame:
     """Add up abuse over all servers that use the same pseudonyms for clients.
 
     :param days: rows of :func:`abuse_day` of all days.
-    :param boots: processes by day; they name the space of the pseudonyms that they use.
+    :param boots: processes by day, with the name of the pseudonym space that each uses.
     """
     spaces = (
         boots.where(F.col("names").isNotNull()).groupBy("producer").agg(F.max_by("names", "last_at").alias("names"))
@@ -176,7 +179,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
 
 
 def discovery_hour(entries: DataFrame, refusals: DataFrame) -> DataFrame:
-    """Count entries taken and refused by discovery, by hour."""
+    """Count the entries that discovery accepted and refused, by hour."""
     keys = ["producer", "dt", "hour"]
     taken = entries.groupBy(*keys).agg(
         *[F.count_if(F.col("result") == result).alias(result) for result in ("first", "next", "deleted")],

@@ -13,26 +13,26 @@ from dmsg.analytics.schemas import DAILY, LIES, OVERALL
 BUSY = 0.8
 """Share of a server's capacity at which an hour counts as busy."""
 FORECAST_DAYS = 28
-"""Days that a forecast looks back."""
+"""Number of past days from which a forecast is computed."""
 FORECAST_LEAST = 3
 """Minimum number of days of data that a forecast needs."""
 FORECAST_HORIZON = 3650
-"""Days into the future beyond which no date is given."""
+"""Number of days into the future beyond which a forecast gives no date."""
 PLACEMENT_DAYS = 7
-"""Days that the ranking looks back."""
+"""Number of past days from which the ranking of servers is computed."""
 LEAST_WEIGHT = 0.001
 LATENCY_FLOOR = 0.2
-"""Lowest latency factor: that of a very slow server."""
+"""Minimum of the latency factor, for a very slow server."""
 LATENCY_UNKNOWN = 0.5
 """Latency factor of a server without measurements."""
 HEADROOM_UNKNOWN = 0.5
 """Share of free places assumed for a server that reports none."""
 DISHONEST = 0.1
-"""Factor of a server that claims more than it delivered."""
+"""Honesty factor of a server that claims more traffic than it delivered."""
 
 
 def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
-    """Compute how near each server came to its capacity, by day."""
+    """Compute how close each server came to its capacity, by day."""
     full = (
         refusals.where((F.col("what") == "drop") & (F.col("reason") == "too_many_connections"))
         .groupBy(F.col("producer").alias("server"), "dt")
@@ -115,12 +115,12 @@ def placement(
     def recent(table: DataFrame) -> DataFrame:
         return table.where((F.col("dt") > since) & (F.col("dt") <= F.lit(today)))
 
-    # Prefer the availability on which server and discovery agree. A post to discovery also stands for the minute after
-    # it, which may lie outside the observed minutes: hence the cap at 1.
+    # Prefer the availability on which server and discovery agree. A post to discovery also counts for the minute after
+    # it.  That minute may lie outside the observed ones, so the share is capped at 1.
     seen = F.least(F.lit(1.0), F.col("seen_minutes") / F.col("observed_minutes"))
     there = F.coalesce("availability", "uptime", F.when(F.col("seen_minutes").isNotNull(), seen))
     free = F.greatest(F.lit(0), F.col("capacity") - F.col("peak_sessions"))
-    # One union and one aggregation are cheaper than a join for each part, as in network_day.
+    # One union and one aggregation are cheaper than a join for each part, as in ``network_day``.
     rows = recent(uptime).select("server", there.alias("availability"), F.lit(1).alias("days"))
     for part in (
         recent(capacity).select("server", free.alias("free"), "peak_share"),

@@ -1,7 +1,7 @@
-"""Percentiles from counts in buckets. Sums of counts are exact, in any order.
+"""Percentiles from histograms (counts in buckets).  Sums of counts are exact in any order.
 
-For several hours, days or servers the counts are added, and the percentile is read from the sum. An average of
-percentiles is not a percentile: it was 21 % off.
+For several hours, days or servers the counts are added, and the percentile is read from the sum. Percentiles are never
+averaged, because an average of percentiles is not a percentile: a measured one was 21 % off.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def bucket_of(milliseconds: Column) -> Column:
 
 def merge_buckets(counts: Iterable[str]) -> Column:
     """Return an array of counts from an SQL expression for each bucket."""
-    # One text is one call to Java; a column for each bucket would take hundreds.
+    # The expression is one SQL text, which takes one call to Java; making a column for each bucket would take hundreds.
     return F.expr(f"array({', '.join(f'CAST(coalesce({count}, 0) AS BIGINT)' for count in counts)})")
 
 
 def quantile(histogram: str, total: str, share: float) -> Column:
     """Return a quantile in ms, by linear interpolation within its bucket.
 
-    The last bucket has no upper bound, so its lower bound is returned. NULL without samples. The error is at
-    most the width of a bucket, 41 % of its lower bound (docs/pipeline/tables.md has the errors for several spreads).
+    The last bucket has no upper bound, so its lower bound is returned. NULL without samples. The error is at most the
+    width of the bucket, which is 41 % of its lower bound (docs/pipeline/tables.md has the errors for several spreads).
 
     :param histogram: name of an array column.
     :param total: name of the column with the sum of the array.
@@ -78,7 +78,7 @@ def sum_counts(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
 def sum_aggregate(name: str) -> Column:
     """Return an aggregate that adds the counts of a group's rows bucket by bucket; NULL if no row has any.
 
-    The rows of a group are held in memory together, so they have to be few (hours and servers, not transports).
+    The rows of a group are held in memory together, so there must be few of them (hours and servers, not transports).
     Planning the query takes a tenth of the time that the sums of :func:`sum_counts` need.
     """
     counts = F.collect_list(name)

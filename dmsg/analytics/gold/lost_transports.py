@@ -1,7 +1,7 @@
 """Traffic of killed servers: transports that were opened and never closed.
 
-At most, the server has reported bytes up to the last progress event of such a transport. Its ends know more, and hand
-in their receipts once they are connected to the server again (docs/pipeline/receipts.md). In each direction the bytes
+The server has reported the bytes of such a transport only up to its last progress event.  The two ends know more: they
+send their receipts once they are connected to the server again (docs/pipeline/receipts.md). In each direction the bytes
 carried lie between the smaller and the larger of the two ends' counts. Counts that differ by more than a sender's
 window contradict each other and are not used.
 """
@@ -23,13 +23,14 @@ _BYTES = ("counted_bytes", "least_bytes", "most_bytes")
 def select_unfinished(
     transports: DataFrame, verdicts: DataFrame, former: DataFrame, hint: Hint = F.broadcast
 ) -> DataFrame:
-    """Return the part of a day that belongs to transports which were not opened and closed on the same day.
+    """Return the events and receipts of a day that belong to transports which were not both opened and closed on that
+    day.
 
-    Nearly all transports have both events on one day. They are matched by a hash of their name, and only
-    the others are looked at in full.
+    Nearly all transports have both events on one day. They are matched by a hash of their name, and only the others are
+    compared in full.
 
-    :param verdicts: verdicts; those on transports of which the server says nothing carry the receipts' counts.
-    :param former: receipts that were handed in after the server had restarted.
+    :param verdicts: verdicts; those on transports that the server does not report contain the receipts' counts.
+    :param former: receipts that were sent after the server had restarted.
     :param hint: marks rows for a broadcast if they are few.
     """
     events = transports.where(F.col("transport").isNotNull()).withColumn("pair", F.xxhash64("server", "transport"))
@@ -91,8 +92,8 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
         )
         .where(F.col("opened_at").isNotNull() & ~F.col("closed"))
     )
-    # A receipt that was due is from an end of the transport: the server checked that. After a restart the server no
-    # longer knew the ends, so the signer's name must match an end in the events from before.
+    # A receipt that the server expected comes from an end of the transport, because the server checked that.  After a
+    # restart the server no longer knew the ends, so the signer must be compared with the ends in the earlier events.
     of_end = (F.col("a_out").isNotNull() & (F.col("peer") == F.col("src"))) | (
         F.col("b_out").isNotNull() & (F.col("peer") == F.col("dst"))
     )
@@ -108,7 +109,7 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
         F.col("producer").alias("server"), "boot", F.col("last_at").alias("lost_at")
     )
     one, other = F.col("a_out").isNotNull(), F.col("b_out").isNotNull()
-    # As in a verdict: both ends must name each other, or one client could sign for both.
+    # As in a verdict, both ends must name each other, because otherwise one client could sign for both.
     mutual = (F.col("a_signer") == F.col("b_partner")) & (F.col("b_signer") == F.col("a_partner"))
     known = one & other & mutual & on_its_way("a_out", "b_in") & on_its_way("b_out", "a_in")
     nothing = F.lit(0).cast("long")
@@ -129,7 +130,7 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
 
 
 def with_lost(boots: DataFrame, transports: DataFrame) -> DataFrame:
-    """Add to each process the transports that were lost with it.
+    """Add to each process the number and bytes of the transports that were lost with it.
 
     :param boots: rows of :func:`~dmsg.analytics.gold.uptime.boot`.
     :param transports: rows of :func:`lost_transport`.

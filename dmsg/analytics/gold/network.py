@@ -1,4 +1,4 @@
-"""Totals of the network, the part of them that may be published, and the completeness of the data."""
+"""Tables about the whole network: its totals by day, those that may be published, and how complete the data is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def network_day(
         settlement.select("dt", signed.alias("receipts")),
         hours.select("dt", "rtt", "accept"),
     ]
-    # One union and one aggregation: an outer join for each part would cost a plan and a shuffle.
+    # This is one union and one aggregation, because an outer join for each part would cost a plan and a shuffle.
     rows = parts[0]
     for part in parts[1:]:
         rows = rows.unionByName(part, allowMissingColumns=True)
@@ -73,8 +73,9 @@ def _rounded_up(name: str) -> Column:
 def public_day(network: DataFrame, *, today: date) -> DataFrame:
     """Return the totals that may be published.
 
-    Only days at least :data:`PUBLIC_DELAY_DAYS` old; nothing by server or client; counts rounded up. A day of too few
-    clients or servers is withheld as a whole, so that no number can be derived by subtraction.
+    Only days at least :data:`PUBLIC_DELAY_DAYS` old are included, nothing is given by server or client, and counts are
+    rounded up.  A day with too few clients or servers is withheld as a whole, so that no number can be derived by
+    subtraction.
     """
     few = (F.col("clients") < K_ANONYMITY) | (F.col("servers") < LEAST_SERVERS)
     withheld = F.when(F.col("servers") < LEAST_SERVERS, "too few servers").when(few, "too few clients")

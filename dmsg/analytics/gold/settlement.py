@@ -1,16 +1,15 @@
-"""Settlement: what a server delivered, by three counts for each transport.
+"""Settlement: computes how many bytes each server delivered, from three counts for each transport.
 
-For each direction of a transport there are three counts of bytes (called words): the server's own, and those that
-the two clients signed in their receipts (docs/pipeline/receipts.md). The smaller of the two clients' counts is
-credited. The server cannot raise this number alone, nor with one of the two clients as accomplice. If a client's
-count is missing, it is unknown, not 0, and nothing is credited. Counts cannot reveal that one person controls both
-clients.
+For each direction of a transport there are three counts of bytes (called words): the server's own, and those that the
+two clients signed in their receipts (docs/pipeline/receipts.md). The smaller of the two clients' counts is credited.
+The server cannot raise this number alone, nor together with one of the two clients. If a client's count is missing, it
+is unknown and not 0, so nothing is credited. Counts cannot reveal that one person controls both clients.
 
-If a transport ends while data is in flight, the counts differ although nobody lies. The receiver may have bytes
-whose acknowledgement the sender never got. Bytes that the server handed on are lost if the receiver had just closed,
-or was so slow that the server ended the transport. Therefore a difference up to the sender's window is no conflict;
-such a transport is *cut*. A server that inflates all its counts is detected in the directions where nothing can have
-been in flight.
+If a transport ends while data is in flight, the counts differ although nobody lies. The receiver may have bytes whose
+acknowledgement the sender never got.  Bytes that the server forwarded are lost if the receiver had just closed, or was
+so slow that the server ended the transport. Therefore a difference up to the sender's window is no conflict; such a
+transport is *cut*. A server that inflates all its counts is detected in the directions where nothing can have been in
+flight.
 """
 
 from __future__ import annotations
@@ -26,34 +25,36 @@ from dmsg.analytics.schemas import AGREES, DAILY, LIES, SILVER
 LEAST_TOLERANCE = 4096
 """Bytes by which two counts may differ because of data in flight at the end of the transport."""
 TOLERANCE = 0.01
-"""Share of the larger count by which two counts may differ instead, if that is more."""
+"""Share of the larger count by which two counts may differ, if that is more than :data:`LEAST_TOLERANCE`."""
 INFLATION_LIMIT = 0.02
-"""Excess of a server's claim over both ends' counts, as a share, above which its claim counts as inflated."""
+"""Share by which a server's claim may exceed the counts of both ends; above it, the claim counts as inflated."""
 MOST = 0.5
-"""Share of its clients that must confirm an inflated claim, each client counted once. A few clients that lie together
-cannot accuse a server.
+"""Share of a server's clients whose counts must show that its claim is inflated, each client counted once.  So a few
+clients that lie together cannot accuse a server.
 """
 SIDED_LIMIT = 0.01
-"""Share of transports in which the server and one end agree against the other end, above which the verdict says so."""
+"""Share of transports in which the server and one end agree against the other end, above which the verdict on the day
+says so."""
 FIRST_WINDOW = 256 * 1024
 MAX_WINDOW = 32 * 1024 * 1024
-"""Bytes that a sender may have in flight: initially (``FIRST_WINDOW``), and at most."""
+"""Maximum bytes that a sender may have in flight, at the start of a stream (``FIRST_WINDOW``) and at any time
+(``MAX_WINDOW``)."""
 WINDOW_GROWTH = 4
 """Upper bound of the bytes by which a sender's window grows for each acknowledged byte."""
 WITNESS_LIMIT = 0.5
-"""Share of transports with both receipts below which there is no verdict of honesty."""
+"""Share of a server's transports with receipts of both ends, below which the server is not called honest."""
 
 
 _NAMES = ("a_signer", "a_partner", "b_signer", "b_partner")
 ORDERLY = "unspecified"
-"""Reason of a close that waited until all data of the end that closes was acknowledged."""
+"""Reason in the event of an orderly close: the end that closed waited until all its data was acknowledged."""
 _BY = {"src": 1, "dst": 2}
 UNCERTAIN = "not certain: too much was on its way"
 STRANGERS = "the two ends do not name each other"
 
 
 def of_ends(former: DataFrame, transports: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
-    """Return those receipts handed in after a server's restart whose signers were ends of the transports.
+    """Return the receipts that were sent after a server's restart and whose signers were ends of the transports.
 
     After a restart the server no longer knows the ends, but its events from before name them.
 
@@ -101,8 +102,8 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
             for name in ("signer", "partner")
         ],
     )
-    # One aggregation is cheaper than two outer joins. min() makes a receipt that was handed in twice count with its
-    # smaller number. Signers are hashed to numbers, because Spark sorts to aggregate texts.
+    # One aggregation is cheaper than two outer joins. If an end sent two receipts, min() takes the smaller number.
+    # Signers are hashed to numbers, because Spark has to sort rows to aggregate texts.
     return (
         claims.unionByName(words)
         .groupBy("server", "transport")
@@ -125,19 +126,20 @@ def _window(sent: Column) -> Column:
 
 
 def on_its_way(sent: str, received: str) -> Column:
-    """Return whether the bytes that a receiver has beyond its sender's knowledge can have been in flight."""
+    """Return whether the bytes that a receiver has, and its sender does not know to be delivered, can have been in
+    flight."""
     told, got = F.col(sent), F.col(received)
     return (told <= got) & (got - told <= _window(told))
 
 
 @dataclass(frozen=True)
 class _Direction:
-    """Direction of a transport.
+    """Comparison of the counts for one direction of a transport; each field is a column.
 
     :ivar fits: whether the three counts do not contradict each other.
     :ivar agreed: whether the two ends are consistent. The receiver then has at least the bytes that its sender knows
         to be delivered, and at most a window more.
-    :ivar sure: whether no bytes that the server handed on can have been lost at the receiver.
+    :ivar sure: whether no bytes that the server forwarded can have been lost at the receiver.
     :ivar word: the count that the server should claim if ``sure``.
     """
 
@@ -159,7 +161,7 @@ def _direction(claim: str, sent: str, received: str, sender: int, receiver: int)
     said, got, told = F.col(claim), F.col(received), F.col(sent)
     waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
     # The server (closer 0) ends a transport whose receiver is slow. Such a receiver, or one that has closed, has not
-    # taken all that was handed on.
+    # taken all bytes that the server forwarded.
     left = F.col("closer").isin(receiver, 0)
     behind = ~waited & on_its_way(sent, received)
     return _Direction(
@@ -171,7 +173,8 @@ def _direction(claim: str, sent: str, received: str, sender: int, receiver: int)
 
 
 def verdicts(words: DataFrame) -> DataFrame:
-    """Return the verdict on each transport: the bytes credited, and who disagrees."""
+    """Return the verdict on each transport: the bytes credited to its server, and which of the three counts
+    disagree."""
     both = F.col("a_out").isNotNull() & F.col("b_out").isNotNull()
     one = F.col("a_out").isNotNull() | F.col("b_out").isNotNull()
     relay = F.col("relay_ab").isNotNull()
@@ -230,7 +233,8 @@ def verdicts(words: DataFrame) -> DataFrame:
         .otherwise("no two agree")
     )
     conflict = F.col("state") == "conflict"
-    # Columns that only conflicts and transports ended by a crash need are NULL elsewhere, where they cost no space.
+    # Some columns are needed only for conflicts and for transports ended by a crash.  They are NULL in other rows,
+    # where they take no space.
     shown = ("transport", *_NAMES, "relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in")
     return (
         rows.withColumn("word", F.when(conflict, word))
@@ -247,7 +251,8 @@ _COUNTED = ("matched", "cut", "conflict", "one_sided", "relay_only", "unclaimed"
 
 
 def settlement_day(rows: DataFrame) -> DataFrame:
-    """Compute each server's claims, credits and verdict by day."""
+    """Compute for each server and day the traffic that it claims, the traffic credited to it, and the verdict on its
+    honesty."""
     conflict = F.col("state") == "conflict"
     beyond = F.greatest(F.lit(0), F.col("claimed") - F.col("credited"))
     nothing = F.lit(0).cast("long")
@@ -259,8 +264,8 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         F.coalesce(bounded_sum(F.when(F.col("state") == "cut", beyond)), nothing).alias("uncertain_bytes"),
         F.coalesce(bounded_sum(F.when(conflict, beyond)), nothing).alias("inflated_bytes"),
         *bounded_sums("sure_claimed", "sure_word", "left_claimed", "left_word"),
-        # Conflicts in which the server agrees with one end against the other. A conflict between ends that do not name
-        # each other does not count: it says nothing about the server.
+        # These are conflicts in which the server agrees with one end against the other.  A conflict between ends that
+        # do not name each other does not count: it says nothing about the server.
         F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
     )
     told, on_the_way = F.col("sure_claimed") > 0, F.col("left_claimed") > 0
@@ -283,10 +288,10 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         .when(inflated & (F.col("accusers") > MOST * F.col("witnesses")), LIES)
         .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")
         .when(inflated, "claims more, as few of its clients say")
-        # Receipts of transports that the server does not report prove nothing, because anybody can invent them.
+        # Receipts of transports that the server does not report are left out, because anybody can invent them.
         .when(seen < WITNESS_LIMIT * (F.col("transports") - F.col("unclaimed")), "too few receipts")
-        # The end that closed and its reason are the server's own statements: a server that lies in them must not be
-        # called honest for it.
+        # The end that closed and its reason are the server's own statements: a server that lies about them must not be
+        # called honest because of these statements.
         .when(
             _more("left_claimed", "left_word") & (F.col("left_accusers") > MOST * F.col("left_witnesses")),
             UNCERTAIN,

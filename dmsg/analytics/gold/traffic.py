@@ -1,4 +1,4 @@
-"""Traffic that servers carried, its latency, and why transports ended."""
+"""Tables about the traffic that servers carried, its latency, and the reasons why transports ended."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _sum(*names: str) -> Column:
 
 
 def _handed_on(*ways: str) -> Column:
-    """Return the bytes handed on in these directions, at least 0.
+    """Return the bytes forwarded in these directions, at least 0.
 
-    Drops are reported at the end of a transport, so an hour can have more of them than data. A server may also report
-    more than it received.
+    Drops are reported at the end of a transport, so an hour can have more dropped bytes than received ones. A server
+    may also report more than it received.
     """
     data, dropped = (_sum(*[f"{kind}_{way}" for way in ways]) for kind in ("data", "dropped"))
     return F.greatest(F.lit(0), data - dropped)
@@ -56,7 +56,7 @@ def _finish_hours(sums: DataFrame) -> DataFrame:
 def traffic_hour(transports: DataFrame) -> DataFrame:
     """Compute each server's traffic by hour. Bytes and frames belong to the hour of the event that reports them.
 
-    ``bytes`` are those handed on to the receiver; those taken from the sender and dropped are in ``dropped_bytes``.
+    ``bytes`` counts the bytes forwarded to the receiver, ``dropped_bytes`` those taken from the sender and dropped.
     """
     return _finish_hours(_hour_sums(transports))
 
@@ -64,8 +64,8 @@ def traffic_hour(transports: DataFrame) -> DataFrame:
 def add_traffic_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
     """Return the rows of :func:`traffic_hour` for more events.
 
-    :param hours: rows for some events. In none of them ``bytes`` is 0 because more was dropped than taken.
-    :param transports: events that are not among them.
+    :param hours: rows for some events. In no row may ``bytes`` be 0 because more was dropped than taken.
+    :param transports: further events, which these rows do not contain.
     """
     stored = hours.withColumn("data", F.col("bytes") + F.col("dropped_bytes")).select(*_HOUR, *_OF_HOUR)
     both = stored.unionByName(_hour_sums(transports)).groupBy(*_HOUR).agg(*bounded_sums(*_OF_HOUR))
@@ -85,7 +85,7 @@ def add_close_day(days: DataFrame, transports: DataFrame) -> DataFrame:
     """Return the rows of :func:`close_day` for more events.
 
     :param days: rows for some events.
-    :param transports: events that are not among them.
+    :param transports: further events, which these rows do not contain.
     """
     both = days.unionByName(close_day(transports))
     return both.groupBy("server", "dt", "reason", "by").agg(F.sum("transports").alias("transports"))
@@ -105,11 +105,12 @@ def pair_day(transports: DataFrame) -> DataFrame:
 
 
 def latency_hour(transports: DataFrame) -> DataFrame:
-    """Compute the latency of answers and of openings by hour."""
+    """Compute the round-trip times and the times to open a transport, by server and hour."""
     keys = ["server", "dt", "hour"]
     answers = sum_counts(transports, keys, "rtt")
     took = F.coalesce(F.col("accept_us") / 1000, F.col("accept_ms"))
-    # Grouping by bucket first leaves few rows to turn into arrays; a sum for each bucket over all rows is slower.
+    # Grouping by bucket first leaves few rows, which are then turned into arrays; a sum for each bucket over all rows
+    # is slower.
     openings = (
         transports.where((F.col("what") == "close") & F.col("accept_ms").isNotNull())
         .groupBy(*keys, bucket_of(took).alias("bucket"))
@@ -126,7 +127,7 @@ def add_latency_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
     """Return the rows of :func:`latency_hour` for more events.
 
     :param hours: rows for some events.
-    :param transports: events that are not among them.
+    :param transports: further events, which these rows do not contain.
     """
     both = hours.unionByName(latency_hour(transports))
     return latency(both, ["server", "dt", "hour"]).select(*DAILY["latency_hour"].schema.fieldNames())
@@ -138,7 +139,8 @@ def latency_day(hours: DataFrame) -> DataFrame:
 
 
 def session_day(sessions: DataFrame) -> DataFrame:
-    """Compute how long clients stay. A session that is open at midnight counts on the day on which it ends."""
+    """Compute how long clients stay connected, by server and day. A session that is open at midnight counts on the day
+    on which it ends."""
     return (
         sessions.where(F.col("reason") != "open")
         .groupBy("server", "dt")

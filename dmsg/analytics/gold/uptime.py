@@ -1,7 +1,8 @@
-"""Uptime of servers, by their own heartbeats and by discovery's observation, and their load.
+"""Tables about the uptime of servers, according to their own heartbeats and to discovery's observation, and about their
+load.
 
-Minutes are bits: one number holds the 60 minutes of an hour, and several events about the same minute
-are combined by *or*. That needs no order and no window functions, and is idempotent for duplicates.
+Minutes are bits: one number holds the 60 minutes of an hour, and several events about the same minute are combined by
+bitwise *or*.  This needs no sorting and no window functions, and duplicates change nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 DISTRUST = 0.1
-"""Share of a server's minutes that discovery did not see above which a flag says so."""
+"""Share of the minutes of a server's heartbeats in which discovery did not see the server; above it, a flag is set."""
 MINUTES_OF_DAY = 1440
 CLOCK_LIMIT_MS = 60_000
-"""Difference in ms between a server's clock and discovery's above which a flag says so."""
+"""Difference in ms between a server's clock and discovery's above which a flag is set."""
 FORGOTTEN_DAYS = 28
 """Days after a server's last event for which a row says that the server is down."""
 
 
 def _minute(time: Column) -> Column:
-    """Return minutes since 1970."""
+    """Return a column with minutes since 1970, from a time in ms."""
     return F.floor(F.unix_seconds(time) / 60)
 
 
@@ -56,14 +57,15 @@ def minutes_seen(entries: DataFrame) -> DataFrame:
 
 
 def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
-    """Compute each server's minutes, by its own word and by discovery's, and its load, by hour."""
+    """Compute for each server and hour the minutes in which it was up, according to its own heartbeats and to
+    discovery, and its load."""
     keys = ["server", "dt", "hour"]
     loads = ("sessions", "transports", "capacity", "frames", "bytes", "lag_ms", "cpu_ms", "rss_kb", "lost")
     load = heartbeats.where(F.col("role") == "server").select(
         F.col("producer").alias("server"), "dt", F.hour("at").alias("hour"), *loads
     )
     watched = minutes_alive(heartbeats, "discovery").groupBy("dt", "hour").agg(F.bit_or("alive").alias("watched"))
-    # One union and one aggregation need no order and no outer joins.
+    # The parts are combined by one union and one aggregation, which need no sorting and no outer joins.
     rows = minutes_alive(heartbeats, "server")
     for part in (minutes_seen(entries), load):
         rows = rows.unionByName(part, allowMissingColumns=True)
@@ -96,9 +98,9 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
 
 
 def minute_day(hours: DataFrame, window: DataFrame) -> DataFrame:
-    """Add up each server's minutes by day.
+    """Add up the minutes in which each server was up, by day.
 
-    :param window: dt and observed_minutes: minutes of each day that are covered by any events.
+    :param window: dt and observed_minutes: number of minutes of each day between its first and last event.
     """
     return (
         hours.groupBy("server", "dt")
@@ -113,8 +115,8 @@ def minute_day(hours: DataFrame, window: DataFrame) -> DataFrame:
 
 
 def clock_day(entries: DataFrame) -> DataFrame:
-    """Compute each server's clock error by day. The delay of a post makes its time older, never younger: hence the
-    maximum."""
+    """Compute each server's clock error by day. The maximum difference is taken, because a delayed post only makes its
+    time older."""
     posts = entries.where(F.col("is_server") & F.col("clock_ms").isNotNull())
     return posts.groupBy(F.col("subject").alias("server"), "dt").agg(
         F.count(F.lit(1)).alias("posts"),
@@ -144,7 +146,8 @@ def boot(days: DataFrame) -> DataFrame:
     gone = F.unix_seconds("newest") - F.unix_seconds("last_at") > SILENCE_SECONDS
     ended = (
         F.when(F.col("stops") > 0, "stopped")
-        # Two programs with one key may run at the same time, so the start of another process alone proves no crash.
+        # The start of another process alone proves no crash, because two programs with one key may run at the same
+        # time.
         .when(F.col("next_at").isNotNull() & ((F.col("next_at") >= F.col("last_at")) | gone), "crashed")
         .when(gone, "silent")
         .otherwise("running")
@@ -160,7 +163,8 @@ def boot(days: DataFrame) -> DataFrame:
 
 
 def _share(minutes: str) -> Column:
-    # least() ignores NULL, and would give 1 for a server of which nothing is known.
+    # Unknown minutes (NULL) give NULL here, because least() ignores NULL and would return 1 for a server of which
+    # nothing is known.
     share = F.least(F.lit(1.0), F.col(minutes) / F.col("observed_minutes"))
     return F.when(F.col(minutes).isNotNull(), share)
 
@@ -201,7 +205,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
     crashed = boots.where((F.col("role") == "server") & (F.col("ended") == "crashed")).select(
         F.col("producer").alias("server"), F.to_date("last_at").alias("dt"), F.lit(1).alias("crashes")
     )
-    # One union and one aggregation; rows outside the calendar are dropped.
+    # The parts are combined by one union and one aggregation; rows outside the calendar are dropped.
     rows = calendar(minutes).withColumn("listed", F.lit(True))
     told_of = ("alive_minutes", "seen_minutes", "agreed_minutes")
     for part in (minutes.select("server", "dt", *told_of), started, crashed, clocks.select("server", "dt", "skew_ms")):

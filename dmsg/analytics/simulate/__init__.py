@@ -1,7 +1,7 @@
 """Simulation: events of an invented network of any size, reproducible from a seed.
 
-Spark computes them from counters and hashes, so that 20 million events take minutes and little
-memory. The distributions:
+Spark computes them from counters and hashes, so that 20 million events take minutes and little memory.  The
+distributions are:
 
 * a server's share of transports falls with its rank, as 1 / rank ** 0.6;
 * the time of day follows a wave with its peak at noon;
@@ -12,7 +12,7 @@ memory. The distributions:
 * one day in twenty a server is away for two hours, and one in forty it crashes then;
 * receipts: from both ends for 80 % of transports, from one end for 10 %.
 
-The anomalies to be found are listed in :mod:`dmsg.analytics.simulate.ground_truth`, and with their names in
+The planted anomalies are listed in :mod:`dmsg.analytics.simulate.ground_truth`, and with their names in
 ``truth.jsonl``.
 """
 
@@ -56,7 +56,7 @@ class Simulation:
         ]
 
     def lines(self) -> dict[str, DataFrame]:
-        """Return the lines of events, by the part of the file name that tells them apart."""
+        """Return the lines of events, by the part of the file name that identifies each group of files."""
         return {
             "transports": transport_lines(self.stage),
             "servers": server_lines(self.stage).coalesce(8),
@@ -65,7 +65,8 @@ class Simulation:
         }
 
     def write(self, directory: Path) -> dict[str, int]:
-        """Write a spool, receipts as if they had been checked, and the list of anomalies.
+        """Write a spool, its receipts in the form in which the check of signatures stores them, and the list of planted
+        anomalies.
 
         :param directory: receives ``spool/``, ``checked/`` and ``TRUTH``.
         :returns: number of files written to each.

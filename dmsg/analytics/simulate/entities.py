@@ -1,4 +1,5 @@
-"""Simulated events of servers and a discovery: their own state, sessions, entries and refusals."""
+"""Simulated events of servers and a discovery about themselves: start and stop, heartbeats, sessions, entries and
+refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def _life(stage: Scenario) -> list[DataFrame]:
     most = float(max(stage.network.shares()))
     full = stage.on_last_day(FULL) & minute.between(FULL_FROM, FULL_FROM + FULL_MINUTES - 1)
     load = 5 + 700 * F.col("n") / most * wave * (1 + F.col("day") * 0.03)
-    # The cap keeps load below capacity, however much the simulated network has grown over the days.
+    # Load is capped below capacity, because the simulated network grows from day to day.
     busy = F.when(full, CAPACITY - 1).otherwise(F.least(F.lit(0.75 * CAPACITY), load))
     lives = stage.processes(stage.plan())
     lost = stage.on_last_day(LOSER) & minute.between(LOST_FROM, LOST_FROM + LOST_MINUTES - 1)
@@ -176,7 +177,7 @@ def _refused(stage: Scenario) -> list[DataFrame]:
 
 
 def discovery_lines(stage: Scenario) -> DataFrame:
-    """Return the lines start, stop, entry, entry_refuse, lookup_fail and heartbeat."""
+    """Return the lines of discovery's events: start, stop, entry, entry_refuse, lookup_fail and heartbeat."""
     seed, clients = stage.network.seed, stage.network.clients
     days = stage.plan().where("server = 0").withColumn("role", F.lit("discovery"))
     days = days.withColumn("producer", F.lit(DISCOVERY)).withColumn("boot", F.md5(F.concat("producer", "boot")))

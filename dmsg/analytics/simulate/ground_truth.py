@@ -1,8 +1,7 @@
-"""Anomalies planted in a simulated network: the ground truth to compare answers with.
+"""Anomalies planted in a simulated network: the ground truth with which the pipeline's findings are compared.
 
-Each anomaly of a server befalls one server, chosen by its rank from 0, on the last day. A network
-with few servers has fewer anomalies. Some are too small to be found among few events, but the ground truth
-lists them all the same.
+Each anomaly of a server affects one server, chosen by its rank from 0, on the last day. A network with few servers has
+fewer anomalies. In a simulation of few events, some are too small to be found, and are listed nevertheless.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ lost.
 """
 SLOW_READER_ONE_IN = 3
 OWN_TIMES = 2
-"""Number of transports of self-dealing for each honest one of the same server."""
+"""Number of self-dealing transports of a server for each honest one of the same server."""
 RING_KEYS = 5
 BURST_FROM, BURST_MINUTES = 4 * 60 + 10, 30
 
@@ -78,7 +77,7 @@ def server_anomalies(servers: int, last_day: date, days: int) -> list[PlantedAno
         BURST: "burst",
     }
     there = [(server, kind) for server, kind in kinds.items() if server < servers]
-    # Slow means slower than on the days before, so there have to be some.
+    # A slow server is one that is slower than on the days before, so earlier days have to exist.
     return [PlantedAnomaly(kind, server_key(server), last_day) for server, kind in there if kind != "slow" or days > 1]
 
 
@@ -100,7 +99,7 @@ def attackers(servers: int, last_day: date, days: int, *, fleet: bool) -> list[P
 
 
 def crash(server: str, day: int, last_day: date, days: int) -> PlantedAnomaly:
-    """Return a crash that was drawn at random.
+    """Return the anomaly for a crash that was drawn at random.
 
     :param day: index of the day, from 0.
     """

@@ -1,7 +1,7 @@
 """Simulated network: its servers and clients, and when each of its processes runs.
 
-Every random draw is a hash of the row that it is for, so a row depends on no other row. Spark can make
-any number of rows without memory for them.
+Every random draw is a hash of its row, so a row depends on no other row.  Spark can thus make any number of rows
+without keeping them in memory.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def name(*columns: Column | str) -> Column:
 
 
 def union(parts: list[DataFrame]) -> DataFrame:
-    """Return the union of all rows."""
+    """Return the union of all DataFrames."""
     rows = parts[0]
     for part in parts[1:]:
         rows = rows.unionByName(part)
@@ -93,7 +93,7 @@ class Scenario:
 
     @property
     def until(self) -> Column:
-        """First ms of the day in which a server writes nothing."""
+        """Time of the day, in ms, at which a server stops writing events."""
         return F.when(self.on_last_day(SILENT), SILENT_FROM * MINUTE_MS).otherwise(DAY_MS)
 
     def plan(self) -> DataFrame:
@@ -122,14 +122,15 @@ class Scenario:
 
     @property
     def where(self) -> Column:
-        """Name of the space of pseudonyms: servers that do not share a secret give a client different names."""
+        """Column with the name of the pseudonym space: servers that do not share a secret give the same client
+        different names."""
         return F.lit("fleet") if self.network.fleet else F.col("server").cast("string")
 
     def events(self, rows: DataFrame, kind: str, block: int, *fields: Column | str) -> DataFrame:
         """Return lines of JSON for rows with ``i`` (number within the block) and ``at`` (ms of the day).
 
-        :param block: number that makes a process (boot) of its own for each kind of event, so that numbers without gaps
-            need no sorting.
+        :param block: number of the kind of event.  Each kind gets a process (boot) of its own, so that its events can
+            be numbered without gaps and without sorting.
         """
         skew = F.col("skew") if "skew" in rows.columns else F.lit(0)
         at = F.greatest(F.lit(0), F.least("at", F.lit(DAY_MS - 1) - skew)).cast("long")
@@ -173,7 +174,7 @@ class Scenario:
 
     @staticmethod
     def minutes_present(plan: DataFrame) -> DataFrame:
-        """Return a row, with its number ``i``, for each minute in which a server was not away."""
+        """Return a row for each minute in which a server was not away; ``i`` numbers the rows."""
         minute, away = F.col("minute"), F.col("away")
         return (
             plan.withColumn("minute", F.explode(F.sequence(F.lit(0), F.lit(MINUTES - 1))))

@@ -42,7 +42,7 @@ def _transports(stage: Scenario) -> DataFrame:
     among = (F.col("i") - F.when(more, F.col("n")).otherwise(0)) / F.when(more, OWN_TIMES).otherwise(1)
     part = (among + draw_uniform(seed, 1, *_KEY)) / (F.col("n") + F.when(more, 1).otherwise(0))
     keys = F.when(F.col("server") == RING, RING_KEYS).otherwise(2)
-    # The numbers of own keys follow those of all clients.
+    # The clients used for self-dealing have the numbers after those of all other clients.
     own = more & F.col("server").isin(RING, OWN_KEYS)
 
     def own_key(number: Column) -> Column:
@@ -52,7 +52,7 @@ def _transports(stage: Scenario) -> DataFrame:
         return median * F.exp(sigma * draw_normal(seed, draw, *_KEY))
 
     clients = stage.network.clients
-    # Transports of self-dealing have one size, which is about the mean of all others.
+    # All self-dealing transports have the same size, which is about the mean of all others.
     out = F.when(more, lognormal(400_000.0, 0.2, 10)).otherwise(lognormal(30_000.0, 2.0, 10))
     in_burst = MINUTE_MS * (BURST_FROM + BURST_MINUTES * part)
     spread = stage.until * (part + F.sin(TURN * part) / 10)
@@ -65,7 +65,8 @@ def _transports(stage: Scenario) -> DataFrame:
         .withColumn("b0", F.when(own, own_key(F.col("i") + 1)).otherwise(stage.client(3)))
         .withColumn("b", F.when(F.col("b0") == F.col("a"), (F.col("b0") + 1) % (clients + 1)).otherwise(F.col("b0")))
         .withColumn("transport", F.md5(F.concat_ws("/", F.lit(seed), *_KEY)))
-        # Chosen by number, not at random, so that the numbers of openings and receipts have no gaps either.
+        # Missing receipts are chosen by number, and not at random, so that the numbers of openings and receipts have no
+        # gaps.
         .withColumn("accepted", F.col("i") % REFUSED_ONE_IN != REFUSED_ONE_IN - 1)
         .withColumn("taken", F.col("i") - F.floor(F.col("i") / REFUSED_ONE_IN))
         .withColumn("lasted", F.least(lasted, stage.until - 1 - F.col("start")).cast("long"))

@@ -281,8 +281,7 @@ class Socket(HeldReading, TurnTaker):
             if name in self.__dict__:
                 self.__dict__[name] = None
         if self._bounded:
-            # The HTTP channel, which is no longer used, was registered as the producer, so this transport registers
-            # itself instead.
+            # The HTTP channel was registered as the producer. It is no longer used, so this socket takes its place.
             self.transport.unregisterProducer()
             self.transport.registerProducer(self, True)
         # Bytes behind the handshake in the same read belong to this parser, not to autobahn's.
