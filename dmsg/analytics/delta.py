@@ -299,12 +299,13 @@ class Delta:
         parts: Iterable[Part] = (),
         count: Count | None = None,
     ) -> None:
-        """Add the files that Spark wrote to a directory below the table, and those that Arrow wrote.
+        """Commit the files that Spark wrote to a directory below the table, and those that Arrow wrote, in one
+        transaction.
 
         :param number: number of the application's transaction. It must not be lower than the application's newest one.
         :param replaces: values of partition columns; the new files replace all files of these partitions. An empty
-            mapping replaces the whole table. None appends, and removes only the files whose path begins with
-            ``again``.
+            mapping replaces the whole table. None adds the new files to the others; only leftovers of a killed run (see
+            ``again``) are removed.
         :param parts: the files that Arrow wrote.
         :param count: as for :meth:`written_files`.
         :param again: path prefix of the files that the same transaction wrote in an earlier run that was killed.
@@ -384,8 +385,10 @@ class Delta:
         """Compact the small files of each partition that has many.
 
         :param least: number of small files at which a partition is compacted.
-        :param is_mergeable: whether a file may be merged. A partition that holds a file which may not is left alone.
-        :param rewrite: writes the rows of small files to few files, in executors. Without it, or for less than
+        :param is_mergeable: whether a file may be merged. A partition that contains a file for which it returns false
+            is left alone.
+        :param rewrite: writes the rows of small files to few files, in executors. Without this function, or for less
+            than
             :data:`MERGED_HERE`, this process merges them.
         :returns: number of partitions compacted.
         """

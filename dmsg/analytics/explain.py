@@ -78,7 +78,7 @@ def other_crash_days(store: Store, state: State, server: str, day: date) -> set[
 
 
 def find_server(names: Sequence[str], beginning: str) -> list[str]:
-    """Return the names that begin with ``beginning``."""
+    """Return the names of servers that begin with ``beginning``."""
     return sorted({name for name in names if name.startswith(beginning.lower())})
 
 

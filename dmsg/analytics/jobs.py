@@ -179,7 +179,7 @@ class Pipeline:
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
             # Lock order: the lock of this process first, then the claim, as the caller of run_claimed() does. In the
-            # other order two streams could deadlock, each holding what the other waits for.
+            # other order two streams could deadlock.
             with lock:
                 with self._wait_for_claim(stop) as claim:
                     self.lake.held = claim

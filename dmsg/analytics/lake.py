@@ -187,7 +187,7 @@ class Lake(Store):
         return table.written_files(directory, partial(self._count, table))
 
     def _rows(self, table: Delta, is_wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
-        """Return the rows of those files of a table for which ``is_wanted`` is true."""
+        """Return the rows of the files of a table for which ``is_wanted`` returns true."""
         files = [file for file in table.files(version) if is_wanted(file)]
         if (held := self.hold(table, files)) is not None:
             return self._of_memory(table, held)

@@ -212,7 +212,8 @@ class TfchainRegistry:
         return Deferred.fromCoroutine(self._page(after, limit))
 
     def watch(self, on_change: Callable[[Twin], None]) -> None:
-        """Ignore ``on_change``: tfchain has no change feed, and the cache in front asks again."""
+        """Do nothing, because tfchain has no change feed; the cache in front of this registry asks again for each
+        twin."""
 
     def close(self) -> Deferred[None]:
         result: Deferred[None] = self._pool.closeCachedConnections()

@@ -318,7 +318,8 @@ class Switch:
             mail.settle()
 
     def _unless_elsewhere(self, mail: Mail, on_here: Callable[[], None]) -> None:
-        """Put a message into the queue if another process on it has the session; otherwise call ``on_here``."""
+        """Store a message in the queue if the session is connected to another process on the same queue; otherwise call
+        ``on_here``."""
 
         def known(elsewhere: bool) -> None:
             if elsewhere:

@@ -23,16 +23,16 @@ AT_ONCE = 1000
 
 
 class HeldMessages(TurnTaker):
-    """Stored messages of one held session.
+    """Buffered messages of one paused session.
 
-    :param message: processes a stored message.
-    :param ping: processes a stored ping.
-    :param call_next_turn: calls something in the next reactor turn.
+    :param message: processes a buffered message.
+    :param ping: processes a buffered ping.
+    :param call_next_turn: calls a function in the next reactor turn.
     :param hold: stops reading from the socket.
     :param release: resumes reading from the socket.
     :param confirms: whether the session has messages to confirm.
-    :ivar size: bytes stored now.
-    :ivar stored_bytes: bytes stored in all so far.
+    :ivar size: bytes buffered now.
+    :ivar stored_bytes: total bytes buffered since the session began.
     """
 
     __slots__ = (
