@@ -303,7 +303,8 @@ class Runs:
             with suppress(DeltaError):
                 seen.update_incremental()
                 if seen.version() == version:
-                    return True  # The table has not changed since this run's row was read, so the run still has the claim.
+                    # The table has not changed since this run's row was read, so the run still has the claim.
+                    return True
         table, rows = self._read_rows()
         found = bool(rows) and (rows[-1].run, rows[-1].owner, rows[-1].phase) == (own.run, own.owner, BEGUN)
         self._own = (own, table, table.version()) if found and table is not None else None
