@@ -1,7 +1,7 @@
-"""Limits on the load that discovery puts on others because of what strangers write into entries.
+"""Limits on the load that discovery puts on other machines because of the addresses that strangers write into entries.
 
-The poster of an entry chooses an address: connections to it, and resolutions of its name, are counted by target and by
-poster. A check that exceeds a limit is postponed, which says nothing about the server.
+The poster of an entry chooses an address: connections to that address, and resolutions of its name, are counted by
+target and by poster.  A check that exceeds a limit is postponed; this does not count as a failed check.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Allowance:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     def take(self, number: str, port: int, place: str, *, is_known: bool, now: float) -> None:
-        """Take one check from the budget.
+        """Count one check against the budget.
 
         :param place: address block of the poster.
         :param is_known: whether the server has proved its key there before.
         :raises CheckPostponed: the budget of this window is used up.
         """
-        if is_known:  # Their number is small, because OF_HOST limits it.
+        if is_known:  # Known servers have no budget here: their number is small, because OF_HOST limits it.
             return
         windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
         window, _ = windows[0]
@@ -116,7 +116,7 @@ class Allowance:
 
 
 class NameResolver:
-    """Resolver of servers' names, limited so that others still get the resolver's threads."""
+    """Resolver of servers' names, limited so that other parts of the program still get threads of the resolver."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
@@ -152,14 +152,16 @@ class NameResolver:
         @implementer(IResolutionReceiver)
         class Receiver:
             def resolutionBegan(self, resolution: IHostResolution) -> None:
-                """Ignore the start; the addresses follow."""
+                """Do nothing at the start of a resolution; the addresses follow."""
 
             def addressResolved(self, address: IAddress) -> None:
                 if isinstance(address, IPv4Address | IPv6Address):
                     found.append(address.host)
 
             def resolutionComplete(self) -> None:
-                over()  # The thread was busy until now, even if nobody waits for the result any more.
+                # The resolution counts as under way until now, because its thread was busy, even if nobody waits for
+                # the result any more.
+                over()
                 if not done.called:
                     done.callback(None)
 
@@ -192,7 +194,8 @@ class ProvedHosts:
         self._at: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def has_room(self, number: str, static: str, now: float) -> bool:
-        """Whether the server may be listed at this address, where it is known or there is room; if so, count it."""
+        """Return whether the server may be listed at this address: it is known there, or the address has not reached
+        its limit.  If so, count it."""
         if not is_public(number):
             return True
         blocks = blocks_of(number)

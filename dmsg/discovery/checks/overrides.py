@@ -1,4 +1,5 @@
-"""Addresses at which discovery checks servers, where those of their entries cannot be used from its machine."""
+"""Addresses that the operator sets for checks of servers whose own addresses cannot be reached from discovery's
+machine."""
 
 from __future__ import annotations
 

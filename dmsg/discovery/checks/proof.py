@@ -1,6 +1,6 @@
 """Proof of a server's key: a handshake up to the server's first answer.
 
-In the handshakes of all families the server proves its key in its first answer. The client's next message is
+In the handshakes of all protocol families the server proves its key in its first answer. The client's next message is
 not sent: the connection ends there. So a server sees one unfinished handshake per hour.
 """
 
@@ -42,7 +42,8 @@ class Opening(Protocol):
 
 
 Openings = Mapping[str, Callable[[PubKey], Opening]]
-"""Handshakes by the feature that a server's entry names; each is made from the server's public key."""
+"""Mapping from a feature that a server's entry names to the function that begins the matching handshake; its argument
+is the server's public key."""
 
 RELAY = "relay1"
 
@@ -52,8 +53,8 @@ def _xk(remote: PubKey) -> Opening:
 
 
 OPENINGS: Openings = {RELAY: _xk}
-"""Handshakes of the main family. Those of other families are passed in, because they are in packages above
-discovery."""
+"""Handshakes of the main protocol family.  Those of other families are passed as arguments, because they are in
+packages above discovery."""
 
 
 def openings_of(entry: Entry, known: Openings) -> list[Callable[[PubKey], Opening]]:
@@ -82,7 +83,7 @@ class _Prover(protocol.Protocol):
         except HandshakeError as error:
             self._finish(error)
             return
-        # The handshake produces its next message only if the proof was valid.
+        # This call raises an error unless the proof was valid.  The message that it produces is not sent.
         if self._opening.data_to_send():
             self._finish(None)
 
@@ -118,7 +119,7 @@ async def reach(
     """Return once the server has proved its key, or, without an opening, once a connection is made.
 
     :param host: IP address, not a name.
-    :param carrier: carrier at the port.
+    :param carrier: carrier protocol at the port.
     :param name: host of the server's address, as TLS and HTTP name it.
     :raises HandshakeError: the server does not have the key.
     :raises Exception: Twisted's connection errors, and TimeoutError.

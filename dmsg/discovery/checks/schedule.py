@@ -1,8 +1,8 @@
 """Reachability checks: discovery connects to servers before it lists them, and periodically afterwards.
 
 Strangers choose the addresses that discovery connects to by writing them into entries. So few checks run at a time; a
-name is resolved once and then connected to by number; an address is checked once in a while, however many
-entries name it. Addresses that are not public are checked only for posters in the same kind of network
+name is resolved once, and only the resulting IP address is connected to; an address is checked once in a while, even if
+many entries name it. Addresses that are not public are checked only for posters in the same kind of network
 (:func:`may_check`). Otherwise anybody could use discovery to scan the network beside it.
 
 A server has to prove its key (:mod:`dmsg.discovery.checks.proof`) when it is posted, and once an hour. Programs of 2019
@@ -47,7 +47,7 @@ from dmsg.net.retry_loop import RetryLoop
 CHECK_INTERVAL = 5.0
 """Seconds between two rounds of checks."""
 SOON = 0.05
-"""Seconds after which a server is checked whose entry was just posted."""
+"""Seconds after the POST of a server's entry until the server is checked."""
 AT_ONCE, AT_ONCE_OWN = 32, 32
 """Maximum number of concurrent checks: ``AT_ONCE`` of servers in general; ``AT_ONCE_OWN`` each of listed servers and of
 servers posted from their own address."""
@@ -57,17 +57,18 @@ AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE = 8, 16
 """Maximum number of concurrent checks in each queue for one poster's address block, and for the wider block around
 it."""
 WAITING, WAITING_OF_PLACE = 1024, 32
-"""Servers that may wait in each queue: in all, and for one poster's address block. Others are postponed."""
+"""Maximum number of servers that wait in each queue: in all, and for one poster's address block.  Further servers are
+postponed."""
 PATIENCE, SHORT_PATIENCE = 8.0, 1.5
 """Seconds that a server has to answer: normally; and while others wait, unless the server is listed."""
 SILENT_BURST, SILENT_RATE = 4.0, 1 / 60
-"""Budget of silent servers for an address block, before it has to queue with other posters of silent servers; and how
-many are forgiven per second.
+"""Number of silent servers that an address block may post before its servers have to wait in the queue for posters of
+silent servers; and how many of them are forgotten per second.
 """
 NO_ANSWER = "no answer"
-"""Beginning of the text about a silent server."""
+"""Beginning of the reason that is stored for a silent server."""
 IN_ROUND = 4096
-"""Maximum number of servers that are being checked or wait for a check."""
+"""Maximum number of servers that are being checked or wait for a check at the same time."""
 IN_SLICE = 32
 """Maximum number of checks that begin in one reactor turn, because each takes about a millisecond."""
 POSTPONED_FOR = 20.0
@@ -119,12 +120,13 @@ def _kinds(poster: str, anywhere: bool) -> frozenset[str]:
 
 
 def _read(address: str) -> tuple[Address | None, str, int] | None:
-    """Parse an entry's address into its number (None for a name), host and port; None if it cannot be checked."""
+    """Parse an entry's address into IP number (None for a name), host and port; return None if the address cannot be
+    checked."""
     try:
         host, port = parse_address(address)
     except DmsgError:
         return None
-    # The zone of an address has a meaning only on the server's machine.
+    # Addresses with a zone are not checked, because a zone has a meaning only on the server's machine.
     return None if "%" in host else (parse_ip(host), host, port)
 
 
@@ -134,7 +136,7 @@ class _CheckedAddress(NamedTuple):
     :ivar number: address as a number.
     :ivar place: address block of the poster.
     :ivar listed: whether the server is listed.
-    :ivar carrier: carrier at the port, as the entry says.
+    :ivar carrier: carrier protocol at the port, as the entry says.
     :ivar name: host of the server's address.
     """
 
@@ -147,7 +149,7 @@ class _CheckedAddress(NamedTuple):
 
 
 _Target = tuple[str, int, str]
-"""Address as a number, port, and the key to be proved; an empty key stands for a mere connection."""
+"""Address as a number, port, and the key to be proved; an empty key means that only a connection is made."""
 
 
 class ServerChecks:
@@ -160,8 +162,8 @@ class ServerChecks:
     :param openings: handshakes by which servers can prove their keys.
     :param anywhere: check private addresses whoever posted them.
     :param checked_at: address at which a server is checked instead of that of its entry, by its key in hexadecimal.
-    :param reach: connects to a host and a port, with an opening or None, by a carrier, for which the last argument is
-        the host's name. Its deferred fires if the server is right, and fails otherwise.
+    :param reach: connects to a host and a port.  Further arguments are the handshake to begin (or None), the carrier
+        protocol, and the host's name for it.  The Deferred fires if the server has proved its key, and fails otherwise.
     :ivar looked: number of connections attempted.
     """
 
@@ -214,7 +216,7 @@ class ServerChecks:
         self._check_loop.soon(CHECK_INTERVAL)
 
     def soon(self) -> None:
-        """Schedule a round now, because a server was posted."""
+        """Schedule a round of checks soon, because a server was posted."""
         self._check_loop.soon(SOON)
 
     async def stop(self) -> None:
@@ -231,7 +233,8 @@ class ServerChecks:
             now = self._now()
             try:
                 due = await self._store.due(room, now, now + LOST_AFTER)
-            except Exception as error:  # The store is down; its failures are logged where requests meet them.
+            except Exception as error:
+                # The error is not logged here, because requests that meet a failing store log it.
                 _log.info("no servers are checked, because the store cannot be read: {error}", error=str(error))
             for one in due:
                 self._begin(one)
@@ -289,14 +292,14 @@ class ServerChecks:
         while self._postponed and self._postponed[0] <= now:
             self._postponed.popleft()
         seconds = max(POSTPONED_FOR, len(self._postponed) / POSTPONED_RATE)
-        # The random factor spreads servers that were postponed together; together again, they would keep newcomers
-        # waiting.
+        # The random factor spreads servers that were postponed together; tried again together, they would delay new
+        # servers.
         seconds *= self._random.uniform(0.5, 1.5)
         self._postponed.append(now + seconds)
         return seconds
 
     async def _reason_against(self, entry: Entry, place: str, refreshes: bool, listed: bool = False) -> str:
-        """Check a server; return an empty string if it is there, else the reason why not.
+        """Check a server; return an empty string if it answers, otherwise the reason why it is not listed.
 
         :raises CheckPostponed: the server cannot be checked now.
         """
@@ -306,10 +309,11 @@ class ServerChecks:
         if found is None:
             return "its address cannot be read"
         number, host, port = found
-        # The operator named the override, so it may lead anywhere; the server has to prove its key there all the same.
+        # The operator named the override, so every address is allowed; the server has to prove its key there
+        # nevertheless.
         kinds = _kinds(place, self._anywhere or override is not None)
-        # Connections go to a number only, never to a text that a stranger wrote: a second resolution could lead
-        # elsewhere.
+        # Connections are made to an IP number only, never to a name that a stranger wrote: a second resolution could
+        # lead elsewhere.
         candidates = [number] if number is not None else await self._names.resolve(host, place)
         numbers = [one for one in candidates if kind_of(one) in kinds]
         if not numbers:
@@ -325,7 +329,7 @@ class ServerChecks:
         return why
 
     async def _ask(self, checked: _CheckedAddress, entry: Entry, refreshes: bool) -> str:
-        """Check a server by a proof if one is due, else by a connection."""
+        """Check a server by a proof of its key if one is due, otherwise by a mere connection."""
         target = checked.number, checked.port, entry.static
         now = self._reactor.seconds()
         proved = self._proved.get(target)
@@ -352,8 +356,8 @@ class ServerChecks:
         anybody = checked.number, checked.port, ""
         for one in (target, anybody):
             at, why = self._results.get(one, (-self._ttl, ""))
-            # A successful connection does not say that the right server is there, so only its failure counts for other
-            # keys.
+            # A successful connection does not say that the right server is there, so servers with other keys at this
+            # address share only a failure.
             if now - at < self._ttl / CHECKS_PER_TTL and (one == target or why):
                 return why
         waiting = self._pending.get(target)
@@ -384,7 +388,7 @@ class ServerChecks:
         return self._own_block if block_of(checked.number) == checked.place else self._other_blocks
 
     async def _in_turn(self, checked: _CheckedAddress, ask: Callable[[], Awaitable[str]]) -> str:
-        """Run a check when its turn comes; charge the poster if the server stays silent."""
+        """Run a check when its turn comes; count the server against its poster if it stays silent."""
         queue = self._queue(checked)
         try:
             await queue.acquire(checked.place)
@@ -399,12 +403,13 @@ class ServerChecks:
             queue.release(checked.place)
 
     def _is_short(self, checked: _CheckedAddress) -> bool:
-        """Whether other servers wait for the slot of this unlisted server."""
+        """Whether this unlisted server gets less time to answer, because other servers wait for its slot."""
         return not checked.listed and self._queue(checked).is_scarce
 
     async def _prove(self, checked: _CheckedAddress, entry: Entry) -> str:
         openings = openings_of(entry, self._openings)
-        # Handshakes that are tried in turn would each cost a silent server's full timeout.
+        # The handshakes are tried at the same time; tried in turn, each would take the full timeout with a silent
+        # server.
         if len(openings) > 1 and self._is_short(checked):
             tries = [Deferred.fromCoroutine(self._connect(checked, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)

@@ -48,8 +48,8 @@ class Dialect:
     :cvar GO2019: dialect of the service of 2019.
     :ivar entries: URL paths of entries.
     :ivar available: URL paths of the available servers.
-    :ivar reader: parser of the JSON that is accepted.
-    :ivar spelling: names of the members.
+    :ivar reader: parser for the JSON of this dialect.
+    :ivar spelling: spelling of the JSON members.
     :ivar port_optional: whether a server's entry may be signed without ``port``.
     :ivar successors: whether entries may name a successor key.
     :ivar marks: whether the words after ``+`` in a version count as features of the entry's owner. In the dialect
@@ -77,7 +77,7 @@ class Dialect:
         """
         reader = self.reader
         value = reader.parse(body)
-        # Go decodes null into an empty struct, and the reference then refuses the entry for its missing version.
+        # Here null becomes an entry without members, as in Go; it is then refused for its missing version.
         members = {} if value is None and self.null_is_empty else reader.members(value, _ENTRY, "entry")
         client = server = successor = None
         port_given = True
@@ -162,7 +162,7 @@ class Dialect:
 def find_signed_form(ways: Sequence[Entry]) -> Entry:
     """Return the form of the entry that the signature covers.
 
-    :raises EntrySignatureError: the signature covers none of them.
+    :raises EntrySignatureError: the signature matches none of the forms.
     """
     # The last form raises, so the error is the same as for an entry with only one form.
     for entry in ways[:-1]:

@@ -22,7 +22,7 @@ SUCCEED_ACT = "succeed"
 
 
 class EntryInvalid(EntryError):
-    """The entry breaks a rule; the text is the reference's."""
+    """The entry breaks a rule; the error's text is that of the reference."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"entry validation error: {text}")
@@ -46,7 +46,7 @@ REFRESHING = frozenset({"relay1", "messaging-seed", "messaging-skywire"})
 def features(version: str) -> frozenset[str]:
     """Return the features that a version announces: the words after ``+``.
 
-    ``0.0.1+secure1.relay1`` is a version with build metadata, as of semver.org. The service of 2019 ignores the
+    ``0.0.1+secure1.relay1`` is a version with build metadata, as defined by semver.org. The service of 2019 ignores the
     version, and the signature covers it.
     """
     words = version[:MAX_VERSION].partition("+")[2]
@@ -98,7 +98,7 @@ class Successor:
 
     @staticmethod
     def signing_json(old: str, new: str) -> bytes:
-        """Return the text that the new key signs; it names the key that is succeeded."""
+        """Return the text that the new key signs; the text names the old key."""
         return f'{{"act":"{SUCCEED_ACT}","static":"{old}","successor":"{new}"}}'.encode()
 
     @classmethod
@@ -144,7 +144,7 @@ class Spelling:
     def write(self, entry: Entry, *, signed: bool) -> bytes:
         """Return the JSON of an entry without white space.
 
-        :param signed: include the signature; without it, the result is the text to sign.
+        :param signed: whether to include the signature; without it, the result is the text to sign.
         """
         parts = [
             f'{{"version":{self.string(entry.version)},"sequence":{entry.sequence}'
@@ -168,7 +168,7 @@ class Spelling:
 
     def _server(self, server: ServerMeta) -> str:
         address, port, connections = self.server
-        # A program that leaves the field out also signs without it.
+        # If the field is None it is not written: a program that leaves it out also signs without it.
         optional = "" if server.port is None else f'"{port}":{self.string(server.port)},'
         return (
             f',"server":{{"{address}":{self.string(server.address)},{optional}'
@@ -252,7 +252,7 @@ class Entry:
             signer = Signature.from_hex(self.signature).recover(self.signing_json())
         except (KeyFormatError, SignatureError) as error:
             raise EntrySignatureError from error
-        # A recovered key is always a point of the curve, so equality proves that the entry's key is one as well.
+        # A recovered key is always a point of the curve, so the comparison also proves that the entry's key is a point.
         if signer.hex() != self.static:
             raise EntrySignatureError
         if self.successor is not None:

@@ -1,7 +1,7 @@
-"""JSON as Go's ``encoding/json`` reads and writes it, as far as entries depend on it; and strict JSON.
+"""JSON as Go's ``encoding/json`` reads and writes it, as far as entries depend on that, and strict JSON.
 
-Signatures are over bytes, so every escape counts. Go accepts some text that is not strict JSON, and
-servers of 2019 have signed and posted such text.
+Signatures are over bytes, so every escape sequence matters. Go accepts some text that is not strict JSON, and servers
+of 2019 have signed and posted such text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NULL_KEY = "00" * PUBKEY_SIZE
 UINT64 = 2**64
 INT64 = 2**63
 _DIGITS = 20
-"""Number of digits of the largest integer."""
+"""Number of decimal digits of the largest integer (64 bits)."""
 
 
 class EntryDecodeError(EntryError):
@@ -67,7 +67,7 @@ def string_of(value: object, field: str) -> str:
 
 
 class Reader:
-    """Parser of posted JSON: ``STRICT`` or ``AS_GO``. This base class has what both have in common.
+    """Parser of posted JSON, with the common part of its two subclasses; their instances are ``STRICT`` and ``AS_GO``.
 
     All methods raise :class:`EntryDecodeError` for values that they reject, with ``field`` in its text.
     """
@@ -122,7 +122,8 @@ class Reader:
 
 
 class _Strict(Reader):
-    """Parser of RFC 8259 JSON with its open questions settled: UTF-8, no duplicate members, nothing after the value."""
+    """Parser of RFC 8259 JSON, with the choices that this standard leaves open: only UTF-8, no duplicate members, no
+    text after the value."""
 
     def check_rest(self, rest: str) -> None:
         if rest.strip(" \t\r\n"):

@@ -18,42 +18,44 @@ from dmsg.keys import PubKey, SecKey, Signature
 LARGEST = 99_999_999
 """Largest nameplate; the smallest is 1."""
 MAX_NAMEPLATES = 100_000
-"""Maximum number of nameplates that one discovery holds."""
+"""Maximum number of nameplates that one discovery stores."""
 LASTS = 600.0
-"""Seconds for which a nameplate is kept; a new claim of its key extends it by the same time."""
+"""Seconds for which a nameplate is kept; when its key claims it again, they start anew."""
 OF_PLACE = 32
-"""Maximum number of nameplates of one public address; the blocks around it may have this number times their factor."""
+"""Maximum number of nameplates claimed from one public address; wider address blocks may have this number times their
+factor."""
 MISSED = 20
 """Cost, in requests, of a look-up that finds nothing, so that nobody can find all nameplates by trying numbers."""
 LOOK_BURST, LOOK_RATE = 20.0, 0.1
-"""Rate limit of look-ups of one public address, successful or not: burst, and number per second. A person looks a
-nameplate up once.
+"""Rate limit of look-ups of one public address, successful or not: burst, and number per second. A person needs only
+one look-up.
 """
 BESIDE = 10
 """Factor of this rate limit for addresses that are not public, because many clients may share one."""
 DIGITS = (4, 6, 8)
 """Lengths of nameplates in digits."""
 TRIED = 16
-"""Random numbers of each length that are tried; the first free one is given."""
+"""Number of random numbers of each length that are tried; the key gets the first free one."""
 DENSE = 0.05
 """Share of the numbers of one length in use above which new numbers are longer, so that guessing finds few."""
 ATTACK_MISSES, ATTACK_FORGOTTEN = 50.0, 0.5
-"""Failed look-ups after which new numbers are longer, and how many are forgotten per second. The effect lasts ten
-minutes at most.
+"""Number of failed look-ups from which on new numbers are longer, and how many of them are forgotten per second. The
+effect lasts ten minutes at most.
 """
 
 RELEASE_ACT = "release"
 NONE_FREE = 0
 """Result in place of a number: all numbers that were tried are in use."""
 TOO_MANY = -1
-"""Result in place of a number: the address block has as many as it may."""
+"""Result in place of a number: the address block has its maximum number of nameplates."""
 
 
 def length(in_use: int, is_attacked: bool) -> int:
-    """Return the index in ``DIGITS`` of new numbers: longer ones when there are many, or somebody tries numbers."""
+    """Return the index in ``DIGITS`` of new numbers: longer ones when there are many, or somebody is guessing
+    numbers."""
     found = 0
-    # A sparse range of numbers is the defence against guessing: most guesses find no nameplate, and those are
-    # expensive.
+    # New numbers must stay sparse in their range, as a defence against guessing: most guesses then find no nameplate,
+    # and failed look-ups are expensive.
     while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:
         found += 1
     return min(len(DIGITS) - 1, found + is_attacked)
@@ -81,10 +83,11 @@ class StoredNameplate:
 
 
 def decide_claim(known: StoredNameplate | None, place: str, held: int, limit: float, free: Iterable[int]) -> int:
-    """Return the number that a key gets: the one it has, or else the first free one; or ``TOO_MANY``, ``NONE_FREE``.
+    """Return the number that a key gets: the one that it has, otherwise the first free one; or ``TOO_MANY`` or
+    ``NONE_FREE``.
 
     :param known: the key's nameplate, unless it has ended.
-    :param place: address block of the claim, which has ``held`` nameplates and may have ``limit``.
+    :param place: address block from which the claim comes; it has ``held`` nameplates and may have ``limit``.
     :param free: candidates that no key has, read only as far as needed.
     """
     # A new claim of a key from the same block only extends its nameplate, so the limit does not apply.
@@ -107,7 +110,7 @@ def check_stored(stored: StoredNameplate | None, now: float, static: str | None 
 def decode_claim(body: bytes) -> str:
     """Parse a claim: return the key that a nameplate is wanted for, 66 lower-case hexadecimal characters.
 
-    Whether the key is a point of the curve is left to programs that want to reach it.
+    Whether the key is a point of the curve is not checked here; programs that connect to the key check it.
 
     :raises EntryDecodeError, EntryInvalid: the claim has no key.
     """
@@ -122,8 +125,8 @@ def decode_claim(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Signed statement that a nameplate is no longer needed. It names the act, so that no other signed text can pass
-    for it."""
+    """Signed statement that a nameplate is no longer needed. Its field ``act`` names the operation, so that no other
+    signed text can be taken for a release."""
 
     nameplate: int
     static: str

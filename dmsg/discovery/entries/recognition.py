@@ -1,4 +1,5 @@
-"""Recognition of other implementations by the way in which they answer or post. No I/O."""
+"""Recognition of other implementations of discovery, or of programs that post to this one, by the form of their answers
+and entries. No I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def is_foreign(status: int, body: bytes) -> bool:
 
 
 def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
-    """Return what kind of program answers, by its answer to ``OTHER_PATH``; empty if the answer does not tell.
+    """Return what kind of program answers, by its answer to ``OTHER_PATH``; empty if the answer does not show it.
 
     :param path_is_unknown: whether the program lacks a path that every discovery of the seed documents has.
     """

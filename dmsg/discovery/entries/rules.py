@@ -1,8 +1,8 @@
 """Rules for replacing and deleting entries. No I/O.
 
-Every store decides by :func:`decide_post` and :func:`check_deletion`. They take the state that the store has of the
-key, the posted entry or deletion, and the time. They return the state to write, or raise the reason for a refusal;
-nothing is written then.
+Every store uses :func:`decide_post` and :func:`check_deletion`.  They take the stored state of the key, the posted
+entry or deletion, and the time. They return the state to write, or raise an error with the reason for a refusal, and
+the store then writes nothing.
 
 Sequences of a key grow by one and its timestamps grow, so a recorded entry can never replace a newer one. A deletion
 leaves a tombstone (:class:`Head`), because otherwise anybody could post a deleted entry again.
@@ -51,7 +51,7 @@ def date_of(order: str) -> str:
 
 
 def next_sequence(sequence: int) -> int:
-    """Return the sequence that follows: uint64, wrapping."""
+    """Return the next sequence number: uint64, which wraps to 0."""
     return (sequence + 1) % UINT64
 
 
@@ -70,7 +70,7 @@ class Head:
 
 
 class DeletedLater(EntryInvalid):
-    """A first entry is not newer than the deletion of the previous one.
+    """A key's new first entry is not newer than the deletion of its previous entry.
 
     The error carries the deletion, because its owner cannot look up the time: the entry no longer exists.
 
@@ -89,13 +89,13 @@ def check_iteration(head: Head | None, entry: Entry) -> bool:
     """Check the iteration rules (seed document, "Iteration rules").
 
     :returns: True for the first entry of a key.
-    :raises EntryInvalid: sequence or timestamp do not follow; :class:`DeletedLater` if the key's entry was deleted
-        later.
+    :raises EntryInvalid: the sequence or timestamp does not follow that of the stored entry; :class:`DeletedLater` if
+        the key's entry was deleted later.
     """
     if head is None or head.deleted:
         if entry.sequence != 0:
             raise EntryInvalid(WRONG_FIRST_SEQUENCE)
-        # The tombstone decides by time alone: after a deletion a key begins again at sequence 0.
+        # Only the time is compared with a tombstone, because after a deletion a key begins again at sequence 0.
         if head is not None and time_order(entry.timestamp) <= head.order:
             raise DeletedLater(head, entry)
         return True
@@ -116,7 +116,7 @@ class Terms:
         A listed server that is posted again with the same address stays listed.
     :ivar place: address block of the poster; empty if unknown.
     :ivar most: maximum bytes of all stored entries that were posted from the poster's block. Each wider block may have
-        this amount times its factor.
+        this number times its factor.
     :ivar lasts: seconds after which the entry is dropped, unless it is posted again.
     """
 

@@ -1,1 +1,1 @@
-"""Client of discovery: asks one discovery or several."""
+"""Client of discovery: fetches and posts entries at one discovery or several."""

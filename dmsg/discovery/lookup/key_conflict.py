@@ -7,7 +7,7 @@ from collections.abc import Callable
 CONFLICT_POSTS = 3
 """Maximum number of times within ``CONFLICT_TIME`` that an entry is posted again after another program replaced it."""
 CONFLICT_TIME = 600.0
-"""Length of this window in seconds."""
+"""Length in seconds of the window in which ``CONFLICT_POSTS`` is counted."""
 
 
 class KeyConflict:

@@ -42,13 +42,13 @@ T = TypeVar("T")
 TIMEOUT = 10.0
 """Default timeout of a request, in seconds."""
 MAX_LISTED = 128
-"""Maximum number of servers of an answer that are used, because each costs the verification of a signature."""
+"""Maximum number of servers that are taken from one answer, because each costs the verification of a signature."""
 MAX_ANSWER = 1024 * 1024
 """Largest answer in bytes; a longer one is an error."""
 UPDATE_ATTEMPTS = 4
-"""Attempts at an update when another writer of the same key was faster."""
+"""Maximum number of attempts at an update; an attempt fails if another writer of the same key was faster."""
 _REFUSED = (400, 401)
-"""Status codes of a discovery that rejects the form in which an entry was signed."""
+"""Status codes with which a discovery rejects the form in which an entry was signed."""
 
 _log = Logger()
 
@@ -99,13 +99,14 @@ class Lookup:
         self._pool = make_pool(reactor) if http is None else None
         self._http = http if self._pool is None else WebClient(reactor, self._pool, timeout)
         self._asked: set[bool] = set()
-        """Cases in which the program that answers was asked to identify itself: True after an answer that proves that
-        it lacks a required path, False after one that leaves this open.
+        """Kinds of answers after which the program at this URL was already asked to identify itself: True after an
+        answer that proves that it lacks a required path, False after one that leaves this open.
         """
         self._under_way: set[Deferred[Any]] = set()
         self._closed = False
         self._port_signed = True
-        """Whether servers' entries are signed with the field ``port``; learned from refusals."""
+        """Whether servers' entries are signed with the field ``port``; changed when discovery refuses an entry for
+        this."""
         self._posted: dict[PubKey, Entry] = {}
         """Last entry posted of each key."""
 
@@ -128,8 +129,8 @@ class Lookup:
     def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[Entry]:
         """Replace the entry of ``key`` by a new iteration.
 
-        :param make: gets an entry with version, sequence, timestamp and key, and the content of the present entry.
-            Returns the entry with the new content.
+        :param make: function that gets the next entry, with version, sequence, timestamp, key, and the content of the
+            present entry.  It returns that entry with the new content.
         """
         return self._ask(self._update(key, make))
 
@@ -141,7 +142,7 @@ class Lookup:
         """Withdraw the content that :meth:`update` posted here, if discovery still has it.
 
         Another program may use the same key. An entry that the other program has posted since stays as it is. So does
-        the other half of an entry that both have written.
+        the other half (``client`` or ``server``) of an entry that both have written.
 
         :param half: ``client`` or ``server``: the half to withdraw.
         :param features: features in the version that belong to this half.
@@ -204,7 +205,7 @@ class Lookup:
             raise DiscoveryError(f"discovery {self.shown_url}: answer is longer than {MAX_ANSWER} bytes") from None
         except DiscoveryError:
             raise
-        except DmsgError as error:  # A proxy refused, or the headers were too long.
+        except DmsgError as error:  # This happens when a proxy refused the request, or the headers were too long.
             raise DiscoveryError(f"discovery {self.shown_url}: {error}") from None
         except Exception as error:
             why = "this program has closed its connection to it" if self._closed else _short(error, self._timeout)
@@ -246,7 +247,7 @@ class Lookup:
     async def _entry(self, key: PubKey) -> Entry:
         status, body = await self._request("GET", f"/discovery/entries/{key}")
         if status == 404:
-            # Only the status counts, because other implementations word the message differently.
+            # Only the status is compared, because other implementations word the message differently.
             advice = "is its program running, and does it use this discovery?"
             raise EntryNotFound(f"discovery {self.shown_url} has no entry of {key.short}: {advice}", key.hex())
         if status != 200:
@@ -259,7 +260,8 @@ class Lookup:
     async def _available_servers(self) -> list[Entry]:
         status, body = await self._request("GET", "/discovery/available_servers")
         if status == 404 and not is_foreign(status, body):
-            return []  # Only the status counts; an HTML page would not be from a discovery.
+            # The message is not compared; but a 404 with an HTML page would not come from a discovery.
+            return []
         if status != 200:
             raise self._error(status, body)
         try:
@@ -298,8 +300,8 @@ class Lookup:
         refused: DiscoveryError | None = None
         deleted = 0
         """Date of the deletion of an earlier entry of the key, in nanoseconds since 1970; 0 if unknown."""
-        # The last entry posted here saves a request for the present one. If somebody else has written since, the POST
-        # fails and the loop fetches the entry.
+        # The first attempt is based on the last entry posted here, which saves a request for the present one.  If
+        # somebody else has written since, the POST fails, and the next attempt fetches the entry.
         trusts = key.public in self._posted
         while True:
             client: ClientMeta | None = None
@@ -329,12 +331,12 @@ class Lookup:
                     self._port_signed = not self._port_signed
                     raise refused from None
                 if error.status in _REFUSED and entry.server is not None and refused is None:
-                    # A discovery that follows the seed document verifies a server's signature without ``port``. Sign
-                    # the other form, and try that once.
+                    # A discovery that follows the seed document verifies a server's signature without ``port``. So the
+                    # other form is signed and tried once.
                     self._port_signed = not self._port_signed
                     refused = error
                     continue
-                # Status 422: another writer of this key, or a deletion, came between.
+                # Status 422 means that another writer of this key, or a deletion, was faster; the loop tries again.
                 attempts += 1
                 if error.status != 422 or attempts == UPDATE_ATTEMPTS:
                     raise self._with_clock(error, entry) from None
@@ -394,7 +396,7 @@ class Lookup:
                 else:
                     await self._post(self._without_half(present, half, features).sign(key))
             except DiscoveryError as error:
-                # Status 422: somebody has written since, so check again whose entry it is.
+                # Status 422 means that somebody has written since, so the loop checks again whose entry it is.
                 if error.status != 422 or attempt == UPDATE_ATTEMPTS:
                     raise
             else:
@@ -408,7 +410,8 @@ class Lookup:
             return False
         if posted.signature == present.signature:
             return True
-        # A client and a server that share a key carry over each other's half when they refresh their own.
+        # Another program may have posted the entry, and this half may still be ours: a client and a server that share a
+        # key copy each other's half when they post their own.
         if half == "client":
             return present.server is not None and present.client == posted.client
         shared = present.client is not None and present.server is not None and posted.server is not None
@@ -429,7 +432,7 @@ class Lookup:
         return self._in_form(left)
 
     async def _delete_or_empty(self, key: SecKey, present: Entry) -> None:
-        """Delete an entry; if this discovery cannot delete, replace it by one that reaches nobody."""
+        """Delete an entry; if this discovery cannot delete, replace the entry by one without servers."""
         try:
             await self._delete(key)
         except DiscoveryError as error:
@@ -446,7 +449,7 @@ class Lookup:
 
 
 def _deletion_in(body: bytes, entry: Entry) -> Deletion | None:
-    """Return the deletion that an answer carries, if the key of ``entry`` has signed it."""
+    """Return the deletion that an answer contains, if the key of ``entry`` has signed it."""
     try:
         deletion = decode_deletion(json.dumps(parse_json(body)["deletion"]).encode())
     except (ValueError, KeyError, TypeError, EntryError):

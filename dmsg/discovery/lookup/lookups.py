@@ -22,7 +22,7 @@ _log = Logger()
 GRACE = 1.0
 """Seconds to wait for the other discoveries after the first answer, because one of them may have a newer entry."""
 HUNG_FOR = 60.0
-"""Seconds for which a discovery that did not answer in time is still asked, but no longer waited for."""
+"""Seconds for which requests still go to a discovery that did not answer in time, without waiting for its answers."""
 
 
 class Lookups:
@@ -77,7 +77,8 @@ class Lookups:
     async def _gather(self, ask: Callable[[Lookup], Deferred[T]], *, leave: bool = False) -> list[T | Failure]:
         """Ask all discoveries, and return answers and failures of those that answer in time.
 
-        After the first success the others have ``GRACE`` seconds left; those known to hang are not waited for at all.
+        After the first success the others have ``GRACE`` seconds left; those that did not answer lately are not waited
+        for at all.
 
         :param leave: let late requests continue in the background; otherwise cancel them.
         """
@@ -119,8 +120,8 @@ class Lookups:
             await done
             left = leave
         finally:
-            # The caller may have been cancelled before ``done`` fired. ``over`` keeps the cancellations below from
-            # firing it.
+            # The caller may have been cancelled before ``done`` fired. The flag ``over`` prevents the cancellations
+            # below from firing it.
             over = True
             cancel_call(timer)
             for number, lookup in enumerate(self.lookups):
@@ -138,19 +139,21 @@ class Lookups:
         answers = await self._gather(ask)
         entries = [one for one in answers if not isinstance(one, Failure)]
         if entries:
-            # All entries are signed, so an older one is merely stale, or that discovery withholds the newer one.
+            # All entries are signed, so the newest one is used; a discovery with an older one is outdated, or withholds
+            # the newer one.
             return max(entries, key=lambda entry: entry.timestamp)
         # "Not found" is the weakest failure: another discovery may have the entry, and be unreachable.
         raise _strongest([one for one in answers if isinstance(one, Failure)], EntryNotFound)
 
     async def _all(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
-        """Update, delete or withdraw the entry of a key at every discovery; ``ask`` asks one of them."""
+        """Update, delete or withdraw the entry of a key at every discovery; ``ask`` sends the request to one of
+        them."""
 
         def change(lookup: Lookup) -> Deferred[T]:
             place = lookup, key
             before = self._changing.pop(place, None)
             if before is not None:
-                before.cancel()  # This change supersedes the one before.
+                before.cancel()  # This change replaces an earlier one of the same key, so that one is cancelled.
             changing = self._changing[place] = ask(lookup)
 
             def ended(result: T | Failure) -> T | Failure:
@@ -184,6 +187,6 @@ class Lookups:
 
 
 def _strongest(failures: Iterable[Failure], weak: type[Exception]) -> BaseException:
-    """Return the first error that is not of the weak kind, else the first."""
+    """Return the first error that is not of the weakest kind, otherwise the first one."""
     errors = [failure.value for failure in failures if failure.value is not None]
     return next((error for error in errors if not isinstance(error, weak)), errors[0])

@@ -1,4 +1,4 @@
-"""Client of discovery's nameplates."""
+"""Client for discovery's nameplates: claims, renews, releases and looks up numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH = "/discovery/nameplates"
 UNKNOWN = (404, 405, 501)
 """Status codes with which a discovery says that it has no nameplates, or not the requested one."""
 RENEWALS = 4
-"""Claims per lifetime of a nameplate, so that one or two claims may fail."""
+"""Number of claims in the lifetime of a nameplate; more than one, so that one or two claims may fail."""
 
 
 class NoSuchNameplate(DiscoveryError, NobodyThere):
@@ -39,14 +39,15 @@ class Nameplate:
         return self._lasts / RENEWALS
 
     async def renew(self) -> bool:
-        """Extend the nameplate; return False if it was lost, and its number no longer leads to the key.
+        """Extend the nameplate; return False if the nameplate was lost: its number no longer leads to the key.
 
         :raises DiscoveryError: the discovery did not answer.
         """
         number, self._lasts = await _claim(self._lookup, self._key.public)
         if number == self.number:
             return True
-        await self._release(number)  # A new number is useless, because people were told the old one.
+        # A new number is released at once: it is useless, because people were told the old one.
+        await self._release(number)
         return False
 
     async def release(self) -> None:
@@ -61,7 +62,7 @@ class Nameplate:
         try:
             await self._lookup.ask("DELETE", f"{PATH}/{number}", release.to_json())
         except DiscoveryError as error:
-            if error.status != 404:  # 404: it has expired already
+            if error.status != 404:  # Status 404 is no error: the nameplate has expired already.
                 raise
 
 
@@ -85,10 +86,11 @@ async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
 
 
 async def find(lookups: Lookups, number: int) -> PubKey:
-    """Return the key that a number leads to, at the first discovery that has it. Nothing vouches for the key.
+    """Return the key that a number leads to, at the first discovery that has it. The key is not proved to be the right
+    one.
 
     :raises NoSuchNameplate: no discovery has the number.
-    :raises DiscoveryError: one of them cannot be asked, and no other has the number.
+    :raises DiscoveryError: one discovery did not answer, and no other has the number.
     """
     failed: DiscoveryError | None = None
     for lookup in lookups.lookups:

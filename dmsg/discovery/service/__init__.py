@@ -1,1 +1,1 @@
-"""Discovery service: its routes, limits, status page and events."""
+"""Discovery service: HTTP routes, rate limits, status page, telemetry events, and the entity that joins them."""

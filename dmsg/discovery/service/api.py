@@ -1,7 +1,7 @@
 """HTTP interface of discovery: routes and error responses, nothing else.
 
-There are two families of paths. Those of the seed documents (``/discovery/...``) have clear status codes.
-Those of the 2019 clients (``/messaging-discovery/...``, ``/dmsg-discovery/...``) answer exactly as that service did.
+There are two groups of paths. Those of the seed documents (``/discovery/...``) have clear status codes.  Those of the
+2019 clients (``/messaging-discovery/...``, ``/dmsg-discovery/...``) answer exactly as that service did.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from dmsg.telemetry.service import Telemetry
 _log = Logger()
 
 MISSED_FOR = 3600.0
-"""Seconds for which the page still names a listed server that has stopped posting."""
+"""Seconds for which the status page still names a listed server that has stopped posting."""
 NOT_FOUND = "entry of public key is not found"
 BAD_INPUT = "error bad input"
 UNEXPECTED = "something unexpected happened"
@@ -75,7 +75,7 @@ _Route = TypeVar("_Route", bound=Callable[..., bytes | Deferred[bytes]])
 
 
 class TooManyServers(Exception):
-    """The poster has as many servers listed as allowed."""
+    """The poster has as many listed servers as allowed."""
 
 
 def _path_key(text: str) -> str:
@@ -126,7 +126,7 @@ class DiscoveryAPI:
     """HTTP interface to an entry store.
 
     :ivar requests: number of requests that reached a route.
-    :ivar delegations: number of clients that each server relays for, by recent posts.
+    :ivar delegations: number of clients that each server relays for, according to recent posts.
     """
 
     _app = _app
@@ -147,9 +147,8 @@ class DiscoveryAPI:
 
         :param clock: clock of the store, in seconds since 1970. It is not the reactor's clock, because stores outlive
             the process.
-        :param wall_clock: date, for comparison with dates of others; ``clock`` by default.
-        :param checks: called when a server was posted, if servers are checked before they are listed; None if they are
-            not.
+        :param wall_clock: clock for dates, for comparison with dates of others; ``clock`` by default.
+        :param checks: object whose checks run when a server was posted; None if servers are listed without checks.
         """
         self._reactor = reactor
         self._entries = store
@@ -205,7 +204,7 @@ class DiscoveryAPI:
         refreshes = bool(marks & REFRESHING)
         lasts = 0.0
         if entry.server is not None:
-            # If servers are checked, the store extends the entry's life with every successful check.
+            # With checks, the lifetime can be short, because the store extends it after every successful check.
             lasts = REFRESHING_TTL if refreshes or self._checks is not None else self._settings.entry_ttl
         if entry.client is not None or entry.server is None:
             lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._settings.entry_ttl)
@@ -214,7 +213,7 @@ class DiscoveryAPI:
         return Terms(refreshes, self._checks is None, block_of(poster), most, lasts)
 
     def _available(self) -> Deferred[list[bytes]]:
-        """Find live servers, then quiet servers that were there at their last check."""
+        """Find live servers, then quiet servers whose last check succeeded."""
         self.requests += 1
         return Deferred.fromCoroutine(self._find_available())
 
@@ -224,7 +223,7 @@ class DiscoveryAPI:
         if ranking is None or ranking.current(self._wall_clock()) is None:
             servers = await self._store.ask(self._entries.available, most, since)
         else:
-            # All ranked servers take part in the draw, however many unranked ones strangers have listed.
+            # All ranked servers take part in the draw, even if strangers have listed many unranked ones.
             servers = await self._store.ask(self._entries.listed, ranking.draw(RANKED_POOL, self._wall_clock()), since)
             known = set(servers)
             others = await self._store.ask(self._entries.available, RANKED_POOL, since)
@@ -284,7 +283,7 @@ class DiscoveryAPI:
 
     @_app.route("/discovery/nameplates", methods=["POST"])
     def claim_nameplate(self, request: IRequest) -> Deferred[bytes]:
-        """Give a key a nameplate for some minutes."""
+        """Assign a nameplate to a key for some minutes."""
         self.requests += 1
         return self._nameplates.claim(request, self.client_of(request))
 
@@ -311,7 +310,8 @@ class DiscoveryAPI:
 
     @_on_all([path + "/" for path in Dialect.GO2019.entries], branch=True)
     def go_entry(self, request: IRequest) -> bytes | Deferred[bytes]:
-        """Store an entry, whatever the rest of the path; with any other method return the entry of the last segment."""
+        """On POST, store an entry, whatever the rest of the path is; on any other method, return the entry of the key
+        in the last segment."""
         if request.method == b"POST":
             return self._go(request, lambda: self._post(request, Dialect.GO2019))
         text = request.path.rsplit(b"/", 1)[1].decode("latin-1")
@@ -332,7 +332,7 @@ class DiscoveryAPI:
         )
 
     def _go(self, request: IRequest, act: Callable[[], Deferred[bytes]]) -> bytes | Deferred[bytes]:
-        """Run a request of a 2019 path. That service answers 500 to JSON that it cannot decode."""
+        """Answer a request to a 2019 path. That service answers 500 to JSON that it cannot decode."""
         try:
             return act()
         except EntryDecodeError as error:
@@ -374,10 +374,10 @@ class DiscoveryAPI:
 
         return Deferred.fromCoroutine(self.rendered_metrics()).addCallback(rendered)
 
-    # --- health, metrics, and numbers for the page ---
+    # --- data for health, metrics and the status page ---
 
     async def health_report(self) -> dict[str, object]:
-        """Return the content of ``/health``; ``status`` is ``ok`` if the store answers and took the last write.
+        """Return the content of ``/health``; ``status`` is ``ok`` if the store answers and accepted the last write.
 
         :raises StoreUnavailable: the store does not answer.
         """
@@ -407,8 +407,8 @@ class DiscoveryAPI:
     async def servers_of_each_kind(self, limit: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
         """Return entries of three kinds of servers, at most ``limit`` of each.
 
-        The kinds are listed servers, quiet servers that were seen, and servers that stopped posting within the last
-        hour.
+        The kinds are listed servers, quiet servers that answered their last check, and servers that stopped posting
+        within the last hour.
         """
         since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
         listed = await self._store.ask(self._entries.available, limit, since)

@@ -1,4 +1,4 @@
-"""Number of clients that each server relays for, among clients that recently posted to this process. No I/O."""
+"""Counts how many clients each server relays for, among the clients that recently posted to this process. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_CLIENTS = 100_000
 LASTS = 3600.0
 """Seconds after which a client that stopped posting is forgotten; clients post every half hour."""
 MAX_SERVERS = 8
-"""Maximum number of servers of one client that count."""
+"""Maximum number of servers that are counted for one client."""
 
 
 class Delegations:
@@ -49,7 +49,7 @@ class Delegations:
         return self._of[server]
 
     def most_named(self, number: int) -> list[tuple[str, int]]:
-        """Return the servers that most clients name, with their numbers of clients."""
+        """Return the servers that the largest numbers of clients name in their entries, with these numbers."""
         return self._of.most_common(number)
 
     def _forget(self, client: str) -> None:

@@ -1,4 +1,4 @@
-"""Expiry of entries: drops a few at a time, and counts what was dropped."""
+"""Expiry of entries: drops a few at a time, and counts the dropped entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST_SWEEP = 2400.0
 longer than entries last.
 """
 SLICE = 100
-"""Entries dropped at a time; with SQLite this takes some milliseconds of the reactor thread."""
+"""Maximum number of entries dropped at a time; with SQLite this takes some milliseconds of the reactor thread."""
 PAUSE = 0.05
 """Seconds between batches."""
 LOG_INTERVAL = 60.0
@@ -29,7 +29,7 @@ _log = Logger()
 
 
 class DropLog:
-    """Counter of dropped entries; logs now and then from which addresses they came."""
+    """Counter of dropped entries; logs at most once a minute from which addresses they came."""
 
     def __init__(self, seconds: Callable[[], float], metrics: Metrics) -> None:
         """Start with no entries counted.
@@ -68,7 +68,7 @@ class ExpirySweep:
         self.postpone()
 
     def postpone(self) -> None:
-        """Drop nothing until clients have had time to post their entries again, because all entries may look old
+        """Drop nothing until clients have had time to post their entries again, because all entries may seem expired
         now."""
         self._not_before = self._reactor.seconds() + FIRST_SWEEP
         self._sweep_loop.soon(FIRST_SWEEP)
@@ -83,7 +83,7 @@ class ExpirySweep:
             return early
         try:
             swept = await self._store.sweep(self._now(), SLICE)
-        except Exception as error:  # The store is down; its failures are logged where requests meet them.
+        except Exception as error:  # The error is not logged here, because requests that meet a failing store log it.
             _log.info("old entries could not be removed: {error}", error=str(error))
             swept = 0
         return PAUSE if swept == SLICE else SWEEP_INTERVAL

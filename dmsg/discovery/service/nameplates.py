@@ -81,13 +81,14 @@ class Nameplates:
         self._missed = Bucket(ATTACK_MISSES, seconds())
 
     def claim(self, request: IRequest, poster: str) -> Deferred[bytes]:
-        """Give a key a number, or extend the one that it has.
+        """Assign a number to a key, or extend the lifetime of the number that it has.
 
         :param poster: address of the client.
         """
         static = decode_claim(request.content.read())
         now = self._now()
-        # An address that is not public may be a reverse proxy that carries everybody's requests, so it has no limit.
+        # An address that is not public may be a reverse proxy that carries everybody's requests, so no limit applies to
+        # it.
         most = OF_PLACE if is_public(poster) else math.inf
         place = blocks_of(poster)[0].name
         self._forget()
@@ -128,7 +129,8 @@ class Nameplates:
             self._of.remove(place)
 
     def _is_attacked(self) -> bool:
-        """Whether recent look-ups of unused numbers are too many to be typing errors."""
+        """Whether recent look-ups of unused numbers are too many to be typing errors, so that somebody must be
+        guessing."""
         self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
         return self._missed.level < 1.0
 
@@ -177,7 +179,7 @@ class Nameplates:
 
 
 def _number(text: str) -> int:
-    # A text that is too long cannot be a nameplate; it does not count as a failed look-up.
+    # A text that is too long cannot be a nameplate; it is not counted as a failed look-up.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS[-1]):
         raise EntryInvalid(f"a nameplate is a number of one to {DIGITS[-1]} digits")
     return int(text)

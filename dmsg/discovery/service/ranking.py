@@ -1,9 +1,9 @@
 """Operator's ranking of servers: which live servers to name first.
 
 ``dmsg analytics rank`` computes the ranking from the pipeline's results and signs it; discovery reads the file again
-when it changes. A ranking only orders: it can neither add a server that is not live nor exclude one. A ranking
-that is expired, malformed or signed by another key is ignored with a log line. Servers are then drawn as if there
-were no ranking.
+when it changes. A ranking only changes the order of servers: it can neither add a server that is not live nor exclude
+one. A ranking that is expired, malformed or signed by another key is ignored with a log line. Servers are then drawn as
+if there were no ranking.
 
 The file is JSON: ``generated_at`` and ``valid_until`` (seconds since 1970),
 ``servers`` (``static``, ``weight``, ``reasons``), ``operator`` (a public key)
@@ -30,7 +30,7 @@ from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.net.isolate import call_isolated
 
 CHECK_INTERVAL = 5.0
-"""Seconds between checks whether the ranking file has changed."""
+"""Seconds between two checks for changes of the ranking file."""
 FILE_LIMIT = 4 * 1024 * 1024
 """Maximum size of the ranking file in bytes."""
 MAX_RANKED = 10_000
@@ -106,7 +106,7 @@ def read_ranking(data: bytes, operator: PubKey) -> Ranking:
 
 
 class RankingFile:
-    """Ranking that is read again when its file changes.
+    """Ranking from a file, which is read again when it changes.
 
     :param operator: key that must have signed the ranking.
     """

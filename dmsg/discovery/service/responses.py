@@ -17,7 +17,7 @@ def json_response(request: IRequest, body: bytes, status: int = 200) -> bytes:
 
 
 def entry_response(request: IRequest, body: bytes) -> bytes:
-    """Return the response with an entry; empty (304) for a client that has this version already."""
+    """Return the response with an entry; an empty one with status 304 for a client that has this version already."""
     if request.setETag(b'"%s"' % blake2b(body, digest_size=12).hexdigest().encode()) is CACHED:
         return b""
     return json_response(request, body)

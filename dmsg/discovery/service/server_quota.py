@@ -12,13 +12,13 @@ from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 OF_POSTER = 32
-"""Maximum number of servers whose entries come from one public address. The blocks around it may have this number times
+"""Maximum number of servers whose entries come from one public address. Wider address blocks may have this number times
 their factor.
 """
 REMEMBERED = 16_384
 """Maximum number of servers that are remembered; beyond that the one that posted longest ago is forgotten."""
 FORGOTTEN_AFTER = 3600.0
-"""Seconds after its last post when a server is forgotten."""
+"""Seconds after its last post until a server is forgotten."""
 
 
 class ServerQuota:
@@ -31,7 +31,7 @@ class ServerQuota:
     def refusal(self, static: str, poster: str, now: float) -> str | None:
         """Return why a server exceeds the quota, or None if it does not.
 
-        :param poster: address of the poster. Addresses that are not public have no quota.
+        :param poster: IP address from which the entry was posted.  Addresses that are not public have no quota.
         """
         self._forget(now)
         block = _counted_as(poster)

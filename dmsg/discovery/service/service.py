@@ -1,4 +1,4 @@
-"""Discovery entity: a store, the API over it, and its listening ports."""
+"""Discovery entity: joins a store, the HTTP interface to it, and the listening ports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = Logger()
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """Parts that exist between start and stop."""
+    """Objects that a discovery has while it runs."""
 
     store: IEntryStore
     checks: ServerChecks | None
@@ -75,7 +75,7 @@ class Discovery(ListeningService):
         *,
         random: Random | None = None,
     ) -> None:
-        """Open the telemetry; everything else is opened on start.
+        """Open the telemetry; store and ports are opened on start.
 
         :param random: chooses the servers that a store in memory returns.
         :raises DmsgError: the telemetry directory cannot be used.
@@ -130,10 +130,10 @@ class Discovery(ListeningService):
         return None if self._status is None else self._status.port
 
     def _make(self, store: IEntryStore, clock: Callable[[], float], moves: bool) -> _Running:
-        """Create the parts that work on an open store.
+        """Create the objects that use an open store.
 
         :param clock: clock of the store, in seconds since 1970.
-        :param moves: whether the clock follows steps of the system's clock.
+        :param moves: whether the clock follows changes of the system's clock.
         """
         settings, checks = self._settings, None
         if settings.checks and settings.server_ttl > 0:
@@ -167,10 +167,10 @@ class Discovery(ListeningService):
         return _Running(store, checks, sweep, api, make_site(api, self._reactor, self.metrics, settings), watch)
 
     def _clock_was_set(self, step: float, now: float) -> None:
-        """Adapt a store that uses the system's clock to a step of that clock.
+        """Adapt a store that uses the system's clock to a sudden change of that clock.
 
-        After a step forward all entries look old, so sweeping waits until clients have posted again. After a step back,
-        later times in the store are set to the present.
+        When the clock was set forward, all entries seem expired, so the sweep waits until clients have posted again.
+        When it was set back, times in the store that are in the future are set to the present.
         """
         assert self._running is not None
         if step > 0:
@@ -200,7 +200,8 @@ class Discovery(ListeningService):
     # --- heartbeats of the telemetry ---
 
     def _count_entries(self) -> None:
-        """Ask the store for its size. The answer comes later, so a heartbeat reports the count of the previous one."""
+        """Ask the store for its number of entries.  The answer comes later, so each heartbeat reports the number that
+        was asked for at the previous one."""
         if self._running is not None:
             self._running.store.count().addCallbacks(self._record_count, lambda _: None)
 

@@ -28,17 +28,17 @@ from dmsg.telemetry.service import TelemetrySettings
 OF_PLACE = 64 * 1024 * 1024
 """Maximum number of bytes of entries from one public address or block; beyond that its oldest entries are dropped."""
 CLIENT_TTL = 2 * 3600.0
-"""Seconds after its last post when a client's entry is dropped, if the client posts regularly (every half hour)."""
+"""Seconds after its last post until a client's entry is dropped, if the client posts regularly (every half hour)."""
 REFRESHING_TTL = 86400.0
-"""Seconds after its last post when a server's entry is dropped, if the server posts regularly (every half minute)."""
+"""Seconds after its last post until a server's entry is dropped, if the server posts regularly (every half minute)."""
 ENTRY_TTL = 90 * 86400.0
-"""Default number of seconds after which any other entry is dropped: counted from its last post, or for a server from
-its last successful check.
+"""Default number of seconds after which any other entry is dropped: counted from the entry's last post or, for a
+server, from its last successful check.
 """
 MAX_SERVER_SIZE = 16 * 1024
 """Largest entry with a server in bytes, so that a list of servers fits into the answers that clients accept."""
 RANKED_POOL = 512
-"""Number of live servers from which a ranking chooses."""
+"""Maximum number of live servers from which a ranking chooses those to return."""
 WORTHLESS = 5
 """Cost, in requests, of an entry that is malformed or not signed by its key, because verifying it takes most time."""
 

@@ -1,4 +1,5 @@
-"""HTTP site of discovery: rate limits before its routes, and metrics of its requests."""
+"""HTTP site of discovery: applies rate limits to requests before their routes, and measures requests for the
+metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def make_site(
     def refused(reason: str) -> None:
         metrics.refused.labels(reason).inc()
 
-    # Looking a label up costs more than counting, and there are few labels, so they are cached.
+    # The counters are cached by label: looking one up takes longer than counting, and there are few labels.
     requests = cache(lambda path, status: metrics.requests.labels(path, str(status)))
     duration = cache(metrics.seconds.labels)
 
@@ -78,8 +79,8 @@ def make_site(
 
 
 def _path_label(path: bytes) -> str:
-    """Return the name of a path in metrics. Unknown paths share one, or strangers could create any number of time
-    series."""
+    """Return the name of a path in metrics. Unknown paths share one name, because otherwise strangers could create any
+    number of time series."""
     text = path.decode("latin-1")
     if text in _PATHS:
         return text

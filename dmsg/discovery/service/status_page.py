@@ -34,7 +34,7 @@ SLOW = 5.0
 SHOWN_MISSED = 5
 """Maximum number of missing servers among the problems."""
 BEGIN = 8
-"""Minimum number of digits of a key by which a server on the page can be searched."""
+"""Minimum number of digits of a key with which a server can be found on the page."""
 SHOWN_RELAYS = 20
 """Maximum number of servers in the table of clients per server."""
 
@@ -57,7 +57,7 @@ class _Client(TypedDict, total=False):
 
 
 class _Entry(TypedDict, total=False):
-    """JSON of an entry, as the store keeps it."""
+    """JSON of an entry, as it is stored."""
 
     version: str
     sequence: int
@@ -68,7 +68,7 @@ class _Entry(TypedDict, total=False):
 
 
 class DiscoveryStatus(StatusSource):
-    """Discovery as the subject of a status page."""
+    """Content of discovery's status page."""
 
     kind = "dmsg discovery"
     search_key = "a public key"
@@ -89,7 +89,7 @@ class DiscoveryStatus(StatusSource):
     ) -> None:
         """Set up the page.
 
-        :param store_clock: clock of the store.
+        :param store_clock: clock of the store, in seconds since 1970.
         """
         self._clock = clock
         self._store_clock = store_clock
@@ -105,8 +105,8 @@ class DiscoveryStatus(StatusSource):
         self._asked_at = 0.0
 
     def refresh(self) -> None:
-        """Ask the store, unless a request is under way. If it does not answer, the page shows its last answer and
-        says so."""
+        """Ask the store for new data, unless a request is under way. If it does not answer, the page shows its last
+        answer and says so."""
         now = time.monotonic()
         if self._asking is None:
             self._asked_at = now
@@ -262,12 +262,12 @@ def _at_least(bodies: list[bytes]) -> str:
 
 
 def _takes_clients(entry: _Entry) -> bool:
-    """Whether a server still takes clients; a server that is about to leave says that it has no room."""
+    """Whether a server still accepts clients; a server that shuts down posts that it has no free connections."""
     return bool(_free(entry))
 
 
 def _free(entry: _Entry) -> int | str:
-    """Return how many clients a server still takes, in either spelling; empty if the entry does not say."""
+    """Return how many clients a server still accepts, in either spelling; empty if the entry does not say."""
     server = entry.get("server") or {}
     return server.get("available_connections", server.get("availableConnections", ""))
 

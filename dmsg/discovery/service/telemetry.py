@@ -14,7 +14,7 @@ from dmsg.telemetry.service import Telemetry
 class DiscoveryTelemetry:
     """Recorder of discovery's events; does nothing without telemetry.
 
-    Networks are named by the addresses that requests come from: behind a proxy all of them look the same.
+    Networks are named by the addresses that requests come from: behind a proxy all of them have the same name.
 
     :param now: clock, in seconds since 1970.
     """

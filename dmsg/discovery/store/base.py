@@ -15,15 +15,15 @@ from dmsg.errors import DmsgError
 ROOM_AT_ONCE = 100
 """Maximum number of entries dropped at a time when the whole store is too large; the next sweep or post continues."""
 OVERHEAD = 1536
-"""Bytes that an entry counts in addition to its JSON; a tombstone counts this much as well."""
+"""Bytes that are counted for an entry in addition to its JSON; a tombstone counts as many bytes."""
 TOMBSTONE_TTL = 86400.0
 """Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
 LATEST_CHECK = 3600.0
-"""Longest time ahead, in seconds, for which a check of a server is planned. A check planned for later was planned
-before the clock was set back.
+"""Maximum seconds into the future for which a check of a server is planned.  If a check is planned for a later time,
+the clock was set back since then.
 """
 KINDS = ("client", "server", "both")
-"""Kinds of entries, by the parts that they have."""
+"""Kinds of entries, by the parts (client, server) that they have."""
 
 Dropped = Callable[[str, str, int], object]
 """Callback for dropped entries, with a reason, the poster's place, and the number of entries.
@@ -34,7 +34,7 @@ its limit) and ``total`` (the store was too large, and this place had most).
 
 
 class StoreError(DmsgError):
-    """The store cannot be opened or reached."""
+    """The store cannot be opened, or does not answer."""
 
 
 class StoreContended(StoreError):
@@ -80,21 +80,21 @@ class IEntryStore(Interface):
         """Return the JSON of a key's entry. Fails with EntryNotFound."""
 
     def delete(deletion: Deletion, now: float) -> Deferred[None]:
-        """Carry out a verified deletion. Fails with EntryNotFound or EntryInvalid."""
+        """Apply a verified deletion. Fails with EntryNotFound or EntryInvalid."""
 
     def available(limit: int, since: float) -> Deferred[list[bytes]]:
         """Return the JSON of at most ``limit`` random checked servers with free connections, posted since ``since``."""
 
     def quiet(limit: int, since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of at most ``limit`` random quiet servers that were seen since ``since``."""
+        """Return the JSON of at most ``limit`` random quiet servers that a check has found since ``since``."""
 
     def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of those of ``statics`` that ``available`` could return."""
+        """Return the JSON of the entries of those keys in ``statics`` that ``available`` could return."""
 
     def due(limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         """Return at most ``limit`` servers whose check is due, the longest overdue first.
 
-        Their next check is set to ``next_check``, so that a check that is lost is repeated then.
+        Plan the next check of each for ``next_check``, so that a check whose result is lost is repeated then.
         """
 
     def record_check(
@@ -109,8 +109,8 @@ class IEntryStore(Interface):
         """
 
     def shift_times(now: float) -> Deferred[None]:
-        """Correct times after the clock was set back to ``now``: entries posted or seen later count as posted or seen
-        now.
+        """Correct times after the clock was set back to ``now``: times of posts and checks that are now in the future
+        are set to ``now``.
 
         Without this a server that has ended would stay listed, without checks, until the clock reaches the old time
         again.
@@ -126,7 +126,7 @@ class IEntryStore(Interface):
         """Return the number of entries by kind: ``client``, ``server``, ``both``."""
 
     def size() -> Deferred[int]:
-        """Return the bytes that are kept."""
+        """Return the bytes of all stored entries."""
 
     def close() -> Deferred[None]:
         """Close files and connections."""
@@ -137,7 +137,7 @@ def ignore_dropped(reason: str, place: str, number: int) -> None:
 
 
 def is_listable(entry: Entry) -> bool:
-    """Whether clients may be sent to the entry's server."""
+    """Whether clients may be sent to the server of this entry."""
     return entry.server is not None and entry.server.available_connections > 0
 
 
@@ -149,12 +149,12 @@ def kind(entry: Entry) -> str:
 
 
 def size_of(body: bytes) -> int:
-    """Return the bytes that an entry counts."""
+    """Return the bytes that are counted for an entry."""
     return len(body) + OVERHEAD
 
 
 def ends(now: float, lasts: float) -> float:
-    """Return the time when an entry is dropped; finite, because databases need a number."""
+    """Return the time when an entry is dropped; a finite number, because databases cannot store infinity."""
     return min(NEVER, now + lasts)
 
 
@@ -169,9 +169,9 @@ class INameplates(Interface):
         """Whether ``claim`` fails with this error because nothing can be written, while reading still works."""
 
     def claim(static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float) -> Deferred[int]:
-        """Give a key the first free one of ``numbers``, until ``ends``; a key that has a number keeps that one.
+        """Assign to a key the first free one of ``numbers``, until ``ends``; a key that has a number keeps it.
 
-        The number counts for the place of the latest claim.
+        The number is counted for the address block of the latest claim.
 
         :param place: address block of the client, which may have ``limit`` numbers at a time.
 
@@ -182,4 +182,4 @@ class INameplates(Interface):
         """Return the key of a nameplate. Fails with EntryNotFound."""
 
     def release(number: int, static: str, now: float) -> Deferred[None]:
-        """Take a nameplate from a key. Fails with EntryNotFound if the key does not have it."""
+        """Delete a nameplate of a key. Fails with EntryNotFound if the key does not have it."""

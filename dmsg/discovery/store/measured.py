@@ -1,4 +1,4 @@
-"""Access to a store for the API: measures the time of requests, and logs failures once."""
+"""Access to a store for the API: measures the time of requests, and logs each outage once."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class StoreUnavailable(Exception):
 
 
 class Fallible(Protocol):
-    """Interface that stores of entries and of nameplates have in common: their failures."""
+    """Common interface of the stores of entries and of nameplates: tells how they can fail."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Exceptions by which the store fails that are not a fault of this program."""
+        """Exceptions with which the store fails for reasons outside this program."""
 
     def is_full(self, error: BaseException | None) -> bool:
         """Whether a write failed with this error because nothing can be written, while reading still works."""
 
 
 class MeasuredStore:
-    """Access to a store that measures each request, and logs once that the store fails.
+    """Access to a store that measures each request, and logs each outage of the store once.
 
     :ivar full: whether the last post failed because nothing can be written.
     """
@@ -46,7 +46,7 @@ class MeasuredStore:
         self._reactor = reactor
         self._store = store
         self._failing: set[str] = set()
-        # Looking a label up costs more than counting, so labels are cached.
+        # The counters are cached by label, because looking one up takes longer than counting.
         self._seconds = cache(metrics.store_seconds.labels)
         self.full = False
 
@@ -77,10 +77,11 @@ class MeasuredStore:
         return maybeDeferred(method, *args, **kwargs).addCallbacks(answered, failed)
 
     def _failed(self, failure: Failure, operation: str) -> NoReturn:
-        # These are answers, not failures of the store; CancelledError means that the client has gone.
+        # These exceptions are answers, and no failures of the store; CancelledError means that the client has
+        # disconnected.
         if failure.check(EntryNotFound, EntryInvalid, StoreContended, CancelledError):
             failure.raiseException()
-        # One log line per outage, not one per request.
+        # Each outage is logged once, and not at each request.
         if operation not in self._failing:
             self._failing.add(operation)
             if operation == "post":

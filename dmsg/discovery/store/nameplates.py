@@ -15,7 +15,7 @@ from dmsg.errors import EntryNotFound
 from dmsg.net.redis import RedisConnection
 
 SWEPT = 100
-"""Maximum number of expired nameplates that a claim drops."""
+"""Maximum number of expired nameplates that a claim deletes."""
 
 
 @implementer(INameplates)
@@ -55,7 +55,7 @@ class SQLiteNameplates:
         return number
 
     def _stored(self, column: str, value: int | str) -> StoredNameplate | None:
-        """Return the nameplate with this number, or of this key."""
+        """Return the stored nameplate with this number, or that of this key."""
         row = self._db.execute(
             f"SELECT number, static, place, ends FROM nameplates WHERE {column} = ?",  # noqa: S608  # ours
             (value,),
@@ -78,8 +78,8 @@ class SQLiteNameplates:
         return succeed(None)
 
 
-# Keys in Redis: a hash from number to "<key> <place>"; a hash from key to number; a hash from place to the count of
-# its nameplates; a sorted set of the numbers by their expiry.
+# The keys in Redis are: a hash from number to "<key> <place>"; a hash from key to number; a hash from place to the
+# count of its nameplates; a sorted set of the numbers by their expiry.
 _DROP = """
 local keys, numbers, places, ends = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local function count(place, by)
@@ -104,7 +104,8 @@ local held = redis.call('HGET', places, ARGV[2]) or '0'
 return {number, kept, held, redis.call('HMGET', keys, unpack(ARGV, 5))}
 """
 )
-# Optimistic transaction: Python has decided by what _READ returned. If that has changed, nothing is written.
+# This is an optimistic transaction: Python has decided from the values that _READ returned.  If these have changed
+# meanwhile, nothing is written.
 _CLAIM = (
     _DROP
     + """
@@ -143,7 +144,7 @@ class RedisNameplates:
     @property
     def failures(self) -> tuple[type[Exception], ...]:
         """Errors of Redis, including timeouts."""
-        from txredisapi import RedisError  # The package is an optional dependency.
+        from txredisapi import RedisError  # The import is here, because the package is an optional dependency.
 
         return (RedisError,)
 

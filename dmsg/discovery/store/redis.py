@@ -63,7 +63,8 @@ _Answer = TypeVar("_Answer")
 _Read = TypeVar("_Read")
 
 _KEYS = ("servers", "quiet", "looks", "entries", "kinds", "places", "ends", "size")
-"""Keys after the entry's own, in the order in which the scripts use them."""
+"""Keys in Redis that follow the entry's own key in a call of a script, in the order in which the scripts expect
+them."""
 
 
 @implementer(IEntryStore)
@@ -82,7 +83,7 @@ class RedisStore:
     @property
     def failures(self) -> tuple[type[Exception], ...]:
         """Errors of Redis, including timeouts."""
-        from txredisapi import RedisError  # The package is an optional dependency.
+        from txredisapi import RedisError  # The import is here, because the package is an optional dependency.
 
         return (RedisError,)
 
@@ -93,10 +94,10 @@ class RedisStore:
         limit: float = math.inf,
         on_dropped: Dropped = ignore_dropped,
     ) -> None:
-        """Use an open connection.
+        """Make a store that uses an open connection.
 
-        :param connection: of txredisapi, with ``charset=None``;
-            see :func:`~dmsg.discovery.store.opening.open_store`.
+        :param connection: connection of txredisapi, made with ``charset=None``; see
+            :func:`~dmsg.discovery.store.opening.open_store`.
         :param limit: maximum number of bytes of entries that are kept.
         :param on_dropped: called for entries that the store drops.
         """
@@ -254,9 +255,9 @@ class RedisStore:
 
 
 def _nothing(answer: object) -> None:
-    """Ignore an answer without content."""
+    """Return None for an answer without content."""
 
 
 def _existing(found: list[bytes | None]) -> list[bytes]:
-    """Return the bodies that exist; entries may have been dropped meanwhile."""
+    """Return the entries that still exist; some may have been dropped meanwhile."""
     return [body for body in found if body]

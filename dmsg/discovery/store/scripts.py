@@ -169,7 +169,7 @@ cut(KEYS[1], '(' .. ARGV[1], '+inf')
 cut(KEYS[2], '(' .. ARGV[1], '+inf')
 cut(KEYS[3], '(' .. ARGV[2], '(' .. ARGV[3])
 """
-# Servers are drawn by rank, so that stale ones, which have the lowest ranks, cost nothing.
+# Servers are drawn by their rank in the sorted set, so that stale ones, which have the lowest ranks, are never read.
 AVAILABLE = """
 local live = redis.call('ZCOUNT', KEYS[1], ARGV[1], '+inf')
 local all = redis.call('ZCARD', KEYS[1])

@@ -52,7 +52,8 @@ _ENTRIES = f"""CREATE TABLE IF NOT EXISTS entries (
     ends REAL NOT NULL DEFAULT {NEVER!r}, target TEXT NOT NULL DEFAULT '', checked INTEGER NOT NULL DEFAULT 1,
     deletion BLOB) WITHOUT ROWID"""
 _INDICES = (
-    # Covering index: it has all columns that a draw needs, so that candidates need not be looked up in the table.
+    # This covering index has all columns that a random draw needs, so that candidates need not be looked up in the
+    # table.
     "CREATE INDEX IF NOT EXISTS drawn ON entries (posted, listable, quiet, checked) "
     "WHERE listable AND NOT quiet AND checked",
     "CREATE INDEX IF NOT EXISTS drawn_quiet ON entries (seen, listable, quiet, checked) "
@@ -64,7 +65,7 @@ _INDICES = (
     "CREATE INDEX IF NOT EXISTS greediest_in ON around (block, size)",
     "CREATE INDEX IF NOT EXISTS greediest_block ON loads (load)",
 )
-# Triggers in the file keep the counts, so that they are right even if a process of another version writes to it.
+# Triggers in the file keep the counts, so that the counts are right even if a process of another version writes to it.
 _TRIGGERS = (
     "counts_new AFTER INSERT ON entries WHEN NEW.json IS NOT NULL BEGIN "
     "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
@@ -98,7 +99,7 @@ _TRIGGERS = (
     "around_gone AFTER DELETE ON places BEGIN "
     "DELETE FROM around WHERE place = OLD.place; DELETE FROM loads WHERE load <= 0; END",
 )
-# Tables for the number of entries by kind, the bytes of each place, and the bytes in all.
+# These tables store the number of entries by kind, the bytes of each place, and the bytes in all.
 _COUNTS = (
     "CREATE TABLE IF NOT EXISTS counts (kind TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     *(f"INSERT OR IGNORE INTO counts VALUES ('{one}', 0)" for one in KINDS),  # noqa: S608  # ours
@@ -163,7 +164,7 @@ class SQLiteStore:
             raise StoreError(f"{path}: {error}") from None
 
     def _present(self, static: str) -> tuple[PresentState | None, float | None]:
-        """Return the state of a key, and the time of the next check of its server."""
+        """Return the stored state of a key, and the time of the next check of its server."""
         row = self._db.execute(
             "SELECT sequence, time_order, json IS NULL, deletion, target, checked, CASE WHEN listable THEN look_at END "
             "FROM entries WHERE static = ?",
@@ -220,7 +221,7 @@ class SQLiteStore:
     def _make_room(self) -> list[tuple[str, str]]:
         """Drop entries while the store exceeds its limit, at most :data:`ROOM_AT_ONCE`.
 
-        :returns: reason and place of each.
+        :returns: reason and place of each dropped entry.
         """
         dropped: list[tuple[str, str]] = []
         while len(dropped) < ROOM_AT_ONCE and self._fetch_one("SELECT size FROM total") > self._limit:
@@ -243,7 +244,8 @@ class SQLiteStore:
         return [name for name, _ in blocks]
 
     def _largest_place(self) -> str:
-        """Return the place to take from: the largest place, or the largest one in the block with the highest load."""
+        """Return the place whose entries are to be dropped: the largest one, or the largest one in the block with the
+        highest load."""
         place, size = self._db.execute("SELECT place, size FROM places ORDER BY size DESC LIMIT 1").fetchone()
         block = self._db.execute("SELECT block, load FROM loads ORDER BY load DESC LIMIT 1").fetchone()
         return str(place) if block is None or block[1] <= size else self._largest_place_in(block[0])
@@ -397,7 +399,7 @@ class SQLiteStore:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """Create the tables, indices and triggers that the file lacks."""
+    """Create the tables, indices and triggers that do not exist in the file yet."""
     for statement in (_ENTRIES, *_COUNTS, *_BLOCKS, *_INDICES):
         db.execute(statement)
     for trigger in _TRIGGERS:

@@ -10,15 +10,16 @@ from typing import TypeVar
 from dmsg.discovery.store.base import StoreContended
 
 ATTEMPTS = 8
-"""Attempts at a change in Redis; the change is refused when another process interfered with each of them."""
+"""Maximum number of attempts at a change in Redis; if other processes interfere with all of them, the change is
+refused."""
 
 Result = TypeVar("Result")
 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit all changes of the block, or none. If the disk is full SQLite rolls back by itself, and its error is
-    kept."""
+    """Context manager that commits all changes of its block, or none.  If the disk is full, SQLite rolls back by
+    itself, and its original error is raised."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -30,7 +31,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 async def attempt(change: Callable[[], Awaitable[Result | None]]) -> Result:
-    """Return the result of an optimistic change: read, decide, then write unless what was read has changed.
+    """Return the result of an optimistic change, which reads, decides, and writes only if the values that it read have
+    not changed.
 
     :param change: makes one attempt; returns None if what it read had changed before it wrote.
     :raises StoreContended: each of :data:`ATTEMPTS` attempts failed.

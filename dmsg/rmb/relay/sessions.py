@@ -227,7 +227,8 @@ class RelaySession:
         """End the session for a reason that is counted."""
         self.switch.rules.drops[drop] += 1
         if self.socket is not None:
-            self.socket.flush()  # Messages are flushed first, because those that have been sent need not be stored in the queue.
+            # Messages are flushed first, because those that have been sent need not be stored in the queue.
+            self.socket.flush()
         self.switch.lost(self)
         if self.socket is not None:
             self.socket.close(code, reason)
