@@ -1,4 +1,5 @@
-"""Parsing and classification of the addresses of servers and clients, and the blocks of addresses that limits count."""
+"""Parsing and classification of the addresses of servers and clients, and of the address blocks by which limits are
+counted."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ MAX_ADDRESS = 64
 address is kept in memory.
 """
 MAX_PROXIES = 8
-"""Maximum number of proxies of ours in a row that X-Forwarded-For may name behind a client."""
+"""Maximum number of our own proxies, one behind the other, that X-Forwarded-For may name behind a client."""
 IPV6_BLOCK = 64
 """Prefix length of the IPv6 block that one customer usually has."""
 
@@ -27,8 +28,8 @@ Address = IPv4Address | IPv6Address
 
 
 def is_host(text: str) -> bool:
-    """Return whether a text is an IP address or a name in ASCII. Such a text can stand in the line of a request: it
-    has no blanks, line ends or other control characters.
+    """Return whether a text is an IP address or a name in ASCII. Such a text is safe in the first line of an HTTP
+    request: it has no blanks, line ends or other control characters.
     """
     if _NAME.fullmatch(text):
         return True
@@ -86,7 +87,9 @@ def kind_of(address: Address) -> str:
     if isinstance(address, IPv6Address) and (
         address.sixtofour is not None or address.teredo is not None or address.is_site_local
     ):
-        return "none"  # 6to4 and Teredo hide an IPv4 address; site-local addresses are obsolete.
+        # These addresses are not accepted: 6to4 and Teredo contain an IPv4 address that is not checked here, and
+        # site-local addresses are obsolete.
+        return "none"
     if address.is_multicast or address.is_unspecified or address.is_link_local or address.is_reserved:
         return "none"
     return "public" if address.is_global else "private"
@@ -104,7 +107,7 @@ def is_public(host: str) -> bool:
 def forwarded_client(header: bytes | None, is_proxy: Callable[[str], bool] = lambda host: False) -> str:
     """Return the client's address that our own proxy appended to X-Forwarded-For, or an empty text.
 
-    Only the last address is used, or the last one before those of other proxies of ours: the client can write anything
+    The address used is the last one that does not belong to a proxy of ours, because the client can write anything
     before it. The port that some proxies add is cut off.
 
     :param is_proxy: returns whether an address belongs to a proxy of ours.

@@ -1,4 +1,5 @@
-"""Work in steps between reactor turns, without a limit or limited to half of a core.
+"""Long computations in steps between reactor turns.  The total time of such work is unlimited, or limited to half of a
+core.
 
 Twisted's own cooperator measures its slices by the wall clock. When that clock is set back, a slice does not end
 before the work does, and the program serves nobody else meanwhile. Here slices are measured by the monotonic clock.
@@ -18,7 +19,8 @@ from dmsg.net.reactor import the_reactor
 SLICE = 0.01
 """Seconds of a reactor turn for all work of one kind."""
 NO_REST = 1e-8
-"""Seconds between slices of work that strangers cannot cause with few bytes. The next slice runs in the next turn."""
+"""Seconds between slices of work that strangers cannot cause with few bytes. It is so short that the next slice runs in
+the next turn."""
 
 
 def _until_slice_ends() -> Callable[[], bool]:

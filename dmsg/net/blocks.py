@@ -1,4 +1,4 @@
-"""Blocks of addresses: a limit for one address counts at several widths at once.
+"""Blocks of addresses: a limit is applied to an address and to the wider blocks that contain it.
 
 The holder of a /64 of IPv6 often has the /56 or /48 around it, and a /24 of IPv4 is rented as a whole. So each limit
 holds for the narrow block, and a larger one for each block around it. The larger limit is the block's *factor* times
@@ -19,13 +19,13 @@ from dmsg.base.priority_queue import PriorityQueue
 from dmsg.net.addresses import parse_ip
 
 WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
-"""Prefix lengths of the blocks in which an IPv6 address counts, each with its factor."""
+"""Prefix lengths of the blocks for which an IPv6 address is counted, each with its factor."""
 WIDTHS_IPV4 = ((32, 1), (24, 8))
-"""Prefix lengths of the blocks in which an IPv4 address counts, each with its factor."""
+"""Prefix lengths of the blocks for which an IPv4 address is counted, each with its factor."""
 LEAST_FACTOR = 4
 """Smallest factor of a block that is wider than one address."""
 INSIDE_SLACK = 8
-"""Number of stale entries that the priority queue of one block may hold before it is rebuilt. The number is small,
+"""Number of stale entries that the priority queue of one block may contain before it is rebuilt. The number is small,
 because there are many blocks with few addresses each.
 """
 BLOCKS_REMEMBERED = 16_384
@@ -45,10 +45,10 @@ class Block(NamedTuple):
 
 @lru_cache(maxsize=BLOCKS_REMEMBERED)
 def blocks_of(host: str) -> tuple[Block, ...]:
-    """Return the blocks in which an address counts, the narrowest first.
+    """Return the blocks for which an address is counted, the narrowest first.
 
-    :param host: address, or the name of a block, which counts in itself and in the blocks around it. Any other text
-        (the key at the end of a stream, a connection behind a proxy) counts as itself.
+    :param host: address, or the name of a block, which is counted for itself and for the blocks around it.  Any other
+        text (the key of a stream's other end, a connection behind a proxy) is a block of its own.
     """
     address, _, bits = host.partition("/")
     found = parse_ip(address) if "." in address or ":" in address else None

@@ -17,7 +17,8 @@ from dmsg.noise.ciphers import AEAD
 SAMPLE = 16384
 """Bytes of the message whose encryption is timed."""
 ROUNDS = 8
-"""Number of measurements of each cipher; the fastest counts, because another program may interrupt some."""
+"""Number of measurements of each cipher; the shortest time is used, because other programs may interrupt some
+measurements."""
 ADVANTAGE = 1.2
 """Factor by which AES-256-GCM has to be faster to be preferred."""
 
@@ -45,7 +46,7 @@ def _seconds(kind: type[AEAD]) -> float:
 
 
 def preferred_cipher(setting: str) -> Cipher:
-    """Return the cipher of a setting: ``auto`` or the value of a :class:`Cipher`.
+    """Return the cipher that a setting names; ``auto`` stands for the faster one.
 
     :raises ValueError: the setting has another value.
     """

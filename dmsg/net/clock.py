@@ -1,4 +1,4 @@
-"""Steady clock for dates, and a watch that notices when the system's clock is set."""
+"""Clock for dates that nobody can set, and a service that notices when somebody sets the system's clock."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _log = Logger()
 class SteadyClock:
     """Clock that reads the system's clock once and then counts with the reactor's.
 
-    The difference of two times is the true one, even if the system's clock was set in between. Use this clock for data
-    that stays in one process, or in a file that one process writes.
+    The difference of two of its times is correct, even if the system's clock was set in between. Use this clock for
+    data that stays in one process, or in a file that one process writes.
     """
 
     def __init__(self, reactor: IReactorTime, wall_clock: Callable[[], float] = time.time) -> None:

@@ -1,7 +1,7 @@
-"""Fair queue for work that strangers cause: blocks of addresses take turns, however many jobs each has queued.
+"""Fair queue for jobs that strangers cause: address blocks take turns, even if one of them has queued many jobs.
 
 A limited number of jobs runs at a time. When there are more, the next turn goes to the widest block that has waited
-longest. Within it, it goes to the narrower block that has waited longest, and there to the oldest job.
+longest. Within that block, it goes to the narrower block that has waited longest, and there to the oldest job.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class FairQueue:
 
     :param limit: maximum number of running jobs.
     :param most_of_one: maximum number of running jobs of one narrow block.
-    :param most_of_wide: maximum number of running jobs of a block around it.
+    :param most_of_wide: maximum number of running jobs of one wide block.
     :param waiting: maximum number of waiting jobs.
-    :param waiting_of_one: maximum number of waiting jobs of one narrow block; blocks around it may have this times
+    :param waiting_of_one: maximum number of waiting jobs of one narrow block; wide blocks may have this number times
         their factor.
     """
 
@@ -77,7 +77,7 @@ class FairQueue:
         return turn
 
     def release(self, host: str) -> None:
-        """Note that a job of ``host`` has ended, and start waiting jobs."""
+        """Record that a job of ``host`` has ended, and start waiting jobs."""
         self._running.remove(host)
         self.running -= 1
         while self.running < self._most and (found := self._next(self._levels)) is not None:
@@ -95,7 +95,7 @@ class FairQueue:
         self.running += 1
 
     def _next(self, level: _Level) -> tuple[str, Deferred[None]] | None:
-        """Remove the next waiting job whose blocks may run another one, below ``level``."""
+        """Remove and return the next waiting job, below ``level``, whose blocks may run another job."""
         for name, below in level.items():
             if not self._may_run(name):
                 continue
@@ -108,8 +108,8 @@ class FairQueue:
         return None
 
     def _make_room(self, host: str) -> bool:
-        """Drop the newest waiting job of the block with the highest load. Return False if the load of ``host`` is
-        about as high.
+        """Drop the newest waiting job of the block with the highest load. Return False, and drop nothing, if the load
+        of ``host`` is about as high.
         """
         heaviest = self._waiting.heaviest()
         if self._waiting.load(heaviest) <= self._waiting.load(host) + 1:

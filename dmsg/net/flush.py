@@ -1,4 +1,4 @@
-"""Flushing at the end of a reactor turn, so that everything queued in the turn leaves together."""
+"""Flushing at the end of a reactor turn, so that all data queued in the turn are sent together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Flushable(Protocol):
     """Interface of an object that queues data until the reactor turn ends."""
 
     def flush(self) -> None:
-        """Pass the queued data on; called at the end of the reactor turn."""
+        """Send the queued data; called at the end of the reactor turn."""
 
 
 def _flush_all(links: list[Flushable]) -> None:
@@ -32,7 +32,7 @@ def _flush_all(links: list[Flushable]) -> None:
 class TurnFlush:
     """List of streams and links to flush when the reactor turn ends.
 
-    Streams are flushed first, because their frames leave with the links in the same turn.
+    Streams are flushed first, because the links then send the streams' frames in the same turn.
     """
 
     __slots__ = ("_at_end", "_began", "_links", "_on_measured", "_reactor", "_scheduled", "_streams")
@@ -48,13 +48,13 @@ class TurnFlush:
         self._scheduled = False
 
     def add(self, link: Flushable) -> None:
-        """Flush ``link`` when everything readable has been read."""
+        """Flush ``link`` at the end of this turn, when everything readable has been read."""
         self._links.append(link)
         if not self._scheduled:
             self._schedule()
 
     def add_stream(self, stream: Flushable) -> None:
-        """Flush ``stream`` when everything readable has been read, before the links."""
+        """Flush ``stream`` at the end of this turn, before the links."""
         self._streams.append(stream)
         if not self._scheduled:
             self._schedule()

@@ -68,7 +68,7 @@ class ListeningService(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _start(self) -> None:
-        """Create the objects behind the ports, then listen."""
+        """Create the objects that serve the ports, then listen."""
         raise NotImplementedError
 
     async def _stop(self) -> None:

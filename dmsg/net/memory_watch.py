@@ -15,7 +15,7 @@ from dmsg.base.log_throttle import LogThrottle
 from dmsg.base.memory import CHECK_INTERVAL, Holding, Memory, resident
 
 MARKS = 240
-"""Number of checks remembered for each holder."""
+"""Number of checks whose byte counts are remembered for each peer that data are buffered for."""
 WORTH_GIVING_BACK = 8 * 1024 * 1024
 """Bytes by which a process must exceed its known needs before the allocator is asked to return memory. If a tenth of
 the process's base size is more, that counts instead.
@@ -25,7 +25,7 @@ TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
 each request that had no effect, until something changes.
 """
 TRIM_COST = 1000.0
-"""Factor by which a pause is at least longer than the last request took."""
+"""Minimum length of a pause, as a multiple of the time that the last request took."""
 
 _log = Logger()
 
@@ -40,7 +40,7 @@ def _trim() -> None:
 
 
 class Allocator:
-    """Trimmer that returns freed memory to the system from time to time.
+    """Object that asks the allocator from time to time to return freed memory to the system.
 
     :param trim: makes the allocator return memory.
     :param resident: returns the resident size of the process in bytes.
@@ -57,16 +57,16 @@ class Allocator:
         self._trim = trim
         self._resident = resident
         self._load_to_exceed = resident()
-        """Smallest size of the process seen so far, in bytes, without the memory held for others."""
+        """Smallest size of the process seen so far, in bytes, without the memory buffered for peers."""
         self._known = (0, 0)
         self._pause = TRIM_PAUSE
         self._next = now() + TRIM_PAUSE
         self.releases = 0
 
     def trim(self, held: int) -> None:
-        """Return memory to the system, if the pause is over and there may be some.
+        """Return freed memory to the system, if the pause is over and there may be some.
 
-        :param held: bytes known to be held for others.
+        :param held: bytes known to be buffered for peers.
         """
         now = self._now()
         if now < self._next and held >= self._known[1] // 2:
@@ -76,8 +76,8 @@ class Allocator:
         self._load_to_exceed = max(0, min(self._load_to_exceed, beyond))
         worth = max(WORTH_GIVING_BACK, self._load_to_exceed // 10)
         if have > self._known[0] + worth or held < self._known[1] - worth:
-            # Much memory was allocated or released since the last attempt. So the pause, which attempts without effect
-            # have made longer, is short again.
+            # Much memory was allocated or released since the last attempt. So the pause, which had grown after attempts
+            # without effect, is reset to the shortest.
             self._pause = TRIM_PAUSE
         self._next = now + self._pause
         self._known = have, held
@@ -131,10 +131,11 @@ class MemoryWatch(Generic[Holder]):
             self._call.stop()
 
     def note_dropped(self, count: int) -> None:
-        """Note that a check dropped ``count`` holdings, one or more."""
+        """Record that a check has dropped the buffered data of ``count`` peers."""
 
     def log_dropped(self, holding: Holding) -> None:
-        """Log a dropped holding, at most one line per interval; a callback for :meth:`dmsg.base.memory.Memory.add`."""
+        """Log that a peer's buffered data was dropped, at most one line per interval; this is a callback for
+        :meth:`dmsg.base.memory.Memory.add`."""
         more = self._log_throttle.suffix()
         if more is None:
             return
@@ -158,23 +159,24 @@ class MemoryWatch(Generic[Holder]):
             return
         if given:
             self.note_dropped(given)
-        # The account does not cover all memory, such as what a request needs for a moment.
+        # The process may need more than the account says, because it does not cover all memory, such as that of
+        # requests under way.
         self._allocator.trim(self._memory.total)
 
     def next_check(self) -> None:
-        """Begin a check. Holders that are not visited before the next check are forgotten."""
+        """Begin a check.  Peers for which :meth:`age` is not called before the next check are forgotten."""
         self.now = self._reactor.seconds()
         self._before, self._marks = self._marks, {}
 
     def age(self, holder: Holder, departed: int, arrived: int) -> float:
-        """Return the age in seconds of the oldest byte held, as far as checks have seen it.
+        """Return the age in seconds of the oldest byte buffered for a peer, as far as past checks show it.
 
-        :param departed: number of bytes that have left so far.
-        :param arrived: number of bytes that have come so far.
+        :param departed: total number of bytes that have left the buffer so far.
+        :param arrived: total number of bytes that have entered the buffer so far.
         """
         if arrived == departed:
             return 0.0
-        # A list, because an empty deque takes 760 bytes and each holder has one.
+        # This is a list, because an empty deque takes 760 bytes, and each peer has one.
         marks = self._before.get(holder, [])
         if not marks or marks[-1][0] != arrived:
             marks.append((arrived, self.now))

@@ -1,4 +1,4 @@
-"""Endpoints of outgoing connections: directly, or through the proxy of the environment."""
+"""Endpoints for outgoing connections, made directly or through the proxy that an environment variable names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.net.proxies import ProxyEndpoint, proxy_for
 
 
 def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> IStreamClientEndpoint:
-    """Return a client endpoint for ``host:port``, through the proxy of the environment if there is one.
+    """Return a client endpoint for ``host:port``, through the proxy that the environment names, if there is one.
 
     :raises DmsgError: the address, or the proxy's URL, is malformed.
     """
@@ -20,7 +20,7 @@ def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> IStream
 
 
 def outgoing_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> IStreamClientEndpoint:
-    """Return a client endpoint for a host, through the proxy of the environment if there is one.
+    """Return a client endpoint for a host, through the proxy that the environment names, if there is one.
 
     :raises ProxyError: the proxy's URL is malformed.
     """
@@ -33,7 +33,7 @@ def outgoing_endpoint(reactor: IReactorTime, host: str, port: int, timeout: floa
 
 def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> IStreamClientEndpoint:
     """Return a client endpoint for a host name or an IP address."""
-    # A literal address needs no resolver, and a refused connection is reported at once.
+    # An IP address gets an endpoint without a resolver, which reports a refused connection at once.
     if isIPAddress(host):
         return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
     if isIPv6Address(host):

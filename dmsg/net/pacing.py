@@ -1,4 +1,4 @@
-"""Rate limit shared fairly: a caller that asks most often waits longest."""
+"""Rate limit shared fairly: a caller that asks more often waits longer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class PacedQueue:
         self._call: IDelayedCall | None = None
 
     def wait(self, requester: Hashable) -> Deferred[None]:
-        """Return a Deferred that fires when it is the turn of ``requester``. Cancelling it gives up the place."""
+        """Return a Deferred that fires when it is the turn of ``requester``. Cancelling the Deferred gives up the place
+        in the queue."""
         now = self._reactor.seconds()
         if not self._lines and self._next <= now:
             self._next = now + 1 / self._rate()
@@ -55,8 +56,8 @@ class PacedQueue:
             self._lines.move_to_end(who)
         else:
             del self._lines[who]
-        # Turns that a busy reactor has missed are made up for, but at most those of one second, so that no larger burst
-        # follows.
+        # Releases that a busy reactor has missed are made up for, but at most those of one second, so that no larger
+        # burst follows.
         self._next = max(self._next, self._reactor.seconds() - 1.0) + 1 / self._rate()
         self._plan()
         place.callback(None)

@@ -51,8 +51,8 @@ class Pending(Generic[K, V]):
             deferred.errback(reason)
 
     def fail_all(self, reason: Failure) -> None:
-        """Fail all pending Deferreds, and all that are added from now on."""
-        # The table is taken away first, because callbacks may add to it.
+        """Fail all pending Deferreds, and from now on every Deferred that is added."""
+        # The table is replaced by a new one first, because callbacks may add Deferreds.
         waiting, self._waiting = self._waiting, None
         self._reason = reason
         for deferred in list((waiting or {}).values()):

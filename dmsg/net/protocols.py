@@ -9,7 +9,7 @@ from twisted.protocols.policies import ProtocolWrapper
 def change_protocol(transport: ITransport, protocol: IProtocol) -> None:
     """Deliver the bytes that ``transport`` receives to ``protocol`` from now on.
 
-    :param transport: transport of TCP, or the wrapper of TLS.
+    :param transport: TCP transport, or TLS protocol around one.
     """
     if isinstance(transport, ProtocolWrapper):
         transport.wrappedProtocol = protocol

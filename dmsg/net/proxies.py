@@ -1,8 +1,8 @@
 """Connections through a proxy: HTTP CONNECT (RFC 9110, section 9.3.6) and SOCKS5 (RFC 1928, RFC 1929).
 
-Environment variables name the proxy, as for other programs: ``DMSG_PROXY``, else ``HTTPS_PROXY``, else ``ALL_PROXY``,
-each also in lower case. Connections to loopback, and to the hosts in ``NO_PROXY``, are direct. When a named proxy
-fails, no direct connection is tried, because the user may need the proxy for anonymity.
+Environment variables name the proxy, as for other programs: the first of ``DMSG_PROXY``, ``HTTPS_PROXY`` and
+``ALL_PROXY`` that is set, each also in lower case. Connections to loopback, and to the hosts in ``NO_PROXY``, are
+direct. When a named proxy fails, no direct connection is tried, because the user may need the proxy for anonymity.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dmsg.net.addresses import is_host
 from dmsg.net.protocols import change_protocol
 
 VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-"""Variables that name a proxy; the first one that is set counts."""
+"""Environment variables that name a proxy; the first one that is set is used."""
 SCHEMES = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 """Schemes of proxies, with their default ports. With both schemes of SOCKS5, the proxy resolves host names."""
 MAX_ANSWER = 16 * 1024
@@ -45,7 +45,7 @@ _REFUSALS = {
     7: "command not supported",
     8: "address type not supported",
 }
-"""Reply codes of SOCKS5 (RFC 1928, section 6)."""
+"""Texts for the reply codes of SOCKS5 (RFC 1928, section 6) with which a proxy refuses."""
 _NO_AUTHENTICATION, _PASSWORD = 0, 2
 
 
@@ -148,7 +148,7 @@ class ProxyEndpoint:
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, inner_factory: IProtocolFactory) -> IProtocol:
-        # A host with a line end would add lines to the request.
+        # The host is checked, because one with a line end would add lines to the request.
         if not is_host(self._host):
             raise ProxyError(f"{self._host[:80]!r} is neither a name in ASCII nor an IP address")
         kind = _Socks if self._proxy.scheme.startswith("socks") else _HTTPConnect
@@ -172,7 +172,7 @@ class ProxyEndpoint:
 
 
 class _Handshake(Protocol):
-    """Base of protocols that ask a proxy for a connection, and then hand it to the protocol of the caller.
+    """Base of protocols that ask a proxy for a connection, and then give the connection to the protocol of the caller.
 
     :ivar opened: Deferred that fires with the caller's protocol.
     """

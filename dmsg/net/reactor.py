@@ -1,8 +1,8 @@
-"""Type of the reactor where more than timers is needed, and the monotonic clock by which it waits.
+"""Type of the reactor, for code that needs more than timers, and the monotonic clock that drives its timers.
 
 Code that only waits takes :class:`~twisted.internet.interfaces.IReactorTime`, so tests can pass a
-:class:`~twisted.internet.task.Clock`. ``reactor.seconds()`` only measures durations. Where a date is meant, the
-system's clock is a parameter of its own.
+:class:`~twisted.internet.task.Clock`. ``reactor.seconds()`` only measures durations. Code that needs dates takes the
+    system's clock as a separate parameter.
 """
 
 from __future__ import annotations
@@ -59,15 +59,16 @@ def use_monotonic_clock(reactor: object) -> None:
         return
     gained = monotonic() - reactor.seconds()
     reactor.seconds = monotonic
-    # Cancelled calls are moved too, which getDelayedCalls leaves out: the heap stays ordered only if all move alike.
+    # Cancelled calls are moved too, which getDelayedCalls leaves out: the heap stays ordered only if all calls move by
+    # the same time.
     for call in (*reactor._pendingTimedCalls, *reactor._newTimedCalls):  # noqa: SLF001
         call.time += gained
         call.seconds = monotonic
 
 
 def the_reactor(given: Reactor | None = None) -> Reactor:
-    """Return the given reactor, or else the reactor of this process, after switching its timers to the monotonic
-    clock.
+    """Return the given reactor or, without one, the reactor of this process, after switching its timers to the
+    monotonic clock.
     """
     if given is not None:
         return given

@@ -66,7 +66,7 @@ def redis_address(url: str) -> tuple[str, int, int]:
     :raises RedisUnavailable: the URL is malformed or contains a password.
     """
     if "@" in url:
-        # Any user who may list processes can read their arguments.
+        # Passwords are not accepted in URLs, because any user of the machine can read the arguments of a process.
         raise RedisUnavailable(f"{without_password(url)}: put the password into {REDIS_PASSWORD}, not into the URL")
     try:
         parts = urlsplit(url)
@@ -79,13 +79,14 @@ def redis_address(url: str) -> tuple[str, int, int]:
     return host, port, database
 
 
-# Ruff counts the methods of the classes inside.
+# Ruff counts the methods of the inner classes as part of this function.
 def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa: C901
     """Return two subclasses of the factory of txredisapi: one for commands, one for subscriptions.
 
-    The package is an extra, so it is imported here. Both differ from the package in two ways. Its calls wait without
-    limit while there is no connection; here calls fail :data:`GRACE` seconds after the connection was lost. Its
-    factory stops reconnecting for good when SELECT or AUTH is not answered in time; here reconnecting continues.
+    txredisapi is an optional dependency, so it is imported here.  The subclasses differ from its factory in two ways.
+    There, calls wait without limit while there is no connection; here they fail :data:`GRACE` seconds after the
+    connection was lost.  There, the factory stops reconnecting for good when SELECT or AUTH is not answered in time;
+    here it continues.
     """
     from twisted.internet import reactor
     from txredisapi import ConnectionError as NotConnected, RedisFactory, RedisProtocol
@@ -111,7 +112,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             super().startConnecting(endpoint)
 
         def _without(self) -> None:
-            """Note that there is no connection, and start the grace period."""
+            """Record that there is no connection, and start the grace period of calls."""
             self._since = clock.seconds()
             self._stop_timer()
             if not self.stopped:
@@ -137,8 +138,8 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
         def delConnection(self, conn: RedisProtocol) -> None:
             super().delConnection(conn)
-            # The base class also has a queue beside the pool. Nobody uses it here, but it would keep the connection
-            # alive.
+            # The base class also has a queue beside the pool. The connection is removed from it, because nobody uses
+            # the queue here, and it would keep the connection in memory.
             if conn in self.connectionQueue.pending:
                 self.connectionQueue.remove(conn)
             self._without()
@@ -163,7 +164,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
 
 class _ReconnectingProxy:
-    """Proxy through which a connection sees its factory, so that the connection cannot stop the reconnecting."""
+    """Proxy object through which a connection uses its factory, so that the connection cannot stop the reconnecting."""
 
     def __init__(self, factory: RedisFactory) -> None:
         self._factory = factory
@@ -183,7 +184,7 @@ class _ReconnectingProxy:
 def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> ConnectionHandler:
     """Return a connection that is made when needed.
 
-    While Redis is away, calls fail :data:`GRACE` seconds after the connection was lost.
+    While Redis does not answer, calls fail :data:`GRACE` seconds after the connection was lost.
 
     :param reply_timeout: seconds to wait for a reply; None for commands that may block forever.
     :raises RedisUnavailable: the URL is wrong, or txredisapi is not installed.

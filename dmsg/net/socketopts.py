@@ -1,7 +1,7 @@
 """Options and queues of TCP sockets that Twisted's interfaces do not offer.
 
-Other transports (TLS, in-memory) get the documented interface instead. Such transports work too, with less speed and
-without exact numbers.
+For other transports (TLS, in-memory) the documented interface is used instead. Such transports work too, with less
+speed and without exact numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ USER_TIMEOUT_MS = 30_000
 SEND_SIZE = 256 * 1024 + 64
 """Maximum number of bytes passed to the socket in one call: four full records of a link."""
 WORTH_SHEDDING = 256 * 1024
-"""Minimum number of sent bytes in Twisted's buffer that are worth copying the rest to free them."""
+"""Minimum number of sent bytes in Twisted's buffer from which on the unsent rest is copied, to free their memory."""
 BACKLOG = 1024
 """Number of connections that may wait to be accepted; the kernel may have a lower limit."""
 
@@ -39,7 +39,7 @@ _OPTIONS = (
     (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE),
     (socket.IPPROTO_TCP, "TCP_KEEPINTVL", KEEPALIVE_INTERVAL),
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEEPALIVE_PROBES),
-    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS),  # Linux only
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS),  # This option exists only on Linux.
 )
 
 
@@ -50,7 +50,7 @@ def _set_options(handle: socket.socket) -> bool:
             if option is not None:
                 handle.setsockopt(level, option, value)
     except OSError:
-        return False  # This is a UNIX socket, or the peer has already left.
+        return False  # The option cannot be set: this is a UNIX socket, or the peer has already disconnected.
     return True
 
 
@@ -65,7 +65,7 @@ def _is_set(handle: socket.socket) -> bool:
 
 
 def tune(transport: object) -> None:
-    """Send small writes without delay, and let the kernel find dead peers."""
+    """Set the options of a connection: small writes are sent without delay, and the kernel detects dead peers."""
     if isinstance(transport, Connection):
         send_more(transport)
         handle = transport.getHandle()
@@ -134,15 +134,16 @@ def can_half_close(transport: object) -> bool:
 def set_reset_on_close(transport: object, enabled: bool) -> None:
     """Choose whether the kernel resets the connection when the socket is closed, also at the death of the process.
 
-    Otherwise the kernel of a killed process tells the peer a clean end.  Disable the reset before an orderly close,
-    because a reset discards sent data that the peer has not acknowledged.
+    Without the reset, the kernel of a killed process ends the connection cleanly, and the peer takes that for an
+    orderly end.  Disable the reset before an orderly close, because a reset discards sent data that the peer has not
+    acknowledged.
     """
     if isinstance(transport, Connection) and transport.connected:
         try:
             linger = struct.pack("ii", int(enabled), 0)
             transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         except OSError:
-            pass  # The peer has already left.
+            pass  # The peer has already disconnected.
 
 
 def forget_unsent(transport: object) -> None:
@@ -157,7 +158,7 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
     """Write data, directly to the socket if nothing is queued. ``data`` is not kept after the call.
 
     This saves the two calls of ``epoll_ctl`` of each ``transport.write``, a fifth of the CPU time of sparse traffic.
-    Call it once per reactor turn, not per frame.
+    Call this function once per reactor turn, and not for each frame.
     """
     if (
         isinstance(transport, Connection)
@@ -168,8 +169,9 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
         and not transport._tempDataLen
     ):
         while data:
-            sent = transport.writeSomeData(data)  # Any kind of buffer is accepted.
-            # write() meets an error again, and reports it where Twisted expects it.
+            # The type is ignored here, because the socket accepts any kind of buffer.
+            sent = transport.writeSomeData(data)
+            # The error is ignored, because write() below gets it again, and reports it where Twisted expects it.
             if not isinstance(sent, int) or sent <= 0:
                 break
             if sent == len(data):
@@ -177,6 +179,6 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
             tried = min(len(data), transport.SEND_LIMIT)
             data = memoryview(data)[sent:]
             if sent < tried:
-                break  # The socket is full.
+                break  # The socket's buffer is full.
     assert transport is not None
     transport.write(bytes(data))

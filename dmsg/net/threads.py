@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 
 PART = 0.001
 """Seconds for which a thread computes before it sleeps for the same time, so that the reactor's thread can run.
-Without this pause the reactor's thread would wait up to 5 ms for the interpreter after each of its system calls. One
-answer needs about ten system calls.
+Without this pause the reactor's thread would wait up to 5 ms for the interpreter's lock after each of its system calls.
+One answer needs about ten system calls.
 """
 
 
@@ -27,7 +27,7 @@ def in_thread(
 ) -> Deferred[_T]:
     """Call a function in a thread of the reactor's pool.
 
-    Without a reactor, and with a test's clock, which has no threads, the call is made at once.
+    Without a reactor, or with a test's clock, which has no threads, call it at once in this thread.
     """
     pool = getattr(reactor, "getThreadPool", None)
     if pool is None:
@@ -36,7 +36,7 @@ def in_thread(
 
 
 def paced(items: Iterable[_T]) -> Iterator[_T]:
-    """Iterate in a thread, and leave half of the time to the reactor's thread."""
+    """Yield the items of an iterable in a thread, with pauses that leave half of the time to the reactor's thread."""
     began = time.monotonic()
     for item in items:
         yield item

@@ -1,15 +1,15 @@
 """Calls at the end of a reactor turn, without a timer.
 
 A turn is one iteration of the event loop: due timers, then one poll, then everything that became readable or writable.
-What connections queue during a turn leaves together at its end. ``callLater(0)`` does that, too, but a timer costs an
-object, two heap operations and a log context for every turn. So the calls are kept in a list, which the reactor's
-iteration runs before and after its poll:
+Data that connections queue during a turn are sent together at its end. ``callLater(0)`` would do that, too, but a timer
+costs an object, two heap operations and a log context for every turn. So the calls are kept in a list, which the
+reactor's iteration runs before and after its poll:
 
-* before the poll: what timers queued;
-* after the poll: what readable connections queued.
+* before the poll, for data that timers have queued;
+* after the poll, for data that readable connections have queued.
 
-What is scheduled while a batch runs belongs to the next batch, and while calls are left the poll does not wait. So
-calls that schedule further calls never keep the reactor from reading.
+Calls that are scheduled while a batch runs belong to the next batch, and while calls are left the poll does not wait.
+So calls that schedule further calls never keep the reactor from reading.
 
 The hook wraps ``doIteration``, which Twisted's main loop calls with epoll, poll, select and kqueue. On asyncio's event
 loop the calls use ``call_soon``. Every other reactor, and a clock of a test, gets ``callLater(0)``.
@@ -32,7 +32,7 @@ AtTurnEnd = Callable[[Callable[[], object]], object]
 
 
 class _Iteration:
-    """The hook in the iteration of one reactor."""
+    """Hook in the iteration of one reactor, which runs the scheduled calls."""
 
     def __init__(self, reactor: ReactorBase) -> None:
         self._calls: list[Callable[[], object]] = []
@@ -43,7 +43,7 @@ class _Iteration:
 
     def _run(self) -> None:
         batch = self._calls[:]
-        # The list stays the same object, because ``add`` is its method.
+        # The list is emptied and not replaced, because ``add`` is a method of this object.
         del self._calls[: len(batch)]
         for call in batch:
             call_isolated(call)
@@ -57,10 +57,11 @@ class _Iteration:
             self._run()
 
     def _shortened(self, delay: float | None) -> float | None:
-        """Return the time to wait, now that the calls may have set timers or stopped the reactor."""
+        """Return the time that the poll may wait, computed again because the calls may have set timers or stopped the
+        reactor."""
         reactor = self._reactor
         if not reactor.running or reactor._stopped:  # noqa: SLF001
-            return 0  # Only the next iteration fires the events of the shutdown.
+            return 0  # The poll must not wait, because the next iteration fires the events of the shutdown.
         due = reactor.timeout()
         if due is None or delay is None:
             return due if delay is None else delay

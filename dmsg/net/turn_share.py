@@ -1,10 +1,10 @@
-"""Fair sharing of a reactor turn, so that no owner of connections keeps the others waiting.
+"""Fair division of the time of a reactor turn, so that no owner of connections keeps the others waiting.
 
 The cost of a read depends on its content: 64 KiB may be one frame or thirteen thousand. So time is measured. Each
-*owner*, a block of addresses, has a share of a turn. The wider blocks around it have a share that is their factor
-times as large (:mod:`dmsg.net.blocks`). An owner that has used up its share waits for the next turn, with the data
-received so far. In the next turn, the owners that have waited longest come first. When nobody else has work, the next
-turn begins at once.
+*owner*, such as an address block, has a share of the turn's time.  A wider block has a share that is its factor times
+as large (:mod:`dmsg.net.blocks`). An owner that has used up its share waits for the next turn, with the data received
+so far. In the next turn, the owners that have waited longest come first. When nobody else has work, the next turn
+begins at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from dmsg.net.isolate import call_isolated
 TURN = 0.008
 """Seconds that all owners together have in one turn."""
 MOST = 0.002
-"""Maximum share of one owner in seconds, however few owners there are."""
+"""Maximum seconds of one owner in a turn, even if there are few owners."""
 LEAST = 0.0002
-"""Minimum share of one owner in seconds, however many owners there are. Work that has begun is finished."""
+"""Minimum seconds of one owner in a turn, even if there are many owners.  A piece of work that has begun is finished
+even if it takes longer."""
 STEPS = 256
 """Maximum number of frames of one read that a server handles one by one; the rest is offered again in the next turn."""
 FRAMES = 1024
@@ -31,7 +32,7 @@ FRAMES = 1024
 
 
 class TurnWaiter(Protocol):
-    """Interface of a receiver that has more data than it may handle in this turn."""
+    """Interface of a receiver that waits for the next turn, because it has more data than it may handle in this one."""
 
     def proceed(self) -> None:
         """Continue; called in the next turn."""
@@ -58,13 +59,15 @@ class TurnShare:
 
     def allows(self, owner: Hashable) -> bool:
         """Whether ``owner`` has time left in this turn."""
-        if self._most_around < self._part * LEAST_FACTOR:  # No wide block has used up its share.
+        if (
+            self._most_around < self._part * LEAST_FACTOR
+        ):  # No wide block has used as much as its smallest share, so only the owner's own time counts.
             return self._used.get(owner, 0.0) < self._part
         return self.seconds_left(owner) > 0.0
 
     def seconds_left(self, owner: Hashable) -> float:
-        """Return the seconds left to ``owner`` in this turn. Receivers that work frame by frame compare them with the
-        clock after each.
+        """Return the seconds left to ``owner`` in this turn. Receivers that work frame by frame check the clock after
+        each frame.
         """
         left = self._part - self._used.get(owner, 0.0)
         if self._days_around and isinstance(owner, str):
@@ -76,12 +79,13 @@ class TurnShare:
         """Add the seconds that a read of ``owner`` took."""
         self._is_used = True
         if not self._is_due:
-            # Nobody has requested the next turn, so its beginning is found by the clock.
+            # Nobody waits for the next turn, which would reset the account, so the clock shows when a new turn has
+            # begun.
             now = self.now()
             if not 0.0 <= now - self._began < TURN:
                 self._next(now)
         self._used[owner] = self._used.get(owner, 0.0) + seconds
-        # Other owners, such as single connections behind a proxy, are in no wider block.
+        # Other owners, such as single connections behind a proxy, belong to no wider block.
         if isinstance(owner, str):
             for name, _ in blocks_of(owner)[1:]:
                 around = self._days_around[name] = self._days_around.get(name, 0.0) + seconds
@@ -111,7 +115,7 @@ class TurnShare:
             self._is_used = False
             call_isolated(one.proceed)
             if not self._is_used and self._waiting and self._waiting[-1] is one:
-                # Another connection of the same owner has used up this turn. This one keeps its place at the front, or
-                # else it would wait behind that connection for ever.
+                # Another connection of the same owner has used up this turn. This one keeps its place at the front;
+                # otherwise it could wait behind that connection for ever.
                 passed_over.append(self._waiting.pop())
         self._waiting.extendleft(reversed(passed_over))

@@ -1,9 +1,10 @@
-"""Work in turns of the reactor, and the reasons why a connection is not read.
+"""Processing of received data in portions, one per reactor turn, and the reasons for which reading from a connection is
+stopped.
 
-A peer may send more in one read than its owner's share of a reactor turn allows. The receiver handles that share,
+A peer may send more in one read than its owner's share of a reactor turn allows. The receiver handles as much as fits,
 keeps the rest, and continues in the next turn. Until then the connection is not read. Other parts of the program can
-stop reading too, each under a reason of its own; reading continues when no reason is left. So no part has to know
-which other parts have stopped reading.
+stop reading, too, each for a reason of its own; reading continues when no reason is left.  So no part has to know which
+other parts have stopped it.
 
 Data keep their order, because the rest of a read is handled before the connection is read again. Every receiver with a
 rest continues in a later turn, whatever the others do. This module needs neither Twisted nor a clock: both come with
@@ -35,7 +36,7 @@ class HoldReason(StrEnum):
     UNSENT = "unsent"
     """The peer does not read the data sent to it."""
     PARKED = "parked"
-    """The peer's messages are held because a receiver is slow, and the relay stores no more of them."""
+    """The peer's messages are buffered because a receiver is slow, and the buffer is full."""
     UNSETTLED = "unsettled"
     """The peer has sent too many messages that are not settled yet."""
     UNHANDLED = "unhandled"
@@ -95,7 +96,7 @@ class TurnAccount(Protocol):
         """Seconds that ``owner`` may still use in this turn."""
 
     def used(self, owner: Hashable, seconds: float) -> None:
-        """Add ``seconds`` of work to the account of ``owner``."""
+        """Charge ``seconds`` of work to ``owner``."""
 
     def wait(self, taker: TurnTaker) -> None:
         """Call ``taker.proceed()`` in the next turn."""
@@ -104,8 +105,8 @@ class TurnAccount(Protocol):
 class TurnTaker:
     """Base of a receiver that may get more than it can handle in one turn.
 
-    :ivar share: account that gives each owner a fair share of a turn's time; None if turns are not shared.
-    :ivar owner: owner whose time the work uses.
+    :ivar share: account that divides a turn's time fairly among owners; None if turns are not shared.
+    :ivar owner: owner to whom the work is charged.
     """
 
     share: TurnAccount | None
@@ -124,7 +125,7 @@ class TurnTaker:
         return False
 
     def _turn_is_over(self) -> None:
-        """Note that something is left for the next turn; called once until that turn."""
+        """Handle that work is left for the next turn; called at most once per turn."""
 
     def _later(self, call: Callable[[], None]) -> object:
         """Schedule ``call`` for the next turn. Used only if turns are not shared."""
@@ -136,12 +137,12 @@ class TurnTaker:
         return share is None or share.allows(self.owner)
 
     def _spend(self, work: Callable[..., object], *arguments: object) -> None:
-        """Do work, and add its time to the owner's account."""
+        """Do a piece of work, and charge its time to the owner."""
         share = self.share
         if share is None:
             work(*arguments)
             return
-        owner = self.owner  # Read before the work, which may clear it.
+        owner = self.owner  # The owner is read before the work, which may clear it.
         self._since = share.now()
         try:
             work(*arguments)
@@ -149,7 +150,7 @@ class TurnTaker:
             share.used(owner, share.now() - self._since)
 
     def _count(self) -> None:
-        """Add the time of the current work so far to the owner's account."""
+        """Charge the time of the current work so far to the owner."""
         share = self.share
         if share is not None:
             now = share.now()

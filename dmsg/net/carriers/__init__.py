@@ -1,3 +1,1 @@
-"""Carriers: protocols that wrap the connection of a client and a server, such as a websocket on the port of a web
-server.
-"""
+"""Carrier protocols, inside which a client and a server connect, such as a websocket on the port of a web server."""

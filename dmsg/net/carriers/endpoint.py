@@ -1,4 +1,4 @@
-"""Client endpoints of the carriers of a server."""
+"""Client endpoints that connect to a server over one of its carriers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dmsg.net.carriers.websocket import WebSocketEndpoint
 from dmsg.net.outgoing import outgoing_endpoint
 
 _HTTP = b"http/1.1"
-"""Name of HTTP/1.1 in TLS. Without it, a web server may answer in HTTP/2, whose websockets work differently."""
+"""Name of HTTP/1.1 for ALPN in TLS.  Without it, a web server may answer in HTTP/2, whose websockets work
+differently."""
 
 
 def carrier_endpoint(
@@ -37,19 +38,19 @@ def over_carrier(
     encrypted: bool,
     timeout: float,
 ) -> IStreamClientEndpoint:
-    """Return the endpoint of a carrier over an endpoint of TCP.
+    """Return the endpoint of a carrier that connects through a TCP endpoint.
 
     :param host: host of the server's address, as TLS and HTTP name it.
     :param port: port of the server's address.
     """
     if carrier.secure:
-        # OpenSSL takes a tenth of a second to import, which plain TCP should not cost.
+        # The import is here, because OpenSSL takes a tenth of a second to import, and plain TCP does not need it.
         from dmsg.net.carriers.tls import ALPN, tls_endpoint
 
         endpoint = tls_endpoint(endpoint, host, ALPN if carrier.kind == TLS else _HTTP)
     if carrier.kind not in (WEBSOCKET, SECURE_WEBSOCKET):
         return endpoint
-    # Web servers refuse the zone of an address, which has a meaning only on this machine.
+    # The zone of an address is removed: it has a meaning only on this machine, and web servers refuse it.
     named = f"[{host.partition('%')[0]}]" if ":" in host else host
     if carrier.port != 443:
         named = f"{named}:{carrier.port or port}"

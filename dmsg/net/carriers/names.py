@@ -1,4 +1,4 @@
-"""Names of carriers, by which a server's entry announces further ways to reach its port. No I/O.
+"""Names of carriers, with which a server's entry announces how its port can be reached besides plain TCP. No I/O.
 
 An entry carries the names as features of its version, which programs of 2019 ignore:
 
@@ -19,7 +19,7 @@ MAX_CARRIERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """Way to reach a server.
+    """Carrier: protocol and port by which a server is reached.
 
     :ivar kind: ``tcp``, ``ws``, ``wss`` or ``tls``.
     :ivar port: port on the host of the server's address; 0 is the port of the address.
@@ -63,10 +63,11 @@ def parse_carrier(text: str) -> Carrier:
 def carriers_of(features: Iterable[str], port: int = 0) -> list[Carrier]:
     """Return the carriers that the features of an entry name, plain TCP first; other features are ignored.
 
-    :param port: port of the server's address. If a carrier with TLS is named for it, nothing else is there.
+    :param port: port of the server's address. If a carrier with TLS is named for this port, the other carriers of the
+        port are left out.
     """
     found = [_carrier(*feature.partition("-")[::2]) for feature in sorted(features)]
-    # ``ws`` comes before ``wss``: it needs no proxy.
+    # ``ws`` is tried before ``wss``, because it needs no proxy.
     others = sorted((one for one in found if one is not None), key=lambda one: (one.secure, one.port, one.kind))
     here = [one for one in others if one.port == port and port]
     elsewhere = [one for one in others if one.port and one not in here]

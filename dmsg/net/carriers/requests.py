@@ -1,4 +1,4 @@
-"""Answers of a server to HTTP requests at the port of its clients. No I/O."""
+"""Answers of a server to HTTP requests that arrive at the port for clients. No I/O."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _METHODS = frozenset((b"GET", b"HEAD"))
 def is_http(data: bytes) -> bool:
     """Return whether the first bytes of a connection begin an HTTP request.
 
-    A method begins with a capital letter. No family's handshake does: a message of Noise begins with the high byte of
-    its length, at most 15, and a message of the Messaging System with a brace.
+    A method begins with a capital letter. No protocol family's handshake does: a message of Noise begins with the high
+    byte of its length, at most 15, and a message of the Messaging System with a brace.
     """
     return data[:1].isalpha() and data[:1].isupper()
 
@@ -35,7 +35,7 @@ class Request:
     """Request that is being received.
 
     :ivar upgrade: the upgrade to a websocket at ``PATH``, once it is complete.
-    :ivar answer: the answer to any other request, once it is complete; the connection ends behind it.
+    :ivar answer: the answer to any other request, once it is complete; the connection is closed after it.
     """
 
     __slots__ = ("_data", "answer", "upgrade")
@@ -70,7 +70,7 @@ class Request:
 
 
 def answer(status: int, *, body: bool = True) -> bytes:
-    """Return an answer after which the connection ends.
+    """Return the bytes of an answer after which the connection is closed.
 
     :param body: whether the page is sent, as for all methods but HEAD.
     """

@@ -1,4 +1,4 @@
-"""TLS as a carrier: the server is authenticated by its key inside, so its certificate is not checked."""
+"""TLS as a carrier: the handshake inside TLS authenticates the server by its key, so the certificate is not checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALPN = b"dmsg"
 class _AnyCertificate:
     """Creator of TLS connections that accept every certificate.
 
-    The handshake inside proves the server's key and encrypts what follows. So a certificate would add nothing.
+    The handshake inside TLS proves the server's key and encrypts what follows, so a certificate would add nothing.
     Checking it would lock out clients behind a company's proxy, which presents a certificate of its own.
     """
 

@@ -1,4 +1,4 @@
-"""Transport of a link inside a websocket, which sends the link's bytes in binary messages."""
+"""Transport for a link inside a websocket: sends the link's bytes in binary messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TCPTransport(ITCPTransport, IPushProducer):
 
 
 class IUnpacks(Interface):
-    """Marker of protocols that unpack the frames of a websocket themselves: TCP delivers its bytes to them, and their
-    transport is a :class:`WebSocketTransport`.
+    """Marker interface for protocols that unpack the frames of a websocket themselves: TCP delivers its bytes to them,
+    and their transport is a :class:`WebSocketTransport`.
     """
 
 
@@ -38,10 +38,10 @@ def tcp_of(transport: object) -> object:
 class WebSocketTransport:
     """Transport that wraps written bytes in websocket frames and passes every other call on to TCP.
 
-    Received bytes bypass this class: the link reads them from TCP, and unpacks them with ``reader``.
+    Received bytes bypass this class: the link gets them from TCP, and unpacks them with ``reader``.
 
     :param tcp: transport of the connection.
-    :param client: whether this is the end of a client, which masks its frames and sends pings.
+    :param client: whether this is the client's end, which masks its frames and sends pings.
     :param encrypted: whether the link writes ciphertext. Then the mask is zero, which costs nothing: a mask protects
         intermediaries from bytes that a third party chose, and nobody can choose ciphertext.
     :ivar reader: reader of the frames of the other end.
@@ -96,7 +96,8 @@ class WebSocketTransport:
         self.tcp.loseConnection()
 
     def end_writing(self) -> None:
-        """Send a close frame, and end the direction to the peer when everything is sent. TCP must allow that."""
+        """Send a close frame, and end the direction to the peer when everything is sent. The TCP transport must support
+        half-close."""
         self._send_close(NORMAL)
         self.tcp.loseWriteConnection()
 
@@ -112,11 +113,11 @@ class WebSocketTransport:
         self.tcp.abortConnection()
 
     def registerProducer(self, producer: IPushProducer, streaming: bool) -> None:
-        """Pass on to TCP."""
+        """Register the producer at the TCP transport."""
         self.tcp.registerProducer(producer, streaming)  # type: ignore[attr-defined]
 
     def unregisterProducer(self) -> None:
-        """Pass on to TCP."""
+        """Remove the producer from the TCP transport."""
         self.tcp.unregisterProducer()  # type: ignore[attr-defined]
 
     def pauseProducing(self) -> None:

@@ -1,4 +1,4 @@
-"""Client side of a websocket: the request, and the answer."""
+"""Client side of a websocket's opening: sends the request, and checks the answer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class WebSocketEndpoint:
 
 
 class _Upgrade(Protocol):
-    """Protocol that asks for a websocket, and then hands the connection to the protocol inside it.
+    """Protocol that asks for a websocket, and then gives the connection to the protocol inside it.
 
     :ivar opened: Deferred that fires with the protocol inside.
     """
@@ -133,7 +133,7 @@ class _Upgrade(Protocol):
         carrier = WebSocketTransport(
             self._reactor, cast(TCPTransport, transport), client=True, encrypted=self._encrypted
         )
-        # A link unpacks the frames itself, within its share of a reactor turn.
+        # A link unpacks the frames itself, because its time in a reactor turn is limited.
         below = protocol if IUnpacks.providedBy(protocol) else _Unpacking(protocol, carrier)
         change_protocol(transport, below)
         protocol.makeConnection(carrier)  # type: ignore[arg-type]  # has what a transport has
@@ -143,7 +143,7 @@ class _Upgrade(Protocol):
 
 
 class _Unpacking(Protocol):
-    """Protocol that unpacks the frames of a websocket for another one."""
+    """Protocol that unpacks the frames of a websocket for another protocol."""
 
     def __init__(self, protocol: IProtocol, carrier: WebSocketTransport) -> None:
         self._protocol = protocol

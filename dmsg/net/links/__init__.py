@@ -1,1 +1,2 @@
-"""Links: connections with a handshake and then frames, encrypted by Noise or plain."""
+"""Links: connections between client and server that begin with a handshake and then carry frames, encrypted or
+plain."""

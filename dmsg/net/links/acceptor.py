@@ -1,8 +1,9 @@
-"""Listening side of a server: handshakes under way, and limits of connections in all and per address.
+"""Listening side of a server: accepts connections, runs their handshakes, and limits their number in all and per
+address.
 
-Handshakes are independent of each other. Those that fail, stall or are too many are closed and counted. When all
-places are taken, the block of addresses with most places loses its newest idle client. So nobody can fill a server
-from a few addresses.
+Handshakes are independent of each other. Handshakes that fail, stall or exceed a limit are closed and counted.  When
+the server has its maximum number of clients, the address block with most clients loses its newest idle one.  So nobody
+can fill a server from a few addresses.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.turn_share import TurnShare
 
 MAX_HANDSHAKES = 512
-"""Maximum number of handshakes under way. One more evicts a handshake of the block with most handshakes: the oldest
-that has sent no valid message, else the oldest.
+"""Maximum number of handshakes under way. A further one evicts a handshake of the block with most handshakes: the
+oldest that has sent no valid message, otherwise the oldest.
 """
 MAX_TOLD = 32
 """Maximum number of handshakes completed only to tell the client that there is no room. Further clients are cut off."""
@@ -49,15 +50,16 @@ only the address can be charged.
 FAILED_RATE = 8.0
 """Rate, per second, at which the failed handshakes of one address are forgotten."""
 ROOM_AGAIN = 0.9
-"""Fraction of the limit of clients below which a server that was full logs that it has room again."""
+"""Fraction of the limit of clients below which a server that was full logs that it accepts clients again."""
 FEW_PLACES = 4
-"""Number of clients of one block that never have to leave for others, such as a family or a small office."""
+"""Number of clients of one block, such as those of a household or a small office, that are never disconnected in favour
+of others."""
 GREEDY_PART = 16
-"""Divisor of the number of places. If no client is idle, a block that has more than this part of all places loses its
-newest client, although that client is busy.
+"""Divisor of the number of places. If no client is idle, a block that has more than this fraction of all places loses
+its newest client, even though that client is busy.
 """
 SEARCHED = 16
-"""Number of blocks that are searched for an idle client, those with most clients first."""
+"""Maximum number of blocks that are searched for an idle client, beginning with the one that has most clients."""
 SEARCH_AGAIN = 1.0
 """Seconds for which the list of blocks with most clients is reused to find an idle client. Making the list takes
 milliseconds, and a newcomer could cause this work again and again for nearly nothing.
@@ -70,19 +72,19 @@ _SILENT = frozenset(
         DropReason.TOO_MANY_CONNECTIONS,
     }
 )
-"""Reasons that are not logged each time: a port scan is not worth a line."""
+"""Reasons that are not logged each time: for example, a port scan would fill the log."""
 
 _log = Logger()
 
 
 class AcceptedSession(Protocol):
-    """Interface of the session above an accepted link."""
+    """Interface of the session that uses an accepted link."""
 
     link: Link | None
 
     @property
     def idle(self) -> bool:
-        """Whether the client has nothing open."""
+        """Whether the client has no transport or channel open."""
 
     def refuse(self, reason: DropReason = ..., /) -> None:
         """Tell the peer why it is refused, if the protocol can, and end the link."""
@@ -123,22 +125,25 @@ class Acceptor(Factory):
         self._searched: list[str] = []
         self._next_search = 0.0
         self._counted_as: dict[Link, str] = {}
-        """Name under which each link counts: a block of addresses, or a name of its own if the client is unknown."""
+        """Block for which each link is counted: an address block, or a name of its own if the client's address is
+        unknown."""
         self._unnamed: set[Link] = set()
-        """Connections of proxies that have not yet named the client, and so are not yet checked."""
+        """Connections from proxies that have not named the client yet, so that the limits of its address are not
+        checked yet."""
         self._owners = 0
-        """Number of connections so far that were owners of their own."""
+        """Number of connections so far that were counted under a name of their own."""
         self._refused_links: dict[Link, DropReason] = {}
         self._said_full = False
         self.strangers = RefusalLog(reactor)
         self.share = TurnShare(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self._failures = RateLimit(FAILED_RATE, FAILED_BURST, blocks_of)
-        # Not sets: their order would depend on addresses in memory, and a seed could not repeat a run of the lab.
+        # These are dictionaries and no sets: the order of a set depends on addresses in memory, so a run of the lab
+        # could not be repeated from its seed.
         self.sessions: dict[AcceptedSession, None] = {}
         self.active_links: dict[Link, None] = {}
-        """Links that have read or written since the last check of held memory, and so may hold something. The check
-        removes the others.
+        """Links that have read or written since the last check of held memory, and so may have buffered data.  The
+        check removes those that have none.
         """
         self.connections_opened = 0
         self.tuned = False
@@ -146,7 +151,7 @@ class Acceptor(Factory):
         self.proxies = TrustedProxies()
         self._drained: Deferred[None] | None = None
 
-    # --- hooks of a family ---
+    # --- hooks for the server of a protocol family ---
 
     @property
     def limits(self) -> ClientLimits:
@@ -158,14 +163,14 @@ class Acceptor(Factory):
         raise NotImplementedError
 
     def _failed(self, reason: DropReason, host: str | None) -> None:
-        """Note a failed handshake, which is already counted."""
+        """Log a failed handshake; the caller has already counted it."""
 
     def _sessions_changed(self) -> None:
-        """Note that the number of sessions has changed."""
+        """Handle a change of the number of sessions."""
 
     @property
     def draining(self) -> bool:
-        """Whether the server is draining and takes no new clients."""
+        """Whether the server is shutting down (draining) and accepts no new clients."""
         raise NotImplementedError
 
     # --- numbers of clients and handshakes ---
@@ -192,11 +197,11 @@ class Acceptor(Factory):
 
     @property
     def _by_block(self) -> bool:
-        """Whether limits by address apply. Behind a proxy they do not."""
+        """Whether limits by address apply.  They do not if all clients connect through one proxy."""
         return self.limits.max_per_address > 0
 
     def by_connections(self) -> dict[str, int]:
-        """Return the number of addresses with 1, 2 to 9, 10 to 99, and 100 or more connections."""
+        """Return how many addresses have 1, 2 to 9, 10 to 99, and 100 or more connections."""
         found = {"1": 0, "2-9": 0, "10-99": 0, "100-": 0}
         for _, count in self._of_address.narrow_blocks():
             found["1" if count < 2 else "2-9" if count < 10 else "10-99" if count < 100 else "100-"] += 1
@@ -215,8 +220,8 @@ class Acceptor(Factory):
     # --- connections ---
 
     def _refusal(self, block: str | None) -> DropReason | None:
-        # These checks run before the handshake, because an attacker could exhaust the processor with handshakes.
-        # No check here stores anything about the stranger.
+        # These checks run before the handshake, because an attacker could exhaust the processor with handshakes.  These
+        # checks store no data about the client.
         if self.draining:
             return DropReason.DRAINING
         if self.is_full and (block is None or not self._may_come(block)):
@@ -230,8 +235,8 @@ class Acceptor(Factory):
     # --- places of a full server ---
 
     def _may_come(self, block: str) -> bool:
-        """Return whether a newcomer of ``block`` could get the place of another client. This is an estimate before its
-        handshake.
+        """Return whether a new client of ``block`` could get the place of another client.  This is an estimate, made
+        before the handshake.
         """
         heaviest = self._places.load(self._places.heaviest())
         return self._by_block and heaviest > max(FEW_PLACES, self._places.load(block) + 1)
@@ -249,7 +254,7 @@ class Acceptor(Factory):
             return False
         least = self._load_to_exceed(session)
         now = self._reactor.seconds()
-        # The newest client leaves, so that a flood of connections cannot displace clients that came before it.
+        # The newest client is ended, so that a flood of connections cannot displace clients that came before it.
         victim = self._newest_idle(self._places.heaviest())
         if victim is None:
             if now >= self._next_search:
@@ -264,7 +269,7 @@ class Acceptor(Factory):
         if victim is None:
             return False
         assert victim.link is not None
-        # The place is taken before the victim is told, because its handler may run code that counts places.
+        # The place is freed before the victim is notified, because its handler may run code that counts places.
         self._refused(DropReason.CROWDED_OUT, self._address_for_log(victim.link))
         self._take_place(victim)
         call_isolated(victim.crowd_out)
@@ -297,7 +302,8 @@ class Acceptor(Factory):
         if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._refused_links) >= MAX_TOLD:
             return False
         if len(self._handshakes) >= self._max_handshakes:
-            return False  # Room for handshakes is kept for clients that may enter.
+            # Handshakes that only end in a refusal are limited, because others need to be able to do theirs.
+            return False
         same = sum(self._counted_as.get(link) == block for link in self._refused_links)
         return block is None or same < TOLD_PER_ADDRESS
 
@@ -319,7 +325,8 @@ class Acceptor(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> Link | None:
         host = getattr(addr, "host", None)
-        # The address of a proxy says nothing about the client, which is checked when the proxy has named it.
+        # Limits by address are checked later, when the proxy has named the client: the address of the proxy says
+        # nothing about it.
         named_later = host is not None and self.proxies.name_clients(host)
         block = None if host is None or named_later else blocks_of(host)[0].name
         refusal = None if named_later else self._refusal(block)
@@ -350,7 +357,7 @@ class Acceptor(Factory):
             link.owner = block
             link.places = tuple(one.name for one in reversed(blocks_of(block)))
         else:
-            # Behind a proxy all come from one address, so each connection is an owner of its own.
+            # Behind a proxy all clients come from one address, so each connection is counted under a name of its own.
             self._owners += 1
             link.owner = self._owners
             link.places = (link.owner,)
@@ -359,7 +366,7 @@ class Acceptor(Factory):
         self._shaking_of.add(name)
 
     def counted_as(self, link: Link) -> str:
-        """Return the name under which a link counts: a block of addresses, or a name of its own."""
+        """Return the block for which a link is counted: an address block, or a name of its own."""
         return self._counted_as.get(link, str(link.owner))
 
     # --- clients that a proxy names ---
@@ -378,7 +385,7 @@ class Acceptor(Factory):
         return self._checked(link, self.proxies.client_of(link.address, header))
 
     def _checked(self, link: Link, client: str) -> DropReason | None:
-        """Check a client by the address that its proxy named, as others are checked when they connect.
+        """Check a client by the address that its proxy named, as clients without a proxy are checked when they connect.
 
         :param client: address, empty if it is unknown.
         :returns: why the connection has to end now, or None.
@@ -416,8 +423,8 @@ class Acceptor(Factory):
     def _make_room(self) -> None:
         """Evict one handshake, so that silent connections cannot keep honest clients out.
 
-        The victim is a handshake of the block with most handshakes: the oldest that has sent no valid message, else the
-        oldest.
+        The victim is a handshake of the block with most handshakes: the oldest that has sent no valid message,
+        otherwise the oldest.
         """
         heaviest = self._shaking_of.heaviest()
         silent = (link for link in self._handshakes if not link.spoken)
@@ -445,7 +452,8 @@ class Acceptor(Factory):
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
-        # Only a wrong message costs a Diffie-Hellman and is charged. Lost or slow connections happen to honest clients.
+        # Only an invalid message is charged to the address, because it costs a Diffie-Hellman operation.  Lost or slow
+        # connections happen to honest clients, too.
         if reason is DropReason.HANDSHAKE_FAILED and isinstance(link.owner, str):
             self._failures.charge(link.owner, 1.0, self._reactor.seconds())
         self._refused(reason, self._address_for_log(link), link.erred)
@@ -458,14 +466,15 @@ class Acceptor(Factory):
         refusal = self._refused_links.pop(session.link, None)
         self.sessions[session] = None
         self.connections_opened += 1
-        # The key is proven now. Floods are charged to it, and not to an address that many people may share.
+        # The client has proved its key now.  Floods are charged to the key, and not to an address that many people may
+        # share.
         if refusal is None and self._floods.is_exhausted(str(session.link.remote), self._reactor.seconds()):
             refusal = DropReason.FLOODED_BEFORE
             self._refused(refusal, self._address_for_log(session.link))
         if refusal is None:
             self._give_place(session)
-            # A newcomer above the limit keeps its place until admission has decided (keep_place), because nobody should
-            # leave for a client that is not admitted. At most MAX_TOLD newcomers are above the limit at a time.
+            # A new client above the limit is accepted until admission has decided (keep_place), because no other client
+            # should be ended for one that is not admitted.  At most MAX_TOLD new clients are above the limit at a time.
             beyond = len(self._block_of) - self.limits.max_connections
             if beyond > 0 and (beyond > MAX_TOLD or not self._may_have_place(session)):
                 self._take_place(session)
@@ -476,9 +485,9 @@ class Acceptor(Factory):
         self._sessions_changed()
 
     def keep_place(self, session: AcceptedSession) -> bool:
-        """Keep the place of an admitted client. Another client may have to leave for it.
+        """Let an admitted client stay.  If the server is full, another client is ended for it.
 
-        :returns: False if nobody could leave, and the client was refused.
+        :returns: False if no other client could be ended, and this one was refused.
         """
         if session not in self._block_of:
             return False
@@ -505,7 +514,7 @@ class Acceptor(Factory):
             who = "" if remote is None else f"key {remote.short}"
             detail = ": ".join(one for one in (who, session.link.erred) if one)
             self.strangers.log_refusal(self._address_for_log(session.link), reason.value, detail)
-        # The mark is below the limit, so that a server at its limit does not log two lines for each client.
+        # This threshold is below the limit, so that a server at its limit does not log two lines for each client.
         if self._said_full and len(self._block_of) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False
             _log.info("the server accepts clients again: {count} are connected", count=len(self._block_of))

@@ -1,4 +1,4 @@
-"""Client side of a link: a connection through another endpoint, and the handshake."""
+"""Client side of a link: connects through another endpoint, and does the handshake."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LinkClientEndpoint:
 
         def user_made(remote: PubKey) -> _U:
             user = make_user(remote)
-            # The caller gets the user after link_up(), which follows at once.
+            # The caller gets the link's user after link_up() has run, which follows at once.
             self._reactor.callLater(0, lambda: None if done.called else done.callback(user))
             return user
 
@@ -68,7 +68,7 @@ class LinkClientEndpoint:
 
     @staticmethod
     def _cancel(dialling: Deferred[IProtocol], links: list[Link]) -> None:
-        # The errback comes first: cancel() fires the Deferred at once, and an unhandled error would be logged.
+        # The errback is added before cancel(), which fires the Deferred at once: an unhandled error would be logged.
         dialling.addErrback(lambda failure: failure.trap(CancelledError) and None)
         dialling.cancel()
         for link in links:

@@ -1,4 +1,4 @@
-"""HTTP at the port of a server: a websocket for a link, or a short answer."""
+"""HTTP at the port of a server: opens a websocket for a link, or sends a short answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HTTPFirst:
         self._request = Request()
 
     def received(self, link: Link, data: bytes) -> bool:
-        """Process bytes of the request. Return True: they are no part of a handshake."""
+        """Process bytes of the request.  Return True, because they are no part of a handshake."""
         request = self._request
         request.feed(data)
         upgrade = request.upgrade

@@ -1,4 +1,4 @@
-"""Interfaces below and above a link: its handshake and its user."""
+"""Interfaces of the two objects that a link works with: its handshake, and its user."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LinkT_contra = TypeVar("LinkT_contra", contravariant=True)
 class LinkHandshake(Protocol):
     """Interface of a handshake over a byte stream. After an error the handshake is unusable.
 
-    A handshake does not know which frames follow. Any kind of link can follow that finds the attributes it needs in
-    the handshake.
+    A handshake does not know which frames follow. Any kind of link may use it that finds the attributes it needs in the
+    handshake.
 
     :ivar remote: public key of the peer; None until the handshake is done.
     """
@@ -36,7 +36,7 @@ class LinkHandshake(Protocol):
 
 
 class LinkUser(Protocol[LinkT_contra]):
-    """Interface of the object above a link, which handles its frames."""
+    """Interface of the user of a link: the object that handles its frames."""
 
     def link_up(self, link: LinkT_contra) -> None:
         """Start using the link. The handshake is done, and ``link.remote`` is the peer's key."""
@@ -44,7 +44,7 @@ class LinkUser(Protocol[LinkT_contra]):
     def frames_received(self, buffer: bytearray, end: int) -> int:
         """Process whole frames from the start of ``buffer``, which may be changed.
 
-        :returns: number of bytes processed. The rest is offered again with more.
+        :returns: number of bytes processed. The rest is offered again together with the next bytes.
         :raises RemoteProtocolError: the peer broke the protocol, and the link must end.
         """
 
@@ -55,4 +55,4 @@ class LinkUser(Protocol[LinkT_contra]):
         """Continue to send: the queue is empty again."""
 
     def link_lost(self, reason: Failure) -> None:
-        """Note that the connection is lost."""
+        """Handle the loss of the connection."""

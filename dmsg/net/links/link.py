@@ -1,7 +1,8 @@
 """Base of links: a connection with any handshake and then any kind of frames.
 
-The user above the link is made when the handshake is done. No user is made if the handshake fails. Frames sent in one
-reactor turn leave together (:class:`~dmsg.net.flush.TurnFlush`). The subclasses
+The user of the link (the object that handles its frames) is made when the handshake is done, and not at all if the
+handshake fails. Frames sent in one reactor turn are written together (:class:`~dmsg.net.flush.TurnFlush`). The
+subclasses
 :class:`~dmsg.net.links.records.RecordLink` and :class:`~dmsg.net.links.plain.PlainLink` convert between bytes and
 frames.
 """
@@ -42,7 +43,7 @@ from dmsg.net.websocket.byte_stream import StreamError
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds from the TCP connection to the last handshake message; then the link is closed (reference of 2019: 10 s)."""
 CLOSE_TIMEOUT = 3.0
-"""Seconds in which a closing link must send some of its queue; otherwise it is cut."""
+"""Seconds within which a closing link must send some of its queue; otherwise it is ended at once."""
 CLOSE_LIMIT = 30.0
 """Maximum number of seconds for which a link may be closing, even if it sends some of its queue."""
 DIRECT_SIZE = 16 * 1024
@@ -50,8 +51,8 @@ DIRECT_SIZE = 16 * 1024
 HIGH_WATER = 256 * 1024
 """High-water mark in unsent bytes. Above it the link is congested until its queue is empty."""
 FRAMES_A_READ = 1024
-"""Maximum number of websocket frames of one read that are processed at once. The rest waits for the next turn, because
-small frames cost more time than their bytes.
+"""Maximum number of websocket frames of one read that are processed at once. The rest waits for the next reactor turn,
+because small frames cost more time than their bytes.
 """
 MAX_TAIL = 65540
 """Maximum size of an unfinished frame in bytes."""
@@ -68,44 +69,45 @@ OnFirstBytes = Callable[["Link", bytes], bool]
 
 @implementer(IPushProducer, IUnpacks)
 class Link(HeldReading, TurnTaker, TwistedProtocol):
-    """Connection of two peers. For a relay it is also the port of the peer.
+    """Connection of two peers, with a handshake and then frames.  A relay core uses the link as its port to the peer.
 
     :param handshake: handshake of this connection.
-    :param make_user: factory of the user above the link, called when the handshake is done.
+    :param make_user: factory of the user of the link, called when the handshake is done.
     :param on_failure: callback called once if the handshake fails.
     :param tuned: whether the socket inherited its options from the listening one.
     """
 
     remote: PubKey | None = None
     ended_for: DropReason | None = None
-    """Reason for which this side ended the link; None if the peer or the network did."""
+    """Reason for which this side ended the link; None if the peer or the network ended it."""
     made_at = 0.0
     """Time when TCP was connected, in seconds of the reactor's clock."""
     address = ""
-    """Address of the peer, without its port."""
+    """IP address of the peer, without its port."""
     written = 0
-    """Number of bytes handed to TCP."""
+    """Number of bytes written to TCP."""
     left_behind = 0
     """Number of queued bytes that were never sent, as far as known; set when the connection ends."""
     spoken = False
     """Whether the first handshake message of the peer was valid."""
     is_server_side = False
-    """Whether this is the side of a server, which logs errors of the peer itself."""
+    """Whether this is the server's side of the link.  A server logs errors of the peer itself."""
     erred = ""
-    """Protocol error of the peer, in words."""
+    """Description of the peer's protocol error; empty without one."""
     share: TurnAccount | None = None
-    """Account that gives each owner a fair share of the time of a reactor turn; None on a client, where turns are not
-    shared.
+    """Account that divides the time of a reactor turn fairly among owners; None on a client, which does not limit its
+    links.
     """
     owner: Hashable = None
-    """Owner in whose name the work of this link is counted in ``share``."""
+    """Owner, such as an address block, to which the work of this link is charged in ``share``."""
     first_bytes: OnFirstBytes | None = None
     """Callback that gets the received bytes until it returns False; from then on the handshake gets them."""
     in_websocket: WebSocketTransport | None = None
     """Transport of a link inside a websocket; None for other links."""
     _waits = False
     places: Sequence[Hashable] = ()
-    """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself."""
+    """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself counts as the only
+    block."""
     active_links: dict[Link, None] | None = None
     """Table to which the link adds itself when it reads or writes, so that memory checks need not visit idle links."""
 
@@ -142,7 +144,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._left = False
         self._error: RemoteProtocolError | None = None
         self._tcp: object = None
-        """TCP transport below the link, also if the link is inside a websocket."""
+        """TCP transport that the link uses, directly or inside a websocket."""
 
     def enter_websocket(self, carrier: WebSocketTransport, data: bytes = b"") -> None:
         """Read and write inside a websocket from now on.
@@ -155,7 +157,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if data:
             self._take(data)
 
-    # --- hooks of the kind of link ---
+    # --- hooks for subclasses ---
 
     def _begin(self, handshake: LinkHandshake) -> None:
         """Prepare for frames; called when the handshake is done."""
@@ -200,18 +202,20 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._received(data)
 
     def _may_read(self) -> int:
-        # Without time left, the data must be copied out of the shared read buffer and kept, so less is read.
+        # If the owner's time is used up, the data must be copied out of the shared read buffer and kept, so less is
+        # read.
         return READ_SIZE if self._may_work() else HELD_SIZE
 
     def _received(self, data: bytes | memoryview) -> None:
         """Handle received bytes. A memoryview is only valid until this method returns."""
-        # Twisted may still deliver data after this side has ended the link; the core must not see them.
+        # Twisted may still deliver data after this side has ended the link; they must not reach the user.
         if self._is_lost or self.ended_for is not None or self._closing:
             return
         if self.active_links is not None:
             self.active_links[self] = None
         if self._held or self._left or not self._may_work():
-            # Earlier data wait, or the time is used up. The bytes must stay in order, and a view must be copied.
+            # Earlier data wait, or the owner's time is used up, so these bytes are kept behind them.  A view must be
+            # copied, because the read buffer is reused.
             self._held.append(bytes(data))
             self._next_turn()
         else:
@@ -255,7 +259,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
                 self._receive(data)
             else:
                 for start in range(0, len(data), READ_SIZE):
-                    if self._left:  # The frames left in the buffer come before the rest of this read.
+                    if self._left:  # Frames that are left in the buffer must be processed before the rest of this read.
                         self._held.appendleft(bytes(data[start:]))
                         return
                     self._receive(data[start : start + READ_SIZE])
@@ -263,7 +267,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             self._peer_erred(error)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        # Data received before the end are delivered before the end is reported.
+        # The end is reported later, because data received before it have to be delivered first.
         while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
             self._proceed()
         self._is_lost = True
@@ -314,7 +318,8 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._user = make_user(self.remote)
         self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
         self._user.link_up(self)
-        # Frames may have come with the last handshake message; the user must know the link before they arrive.
+        # Frames may have come with the last handshake message; so the user is given the link before these are
+        # processed.
         rest = handshake.trailing_data()
         if rest and self.ended_for is None:
             self._take_bytes(rest)
@@ -352,22 +357,24 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
 
     def release(self, reason: HoldReason) -> None:
         super().release(reason)
-        # Kept data are handled in the next turn, not here: the caller may be in the middle of another link's read.
+        # Kept data are handled in the next turn and not here, because the caller may be in the middle of another link's
+        # read.
         if (self._held or self._left) and self.held_by == {HoldReason.TURN}:
             self._next_turn()
 
     def pause_reading(self) -> None:
-        """Stop reading, because the receivers of the peer's data have too much queued."""
+        """Stop reading, because too much is queued for the receivers of the peer's data."""
         self.hold(HoldReason.CONGESTED)
 
     def resume_reading(self) -> None:
         """Resume reading: the receivers have room again."""
         self.release(HoldReason.CONGESTED)
 
-    # --- the next turn ---
+    # --- continuing in the next turn ---
 
     def note_frames_left(self) -> None:
-        """Note that the user left whole frames in the buffer, to be offered again in the next turn, before new data."""
+        """Record that the user has left whole frames in the buffer, to be offered again in the next turn, before new
+        data."""
         self._left = True
         self._next_turn()
 
@@ -444,7 +451,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         for chunk in chunks:
             if carrier is None:
                 write_now(transport, chunk)
-            else:  # The frame is the only copy of the chunk that is made.
+            else:  # The list is joined here, because the data are copied only once, into the frame.
                 carrier.write(chunk)
         self._written()
         if self._congested:
@@ -457,13 +464,15 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def queued(self) -> int:
         """Return the number of bytes that wait to be sent."""
         waiting = queued_bytes(self._tcp)
-        if waiting is None:  # Not plain TCP, so count what was written since the link became congested.
+        if waiting is None:
+            # This is not plain TCP, whose queue can be measured, so the bytes written since the link became congested
+            # are counted.
             waiting = self._since_congested
         return waiting + self._unwritten()
 
     @property
     def user(self) -> LinkUser[Link] | None:
-        """User above the link; None before the handshake is done and after the end."""
+        """User of the link; None before the handshake is done and after the end."""
         return self._user
 
     @property
@@ -498,7 +507,8 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             self._user.link_congested()
 
     def pauseProducing(self) -> None:
-        # Twisted calls this at a lower mark than ours, and repeatedly. It counts only if the queue cannot be measured.
+        # Twisted calls this at a lower mark than ours, and repeatedly, so the call is used only if the queue cannot be
+        # measured.
         if not self._congested and queued_bytes(self._tcp) is None:
             self._congest()
 
@@ -512,26 +522,26 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def stopProducing(self) -> None:
         """Do nothing: connectionLost follows."""
 
-    # --- the end ---
+    # --- end of the link ---
 
     def close(self, reason: DropReason | None = None) -> None:
         """End the link when its queue is sent.
 
-        A client also waits until the server has read everything and closes the connection. The link is cut after
-        ``CLOSE_LIMIT`` seconds, or if nothing is sent for ``CLOSE_TIMEOUT`` seconds.
+        A client also waits until the server has read everything and closes the connection. The link is ended at once
+        after ``CLOSE_LIMIT`` seconds, or if nothing is sent for ``CLOSE_TIMEOUT`` seconds.
         """
         if self._closing or self._is_lost or self.transport is None:
             return
         self.ended_for = self.ended_for or reason
         if self._unwritten():
-            # Set first, because flush() may call the user, who must not queue more.
+            # This is set first, because flush() may call the user, which must not queue more.
             self._closing = True
             self.flush()
         self._closing = True
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
-        # A socket that is closed with unread data resets the connection, and the kernel drops what it has not sent:
-        # the last frames, which tell the remotes how their streams end. So a client only ends its own direction, reads
-        # on, and leaves the rest to the server. A server does not wait for clients, who could keep its sockets open.
+        # A socket that is closed with unread data resets the connection, and the kernel drops the data that it has not
+        # sent: the last frames, which say how the streams end. So a client only ends its own direction, reads on, and
+        # leaves the rest to the server. A server does not wait for clients, who could keep its sockets open.
         if self.is_server_side or not self._end_writing():
             self.transport.loseConnection()
         self._cancel_timer()
@@ -555,10 +565,12 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def _close_late(self, before: int, until: float) -> None:
         self._timer = None
         waiting = self.unsent()
-        if 0 < waiting < before and self._reactor.seconds() < until:  # The queue shrinks, if slowly.
+        if 0 < waiting < before and self._reactor.seconds() < until:
+            # The queue still shrinks, even if slowly, so the link may go on closing.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting, until)
         elif not waiting and not self.is_server_side and can_half_close(self._tcp):
-            # The peer's kernel has everything. The peer can still read it after a clean close, but not after a reset.
+            # The peer's kernel has everything. The peer can still read the data after a clean close, but not after a
+            # reset.
             self._tcp.loseConnection()  # type: ignore[attr-defined]
         else:
             self._abort()
@@ -578,7 +590,8 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._cancel_timer()
         if self._is_lost or self.transport is None:
             return
-        # Bytes that the peer's TCP has not acknowledged are lost. Their number is unknown after the abort.
+        # Unacknowledged bytes are counted before the abort, because they are lost, and afterwards their number is
+        # unknown.
         self.left_behind = self.unsent()
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:

@@ -1,4 +1,4 @@
-"""Link that sends its frames as they are: their content is encrypted elsewhere, or not at all."""
+"""Link that sends its frames unencrypted: their content is encrypted end to end by the clients, or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlainLink(Link):
         if self._optional:
             optional, self._optional = self._optional, b""
             data = bytes(data).removeprefix(optional)
-        # Each call takes a buffer of its own, because a callback may feed another link before it returns.
+        # Each call uses a buffer of its own, because a callback may deliver data to another link before it returns.
         buffer = _scratch.pop() if _scratch else bytearray(SCRATCH_SIZE)
         try:
             tail = self._tail

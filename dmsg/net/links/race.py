@@ -25,7 +25,7 @@ _U = TypeVar("_U", bound=LinkUser[Link])
 
 
 class CarrierMemory:
-    """Carriers that worked last, by server, and why others failed."""
+    """Memory of the carrier that worked last for each server, and of the errors of others."""
 
     def __init__(self) -> None:
         self._worked: dict[PubKey, tuple[Carrier, dict[Carrier, str]]] = {}
@@ -131,7 +131,7 @@ class _Run(Generic[_U]):
         trying.addCallbacks(self._connected, lambda failure: self._failed(carrier, failure))
 
     def _answered(self, carrier: Carrier) -> bool:
-        """Decide the race when a server answers. Return whether the answer is to be ignored, as it came too late."""
+        """Decide the race when a server answers.  Return True if the answer came too late and is to be ignored."""
         if self._winner is None:
             self._winner = self._race.used = carrier
             self._race.failed.pop(carrier, None)
@@ -143,7 +143,7 @@ class _Run(Generic[_U]):
                 if was_earlier:
                     self._race.failed[other] = f"no answer before the one by {carrier}"
                 if other != carrier:
-                    # Keep this server for later, because another service may have answered at the winner's address.
+                    # Keep this attempt as a reserve, because another service may have answered at the winner's address.
                     self._waiting.append(other)
                     del self._trying[other]
                     trying.addErrback(lambda failure: failure.trap(CancelledError) and None)

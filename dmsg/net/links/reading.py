@@ -1,11 +1,11 @@
-"""Large reads of links into one buffer that is reused.
+"""Large reads for links, into one buffer of the process that is reused.
 
-Twisted reads 64 KiB at a time into an object that is new for each read. On a busy link this is a quarter of a record's
-cost: the kernel must provide and zero the memory. Records of 64 KiB also span two reads, and are copied. Here a read
-takes up to ``READ_SIZE`` bytes, and records are opened in place.
+Twisted reads 64 KiB at a time into an object that is new for each read. On a busy link this takes a quarter of the time
+for a record, because the kernel must provide and zero the memory. Records of 64 KiB also span two reads, and are
+copied. Here a read takes up to ``READ_SIZE`` bytes, and records are opened in place.
 
-Only plain TCP of Twisted's own reactors reads so. All other transports (TLS, in memory, of other reactors) call
-``dataReceived`` as usual.
+Only plain TCP connections of Twisted's own reactors read in this way. All other transports (TLS, in memory, of other
+reactors) call ``dataReceived`` as usual.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_kept(transport: object, received: Callable[[memoryview], None], limit: 
     :param limit: returns the maximum size of the next read in bytes, up to ``READ_SIZE``.
     :returns: whether the transport does so; otherwise it calls ``dataReceived`` as usual.
     """
-    # Subclasses that read in another way, such as TLS, are left alone.
+    # Subclasses that read in another way, such as TLS, are not changed.
     if not isinstance(transport, Connection) or transport.TLS or type(transport).doRead is not Connection.doRead:
         return False
     transport.doRead = partial(_do_read, transport, received, limit)  # type: ignore[method-assign]
@@ -45,9 +45,10 @@ def _do_read(
     transport: Connection, received: Callable[[memoryview], None], limit: Callable[[], int]
 ) -> ConnectionDone | ConnectionLost | None:
     """Read once, in place of ``Connection.doRead``. A returned error ends the connection."""
-    if transport.TLS:  # TLS was started since read_kept.
+    if transport.TLS:  # TLS was started after read_kept was called, so the data go to dataReceived.
         return Connection.doRead(transport)
-    # A callback may run the reactor, and a second read would overwrite the data in use. So it gets another buffer.
+    # A callback may run the reactor, and a second read would overwrite the data in use. So such a read gets another
+    # buffer.
     view = _buffer.pop() if _buffer else memoryview(bytearray(READ_SIZE))
     try:
         try:

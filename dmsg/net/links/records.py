@@ -20,7 +20,7 @@ from dmsg.noise.xk import XKHandshake
 
 SCRATCH_SIZE = MAX_TAIL + READ_SIZE + MAX_RECORD
 NONCE_RESERVE = 1 << 16
-"""Number of records before the end of the nonces at which a link is closed. A nonce must never be used twice."""
+"""Number of unused nonces at which a link is closed, because a nonce must never be used twice."""
 
 _SCRATCH = BufferPool(SCRATCH_SIZE, 2)
 RECORDS = BufferPool(4 * MAX_RECORD, 16)
@@ -62,7 +62,8 @@ class RecordLink(Link):
         self._buffers: list[bytearray] = []
         self._writing: list[bytearray] = []
         self._filled = self._record_start = 0
-        """Fill level of the last buffer, and the start in it of the last piece of ``_records`` (-1: none)."""
+        """Number of bytes used in the last buffer, followed by the start, in this buffer, of the last piece of
+        ``_records`` (-1 for none)."""
 
     def _begin(self, handshake: LinkHandshake) -> None:
         keyed, self._keyed = self._keyed, None
@@ -71,12 +72,12 @@ class RecordLink(Link):
         cipher = keyed.cipher
         self._sealer, self._opener = RecordSealer(send, cipher=cipher), RecordOpener(receive, cipher=cipher)
 
-    # --- records in ---
+    # --- receiving records ---
 
     def _receive(self, data: bytes | memoryview) -> None:
         opener = self._opener
         assert opener is not None
-        # Each call takes a buffer of its own, because a callback may feed another link before it returns.
+        # Each call uses a buffer of its own, because a callback may deliver data to another link before it returns.
         buffer = _SCRATCH.take()
         try:
             tail = self._tail
@@ -95,7 +96,7 @@ class RecordLink(Link):
     def _unopened(self) -> int:
         return self._opener.held if self._opener is not None else 0
 
-    # --- records out ---
+    # --- sending records ---
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Queue plaintext, which is sent at the end of the reactor turn."""
@@ -112,7 +113,7 @@ class RecordLink(Link):
             # Small pieces share one record: 22 bytes and a cipher call for each would cost more than the copy.
             self._pending.append(bytes(data))
             self._pending_size += size
-            # Sealed before another small piece could exceed the size of a record.
+            # The record is sealed now if another small piece could exceed its size.
             if self._pending_size > MAX_PLAINTEXT - DIRECT_SIZE:
                 self._seal_pending()
         self._mark_dirty()
@@ -143,7 +144,7 @@ class RecordLink(Link):
         if self._record_start < 0:
             self._record_start = start
             self._records.append(view[start : self._filled])
-        else:  # Adjacent records are written as one piece.
+        else:  # The record directly follows the previous one in the buffer, so both are written as one piece.
             self._records[-1] = view[self._record_start : self._filled]
 
     def _seal_pending(self) -> None:
@@ -159,7 +160,7 @@ class RecordLink(Link):
         records, size = self._records, self._records_size
         self._records = []
         self._records_size = 0
-        # Records sealed while these are being written use other buffers.
+        # Buffers are replaced before the write, so that records sealed meanwhile do not overwrite these.
         self._writing += self._buffers
         self._buffers = []
         self._filled, self._record_start = 0, -1

@@ -1,7 +1,7 @@
-"""Log of refused strangers, which sums up repetitions.
+"""Log of refused clients, which sums up repetitions.
 
-The first refusal of an address for a reason is logged at once. Repetitions within ``SUM_UP`` seconds are one line at
-the end. The lines have a fixed form, which programs that ban addresses can parse::
+The first refusal of an address for a reason is logged at once. Repetitions within ``SUM_UP`` seconds are logged as one
+line at the end of this time. The lines have a fixed form, which programs that ban addresses can parse::
 
     stranger 203.0.113.5: too_many_from_address
     stranger 203.0.113.5: too_many_from_address, 262 more in 10 s
@@ -15,8 +15,8 @@ from twisted.logger import Logger
 SUM_UP = 10.0
 """Seconds between the lines that sum up repetitions."""
 MAX_STRANGERS = 50
-"""Maximum number of pairs of address and reason with lines of their own in ``SUM_UP`` seconds. The rest is one line
-for each reason.
+"""Maximum number of pairs of address and reason with lines of their own in ``SUM_UP`` seconds. All others are summed up
+in one line for each reason.
 """
 
 _log = Logger()
@@ -37,7 +37,7 @@ class RefusalLog:
 
         :param detail: explanation in words, logged with the first refusal only.
         """
-        # An attacker decides how often this is called, and from how many addresses. Both are bounded per interval.
+        # An attacker decides how often this is called, and from how many addresses. So both are limited per interval.
         who = address, reason
         if who in self._repeats:
             self._repeats[who] += 1

@@ -11,7 +11,7 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 
 class TrustedProxies:
-    """Proxies that a server believes.
+    """Proxies from which a server accepts the addresses of clients.
 
     :ivar with_header: networks of proxies that name clients in the header X-Forwarded-For of their requests.
     """
@@ -26,7 +26,8 @@ class TrustedProxies:
     def client_of(self, peer: str, header: bytes | None) -> str:
         """Return the client's address that X-Forwarded-For names, in its shortest form, or an empty text.
 
-        :param peer: address from which the request came. Only a proxy's header is believed.
+        :param peer: address from which the request came. The header is used only if this is the address of a trusted
+            proxy.
         """
         if not _is_in(peer, self.with_header):
             return ""

@@ -1,1 +1,1 @@
-"""Multicast DNS in one question and one answer, on the networks of this machine."""
+"""Multicast DNS on the networks of this machine, reduced to one question with one answer."""

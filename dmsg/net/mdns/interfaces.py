@@ -11,7 +11,7 @@ from dmsg.net.addresses import parse_ip
 from dmsg.net.interfaces import UP, system_addresses
 
 MAX_INTERFACES = 16
-"""Maximum number of addresses that are used; further ones are left out."""
+"""Maximum number of this machine's addresses that are used; further ones are left out."""
 LOOPBACK, POINT_TO_POINT, RUNNING = 0x8, 0x10, 0x40
 MULTICAST = 0x1000 if sys.platform == "linux" else 0x8000
 
@@ -41,7 +41,8 @@ class Interface:
         return f"{host}%{self.name}" if isinstance(self.address, IPv6Address) and "%" not in host else host
 
     def has_on_link(self, host: str) -> bool:
-        """Whether an address belongs to a machine on this link: not to a router's other side, nor to a group."""
+        """Whether an address belongs to a machine on this link.  Addresses beyond a router and multicast groups do
+        not."""
         address = parse_ip(host)
         if address is None or address.version != self.network.version or address not in self.network:
             return False
@@ -53,7 +54,8 @@ class Interface:
 
 
 def is_usable(flags: int) -> bool:
-    """Whether multicast reaches other machines over an interface with these flags: not a tunnel, not loopback."""
+    """Whether multicast reaches other machines over an interface with these flags, which excludes tunnels and
+    loopback."""
     needed = UP | RUNNING | MULTICAST
     return flags & needed == needed and not flags & (LOOPBACK | POINT_TO_POINT)
 
@@ -61,7 +63,7 @@ def is_usable(flags: int) -> bool:
 def list_interfaces() -> list[Interface]:
     """Return the IPv4 and link-local IPv6 addresses of this machine on networks with multicast.
 
-    :raises OSError: the system does not tell.
+    :raises OSError: the system does not give the list.
     """
     found: dict[tuple[str, str], Interface] = {}
     for name, flags, address, mask in system_addresses():
@@ -75,6 +77,6 @@ def list_interfaces() -> list[Interface]:
         try:
             index = socket.if_nametoindex(name)
         except OSError:
-            continue  # The interface has disappeared meanwhile.
+            continue  # The interface is left out, because it has disappeared meanwhile.
         found[name, str(address)] = Interface(name, index, address, network)
     return list(found.values())[:MAX_INTERFACES]

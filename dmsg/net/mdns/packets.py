@@ -1,11 +1,11 @@
 """Packets of multicast DNS (RFC 6762) with one question for a TXT record, and with its answer.  No I/O.
 
-A program that asks from a port other than 5353 gets its answer as in unicast DNS (RFC 6762, section 6.7): at its own
-port, with its own identifier and with the question repeated.  So neither the answer nor the program that waits for it
-is shown to the whole network.
+A program that asks from a port other than 5353 gets its answer as in unicast DNS (RFC 6762, section 6.7): sent to its
+own port, with its own identifier and with the question repeated.  So neither the answer nor the program that waits for
+it is shown to the whole network.
 
-Anybody on the network can send anything to these parsers, so they accept one form only: no compressed names but the
-pointer to the question, no further records, no bytes behind the packet.
+Anybody on the network can send anything to these parsers, so they accept one form only: no compressed names except the
+pointer to the question, no further records, and no bytes after the answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Name = tuple[bytes, ...]
 
 
 class MalformedPacket(DmsgError):
-    """Error: the packet is not one of the two forms, though it may be valid DNS."""
+    """Error: the packet does not have the form of a question or of an answer, although it may be valid DNS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,8 @@ def _name(data: bytes, position: int) -> tuple[Name, int]:
         position += 1
         if not size:
             return tuple(labels), position
-        # A compressed name begins with two set bits, so it is longer than any label.
+        # A compressed name is refused here, too: it begins with two set bits, which read as a length above that of any
+        # label.
         if size > MAX_LABEL or position + size > len(data):
             break
         labels.append(bytes(data[position : position + size]).lower())

@@ -1,7 +1,7 @@
-"""Sockets for multicast DNS on one address of this machine, handed over to Twisted.
+"""Sockets for multicast DNS on one address of this machine, used by Twisted.
 
-Each address has a socket of its own: Twisted passes on the sender's address without its scope, so the socket has to
-tell on which network a packet arrived.
+Each address has a socket of its own: Twisted reports the sender's address without its scope, so only the socket shows
+on which network a packet arrived.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _open(interface: Interface, host: str, port: int, *, join: bool) -> socket.s
     handle = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_DGRAM)
     try:
         handle.setblocking(False)
-        if join:  # Other programs on this machine, such as avahi, use the port, too.
+        if join:  # The port is shared, because other programs on this machine, such as avahi, use it, too.
             handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if hasattr(socket, "SO_REUSEPORT"):
                 handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -92,7 +92,7 @@ def _adopt(reactor: IReactorSocket, handle: socket.socket, received: Received) -
         # One byte more is read than may be parsed, so that a longer packet is recognised and not cut.
         adopted = reactor.adoptDatagramPort(handle.fileno(), handle.family, _Packets(received), MAX_PACKET + 1)
     finally:
-        handle.close()  # The reactor has made a copy of the descriptor.
+        handle.close()  # The socket can be closed, because the reactor has made a copy of the descriptor.
     return cast("Port", adopted)
 
 
@@ -107,7 +107,8 @@ def open_responder(reactor: IReactorSocket, interface: Interface, received: Rece
 
 
 def open_asker(reactor: IReactorSocket, interface: Interface, received: Received) -> Port:
-    """Return a UDP port with any number from which to ask questions on one network, and which gets the answers.
+    """Return a UDP port with a free number, from which questions are asked on one network, and to which the answers
+    come.
 
     :raises OSError: the address is not there any more.
     """

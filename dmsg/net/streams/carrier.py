@@ -1,7 +1,7 @@
 """Carriers, which bind a stream to the transport that carries it now.
 
-A stream has one carrier at a time, and knows nothing else of connections. A frame leads to the carrier first: the one
-object that knows the stream, its transport or channel, and the connection.
+A stream has one carrier at a time, and uses connections only through it.  A received frame goes to the carrier first,
+the only object that knows the stream, its transport or channel, and the connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CarryingSession(Protocol):
-    """Interface of the session of a server, as its carriers need it.
+    """Interface that carriers need of a session with a server.
 
     :ivar writable: whether the link accepts more data.
     """
@@ -37,10 +37,10 @@ StreamT = TypeVar("StreamT", bound="StreamTransport")
 
 
 class SessionCarrier(Generic[SessionT, StreamT]):
-    """Base of carriers: binds a stream to the session of a server.
+    """Base of carriers: binds a stream to a session with a server.
 
     Back-pressure has two levels. ``session.writable`` stops all streams of the link, ``writable`` only this one.
-    ``may_send`` of each family checks both.
+    ``may_send`` of each protocol family checks both.
 
     :ivar writable: False while something stops this stream only.
     """
@@ -65,11 +65,11 @@ class SessionCarrier(Generic[SessionT, StreamT]):
         self.session.schedule(self.stream)
 
     def congested(self) -> None:
-        """Stop this stream; the others of the connection continue."""
+        """Stop sending on this stream; the other streams of the connection continue."""
         self.writable = False
 
     def relieved(self) -> None:
-        """Let this stream continue."""
+        """Let this stream send again."""
         self.writable = True
         self.stream.window_opened()
 
@@ -79,7 +79,7 @@ class EndedCarrier:
     once.
 
     :ivar server: last server of the stream.
-    :ivar confirms: value of the last carrier.
+    :ivar confirms: whether frames are acknowledged by the remote, as on the last carrier.
     """
 
     __slots__ = ("confirms", "server")

@@ -1,4 +1,4 @@
-"""Timers of the deadlines of a stream. When one fires, the stream decides whether it still matters."""
+"""Timers of the deadlines of a stream. When a timer fires, the stream decides whether the deadline still applies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Deadlines:
     def set(self, name: str, seconds: float | None, is_relevant: Callable[[], bool]) -> None:
         """Set a deadline ``seconds`` from now, or cancel it if ``seconds`` is None.
 
-        :param is_relevant: called when the time is over; the deadline counts if the callback returns True.
+        :param is_relevant: called when the time is over; the deadline applies only if the callback returns True.
         """
         timer = self._timers.pop(name, None)
         if timer is not None:
@@ -50,7 +50,7 @@ class Deadlines:
         self._watch_idle()
 
     def traffic(self) -> None:
-        """Note traffic: data arrived or were acknowledged."""
+        """Record traffic: data arrived or were acknowledged."""
         if self.idle is not None:
             self._last_traffic = self._reactor.seconds()
 
@@ -58,10 +58,11 @@ class Deadlines:
         if self.idle is None:
             self.set(IDLE, None, lambda: False)
             return
-        # Traffic only notes the time, and one timer checks it later. Moving a timer for each frame would cost more than
-        # the frame.
+        # Only the time is recorded here, and one timer checks it later, because moving a timer for each frame would
+        # take longer than handling the frame.
         left = self._last_traffic + self.idle - self._reactor.seconds()
-        # With a remaining time below the clock's resolution, the timer would fire again and again in the same moment.
+        # A remaining time below the clock's resolution counts as none; otherwise the timer would fire again and again
+        # at the same moment.
         self.set(IDLE, max(left, 0.001), self._is_idle)
 
     def _is_idle(self) -> bool:
@@ -76,7 +77,8 @@ class Deadlines:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        # The callback refers to the stream, whose memory must not wait for the garbage collector.
+        # The callback is deleted, because it refers to the stream, whose memory should be freed without the garbage
+        # collector.
         self._on_timeout = lambda name: None
 
 
@@ -124,7 +126,7 @@ class DeadlineMixin:
             deadlines.set(WRITE, seconds, self._has_unacknowledged)
 
     def setDeadline(self, seconds: float | None) -> None:
-        """Set the read and the write deadline, as ``SetDeadline`` of Go's ``net.Conn`` does."""
+        """Set the read and the write deadline, like ``SetDeadline`` of Go's ``net.Conn``."""
         self.setReadDeadline(seconds)
         self.setWriteDeadline(seconds)
 

@@ -52,7 +52,7 @@ class DmsgClientEndpoint:
         self._timeout = timeout
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect (:class:`twisted.internet.interfaces.IStreamClientEndpoint`)."""
+        """Open a stream; see :class:`twisted.internet.interfaces.IStreamClientEndpoint`."""
         return self._client.connect(self._address, protocolFactory, timeout=self._timeout)
 
 
@@ -65,5 +65,5 @@ class DmsgServerEndpoint:
         self._port = port
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
-        """Listen (:class:`twisted.internet.interfaces.IStreamServerEndpoint`)."""
+        """Accept streams; see :class:`twisted.internet.interfaces.IStreamServerEndpoint`."""
         return execute(self._client.listen, protocolFactory, self._port)

@@ -50,7 +50,7 @@ class HalfClosing:
     _last_wait: IDelayedCall | None = None
     _reactor: IReactorTime
 
-    # --- hooks of the stream ---
+    # --- hooks for the stream ---
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
@@ -69,7 +69,7 @@ class HalfClosing:
     def _close_now(self) -> None:
         raise NotImplementedError
 
-    # --- this end's data ---
+    # --- end of this end's data ---
 
     @property
     def writing_ended(self) -> bool:
@@ -78,7 +78,7 @@ class HalfClosing:
 
     @property
     def _unconfirmed_end(self) -> int:
-        """Bytes in the queue or in flight that mark the end of data and are not data themselves."""
+        """Number of bytes in the queue or in flight that are no data, but mark the end of data."""
         return END_SIZE if self._end_ticket is not None and not self._end_acknowledged else 0
 
     def end_writing(self) -> Deferred[None]:
@@ -96,8 +96,8 @@ class HalfClosing:
         self._end_ticket = EndOfData(done)
         done.addCallback(self._on_end_acknowledged)
         self._outbox.wait(self._end_ticket)
-        # One byte stands for the end of data in the queue and in flight; the carrier sends a frame of its own for the
-        # ticket.
+        # One byte stands for the end of data in the queue and in flight; for its ticket, the carrier sends a special
+        # frame.
         self._outbox.add(b"\1", self._end_ticket)
         self._schedule()
         return done
@@ -137,10 +137,10 @@ class HalfClosing:
             self._call_protocol(lambda _: protocol.writeConnectionLost(), None)
         self._close_if_both_ended()
 
-    # --- the other end's data ---
+    # --- end of the other end's data ---
 
     def data_ended(self) -> None:
-        """Note that the other end has ended its data."""
+        """Handle the other end's end of data."""
         self._remote_ended = True
         # During a delivery the protocol may be inside ``dataReceived``; the end is reported after the data.
         if not self._delivering:
@@ -159,13 +159,15 @@ class HalfClosing:
         if IHalfCloseableProtocol.providedBy(protocol):
             self._call_protocol(lambda _: protocol.readConnectionLost(), None)
         else:
-            self.loseConnection()  # As TCP of Twisted does, except that written data are still sent.
+            # This protocol does not support half-close, so its stream is closed, as Twisted does on TCP; but written
+            # data are still sent.
+            self.loseConnection()
         self._close_if_both_ended()
 
     def _close_if_both_ended(self) -> None:
         if not (self._end_acknowledged and self._remote_end_told) or self._loss is not None or self.disconnecting:
             return
-        # Only one end sends CLOSE. The other waits for it, but not for ever.
+        # Only one end sends CLOSE.  This end waits for it, but not for ever.
         if not self._leaves_closing_to_remote:
             self._close_now()
         elif self._last_wait is None:

@@ -17,8 +17,8 @@ class StreamCarrier(Protocol):
 
     @property
     def confirms(self) -> bool:
-        """Whether a frame counts as acknowledged when the remote has received it. Otherwise a frame counts as
-        acknowledged when the link has accepted it.
+        """Whether a frame counts as acknowledged only when the remote has received it.  If not, it counts when the link
+        has accepted it.
         """
 
     def may_send(self) -> bool:
@@ -28,13 +28,13 @@ class StreamCarrier(Protocol):
         """Send one frame of at most ``max_frame`` bytes. The stream's ``acknowledged`` is called later."""
 
     def flush(self) -> None:
-        """Pass sent frames on to the connection."""
+        """Write sent frames to the connection."""
 
     def in_flight(self) -> int:
         """Return the number of frames that are not acknowledged."""
 
     def consumed(self, size: int) -> None:
-        """Note that the application has read ``size`` bytes."""
+        """Record that the application has read ``size`` bytes, so that the remote may send more."""
 
     def close(self, reason: int) -> None:
         """Tell the remote that the stream has ended, with ``reason`` as close reason."""

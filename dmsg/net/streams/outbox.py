@@ -1,4 +1,5 @@
-"""Send queue of a stream: written data that are in no frame yet, and the callers that wait for them."""
+"""Send queue of a stream: written data that are not in a frame yet, and the callers that wait for their
+acknowledgement."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 LARGEST_PIECE = 256 * 1024
 """Maximum number of bytes of a piece in the queue; a larger write is split into several pieces."""
 SMALL_WRITE = 1024
-"""Size in bytes below which a write is joined with the previous one. A piece of its own would cost more than its
+"""Size in bytes below which a write is joined with the previous one. A separate piece would take more memory than its
 bytes.
 """
 JOIN_SIZE = 32 * 1024
-"""Maximum number of bytes of a frame made of small writes."""
+"""Maximum size in bytes of a frame that joins small writes."""
 
 
 class Ticket:
@@ -37,13 +38,14 @@ class Ticket:
 
 
 class EndOfData(Ticket):
-    """Ticket of the end of data. Its piece is never joined with data."""
+    """Ticket of the end of data. The piece with this ticket is never joined with data."""
 
     __slots__ = ()
 
 
 def tickets_among(kept: Iterable[object]) -> list[Ticket | None]:
-    """Return the tickets that a core kept, which only knows them as objects."""
+    """Return the tickets among the objects that a core has kept for sent frames; a core knows only their type
+    ``object``."""
     tickets: list[Ticket | None] = []
     for one in kept:
         assert one is None or isinstance(one, Ticket)
@@ -78,7 +80,7 @@ class Outbox:
             if len(last) < SMALL_WRITE:
                 queue[-1] = (bytes(last) + data, None)
                 return
-        # A piece stays in memory until its last byte is acknowledged, so large writes are cut.
+        # A piece stays in memory until its last byte is acknowledged, so large writes are split.
         for start in range(0, len(data) or (ticket is not None), LARGEST_PIECE):
             if start and ticket is not None:
                 ticket.frames += 1
@@ -94,7 +96,7 @@ class Outbox:
     def put_back(self, frames: Iterable[tuple[bytes | memoryview, Ticket | None]]) -> None:
         """Return frames that did not arrive to the front of the queue."""
         if self._offset:
-            # A frame was already cut from the first piece, so only its rest is still in the queue.
+            # Part of the first piece was taken for a frame already, so only its rest is still in the queue.
             data, ticket = self.waiting.popleft()
             self.waiting.appendleft((memoryview(data)[self._offset :], ticket))
             self._offset = 0
@@ -110,8 +112,8 @@ class Outbox:
     def take(self, largest: int) -> tuple[bytes | memoryview, Ticket | None]:
         """Remove the next frame, of at most ``largest`` bytes. Small writes without a ticket are joined.
 
-        If a small part of a large write is left, it is filled up with the next write. As a separate frame it would
-        cost both ends and the server more than the copy.
+        If only a small part of a large write is left, the next write is joined to it.  A separate frame would cost both
+        ends and the server more than the copy.
 
         :raises IndexError: the queue is empty.
         """
@@ -124,7 +126,7 @@ class Outbox:
             self._offset += largest
             size = largest
             if ticket is not None:
-                ticket.frames += 1  # The rest waits too.
+                ticket.frames += 1  # The ticket has to wait for the rest of the piece, too.
         else:
             queue.popleft()
             piece = memoryview(data)[self._offset :] if self._offset else data

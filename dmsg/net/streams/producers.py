@@ -1,4 +1,4 @@
-"""Producer of a stream, paused while too much is queued."""
+"""Registered producer of a stream's data, which is paused while too much is queued."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SEND_HIGH_WATER = 512 * 1024
 
 
 class ProducerHolder:
-    """Holder of one producer."""
+    """Place for the producer that an application registers."""
 
     __slots__ = ("_paused", "_streaming", "producer")
 
@@ -53,7 +53,7 @@ class ProducerHolder:
         if producer is None:
             return False
         if not self._streaming:
-            # A pull producer writes once per call, so the next call comes when the queue is empty.
+            # A pull producer writes once per call, so it is called again whenever the queue is empty.
             if empty:
                 producer.resumeProducing()
         elif unsent > SEND_HIGH_WATER:

@@ -1,7 +1,7 @@
 """Multiplexed stream as Twisted's transport: ITransport, consumer and push producer.
 
-This module knows no protocol family. A :class:`StreamCarrier` makes frames of the written data and reports their
-acknowledgement. Data written in one reactor turn leave at its end, in frames as large as allowed.
+This module knows no protocol family. A :class:`StreamCarrier` sends the written data in frames and reports their
+acknowledgement.  Data written in one reactor turn are sent at its end, in frames as large as allowed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SEND_LIMIT = 64 * 1024 * 1024
 the limit.
 """
 UNREAD_PIECES = 64
-"""Number of pieces for a paused reader that are kept as they came; beyond it, small ones are joined."""
+"""Number of received pieces that are queued unchanged for a paused reader; beyond it, small ones are joined."""
 UNREAD_PIECE = 4096
 """Maximum number of bytes of a joined piece."""
 LINGER = 10.0
@@ -90,14 +90,14 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._suspended = False
         self.away_since: float | None = None
         """Time of the reactor's clock since which the stream has no carrier; None while it has one."""
-        # The following attributes are for received data.
+        # The following attributes belong to received data.
         self._paused = False
         self._delivering = False
         self._unread: deque[bytes] = NO_QUEUE
         self._loss: Failure | None = None
         self._reason: int = CloseReason.UNSPECIFIED
 
-    # --- the carrier's side ---
+    # --- called by the carrier ---
 
     def start(self, protocol: IProtocol) -> None:
         """Connect ``protocol`` to the open stream."""
@@ -114,7 +114,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._carrier.consumed(len(data))
             return
         if self._paused or self._unread or self._delivering:
-            # Many small pieces would take many times their size in memory.
+            # Small pieces are joined, because many of them would take many times their size in memory.
             if len(self._unread) > UNREAD_PIECES and len(data) + len(self._unread[-1]) <= UNREAD_PIECE:
                 self._unread[-1] += data
             elif self._unread is NO_QUEUE:
@@ -123,15 +123,15 @@ class StreamTransport(HalfClosing, DeadlineMixin):
                 self._unread.append(data)
         else:
             self._deliver(data)
-            if self._unread or self._remote_ended:  # More came during the call.
+            if self._unread or self._remote_ended:  # More data came during the call, so the loop continues.
                 self.resume_if_unpaused()
 
     def acknowledged(self, ticket: Ticket | None) -> None:
-        """Note that the remote has received one frame."""
+        """Count one frame that the remote has received."""
         self.acknowledged_all((ticket,))
 
     def acknowledged_all(self, tickets: Iterable[Ticket | None], count: int = 1) -> None:
-        """Note that the remote has received frames, among them those of ``tickets``.
+        """Count frames that the remote has received, and fire those of ``tickets`` that are complete.
 
         :param count: number of frames. It is 0 if the remote only repeated an acknowledgement to open its window.
         """
@@ -156,7 +156,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._linger = None
 
     def requeue(self, frames: Sequence[tuple[bytes | memoryview, object]]) -> None:
-        """Queue frames that did not arrive again, before everything else."""
+        """Put frames that did not arrive back into the queue, before everything else."""
         tickets = tickets_among(ticket for _, ticket in frames)
         self._outbox.put_back(zip((data for data, _ in frames), tickets, strict=True))
 
@@ -175,13 +175,13 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._schedule()
 
     def carrier_closed(self, reason: int) -> None:
-        """Note that the remote, or the carrier for it, closed the stream."""
+        """Handle the end of the stream: the remote, or the carrier in its place, has closed it."""
         if self._loss is None:
             self.unacknowledged = max(0, self._outbox.size + self._unacknowledged() - self._unconfirmed_end)
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     def client_stopped(self, reason: int) -> None:
-        """Note that the client has stopped and has told the remote ``reason``."""
+        """Handle the stop of the client, which has told the remote ``reason``."""
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else ConnectionAborted()), reason)
 
     def _unacknowledged(self) -> int:
@@ -201,8 +201,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
 
     @property
     def binding(self) -> bytes | None:
-        """Channel binding (RFC 5056): 32 bytes, the hash of the end-to-end handshake, which covers both keys. None
-        without one.
+        """Channel binding (RFC 5056): 32 bytes, the hash of the end-to-end handshake, which covers both keys.  None on
+        a plain stream.
         """
         return None
 
@@ -213,7 +213,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
 
     @property
     def held(self) -> int:
-        """Number of buffered bytes, to be sent and to be read."""
+        """Number of buffered bytes: those to be sent and those to be read."""
         return self._outbox.size + sum(map(len, self._unread))
 
     @property
@@ -224,8 +224,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     @property
     def reason_of_stop(self) -> int:
         """Reason to tell the remote when the client stops."""
-        # If the application has not closed the stream, or if not everything was sent, the remote must not take the
-        # end of the client for the end of the data.
+        # If the application has not closed the stream, or if not everything was sent, the reason must show the remote
+        # that the data are incomplete.
         return CloseReason.UNSPECIFIED if self.disconnecting and not self.unsent else CloseReason.ABORTED
 
     @property
@@ -279,9 +279,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         return deferred
 
     def probe(self) -> None:
-        """Send an empty frame to check the path to the other end. Its ACK does not count as traffic of the
-        application.
-        """
+        """Send an empty frame to check the path to the other end. Its ACK is no traffic of the application."""
         if not (self.disconnecting or self._outbox.waiting or self._loss is not None):
             self._probing = True
             self._enqueue(b"", Ticket(None))
@@ -395,10 +393,10 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._delivering = False
         return True
 
-    # --- the end ---
+    # --- end of the stream ---
 
     def loseConnection(self) -> None:
-        """Close when all written data are acknowledged, or when no ACK comes for ``LINGER`` seconds.
+        """Close the stream when all written data are acknowledged, or when no ACK comes for ``LINGER`` seconds.
 
         A stream without a carrier first gets its full time to find another one.
         """
@@ -410,11 +408,11 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._schedule()
 
     def abortConnection(self) -> None:
-        """Close now. Unsent data are lost."""
+        """Close the stream now.  Unsent data are lost."""
         self.abort(CloseReason.ABORTED)
 
     def abort(self, reason: int) -> None:
-        """Close now, and tell the remote a reason (:class:`~dmsg.errors.CloseReason`)."""
+        """Close the stream now, and tell the remote a reason (:class:`~dmsg.errors.CloseReason`)."""
         if self._loss is not None:
             self._unread = NO_QUEUE
             self._paused = False
@@ -462,7 +460,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         tickets = self._outbox.clear()
         producer = self._producing.take_out()
         if producer is self:
-            self._paused = False  # The stream was its own producer, so nobody else would resume it.
+            # Reading is resumed here, because the stream itself had paused it, and nobody else would resume it.
+            self._paused = False
         if self._unread:
             UNREAD.add(self)
         for ticket in tickets:
@@ -476,7 +475,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         # Data received before the CLOSE are delivered, even to a paused application.
         if not self._unread:
             if self._delivering:
-                # The application is inside dataReceived, and does not expect connectionLost within it.
+                # connectionLost is called later: the application is inside dataReceived, and does not expect it there.
                 self._reactor.callLater(0, self._finish)
             else:
                 self._finish()

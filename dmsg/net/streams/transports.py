@@ -1,4 +1,4 @@
-"""Interface that TCP connections of Twisted and streams of dmsg have in common."""
+"""Common interface of Twisted's TCP connections and dmsg's streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ApplicationTransport(Interface):
-    """Interface of the transport of an application's protocol, of whatever kind."""
+    """Interface of the transport of an application's protocol, whether it is a TCP connection or a stream."""
 
     def write(self, data: bytes) -> None:
         """Queue bytes to send."""
@@ -27,7 +27,7 @@ class ApplicationTransport(Interface):
         """End the sending direction when the written bytes are sent."""
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """Register a producer, which is paused while enough is queued."""
+        """Register a producer, which is paused while too much is queued."""
 
     def unregisterProducer(self) -> None:
         """Remove the producer."""

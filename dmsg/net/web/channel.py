@@ -1,9 +1,9 @@
-"""Server side of HTTP/1.1 connections, with bounded buffers and turns.
+"""Server side of HTTP/1.1 connections, with bounded buffers, and a limited time in each reactor turn.
 
-Twisted's channel keeps reading after each response, however much is unparsed, and copies all of that for every line.
-Many small pipelined requests therefore cost a time that grows with the square of their number. Nor does Twisted limit
-the cost of parsing. A body in chunks of one byte takes long. A short header or parameter becomes an object of hundreds
-of bytes.
+Twisted's channel keeps reading after each response even if much is unparsed, and copies all unparsed data for every
+line.  Many small pipelined requests therefore cost a time that grows with the square of their number. Nor does Twisted
+limit the cost of parsing. A body in chunks of one byte takes long. A short header or parameter becomes an object of
+hundreds of bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def owner_of(address: object) -> str:
 
 
 class BoundedChannel(TurnTaker, HTTPChannel):
-    """HTTP channel that buffers one read at most, and parses it piece by piece in its turns.
+    """HTTP channel that buffers one read at most, and parses it piece by piece, spread over reactor turns.
 
     :ivar feeding: whether a piece is being parsed, and its time counted.
     """
@@ -105,7 +105,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         super().allHeadersReceived()  # type: ignore[no-untyped-call]
 
     def setLineMode(self, extra: bytes = b"") -> None:
-        # A request is answered. Data that came with the end of its body precede everything that waits.
+        # A request was answered.  Data that came with the end of its body are parsed before the data that wait.
         self.line_mode = 1
         if extra:
             self._unparsed.appendleft(extra)
@@ -118,8 +118,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self._feed()
 
     def resumeProducing(self) -> None:
-        # Responses have been sent. While they wait in the buffer, no further request is parsed, so a client that does
-        # not read its responses cannot pile them up.
+        # The responses written so far wait in the buffer.  Until they are sent, no further request is parsed, so a
+        # client that does not read its responses cannot pile them up.
         super().resumeProducing()  # type: ignore[no-untyped-call]
         self._feed()
 
@@ -132,8 +132,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         return self.block
 
     def count(self) -> None:
-        """Count the time that the piece being parsed has taken so far, before a request in it asks what is left of the
-        turn.
+        """Charge the time that parsing the current piece has taken so far.  Called before a request in this piece asks
+        how much time is left.
         """
         self._count()
 
@@ -166,7 +166,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
 
     @property
     def _has_ended(self) -> bool:
-        # An upgrade takes the transport away, and a response may end the connection.
+        # The transport is checked, because an upgrade may have taken it, or a response may have ended the connection.
         return self._given_up or self.transport is None or bool(self.transport.disconnecting)  # type: ignore[attr-defined]
 
     def drop_buffer(self) -> None:
@@ -205,8 +205,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self.drop_buffer()
         cancel_call(self._lingering)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        # A request, its channel and its decoder refer to each other. Without this they would wait for the garbage
-        # collector.
+        # A request, its channel and its decoder refer to each other. The references are removed, because otherwise
+        # their memory would wait for the garbage collector.
         self.requests = []
         self._transferDecoder = None
         self._dataBuffer = []
@@ -231,7 +231,7 @@ class PlainRequest(Request):
             self.channel._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]  # noqa: SLF001  # as Twisted's own requests do
             return
         if path[:1] != b"/" and (whole := _ABSOLUTE.fullmatch(path)) is not None:
-            # The host in the URL counts, whatever the Host header says.
+            # The host in the URL is used, and the Host header is ignored.
             self.requestHeaders.setRawHeaders(b"host", [whole[1]])
             rest = whole[2]
             path = rest if rest.startswith(b"/") else b"/" + rest
@@ -239,7 +239,7 @@ class PlainRequest(Request):
 
 
 class SiteOptions(TypedDict, total=False):
-    """Arguments of :class:`twisted.web.server.Site` that are used here."""
+    """Keyword arguments that are passed to :class:`twisted.web.server.Site`."""
 
     timeout: float
     reactor: IReactorTime
@@ -251,7 +251,7 @@ class BoundedSite(Site):
 
     The site offers no HTTP/2, for which Twisted uses other channels.
 
-    :ivar share: account of time by which its connections take turns.
+    :ivar share: account that divides the time of a reactor turn among its connections.
     :ivar unanswered: account of the memory that its connections use.
     """
 

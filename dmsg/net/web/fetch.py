@@ -83,7 +83,7 @@ class _BoundedConnection(HTTP11ClientProtocol):
         parser = self._parser
         if parser is not None and parser.state in (STATUS, HEADER):
             self._head += len(data)
-            # The last read is left out, because it may hold the end of the head and much of the body.
+            # The last read is left out, because it may contain the end of the head and much of the body.
             if self._head - len(data) > MAX_HEAD:
                 error = HeadTooLong(f"an answer with more than {MAX_HEAD} bytes of headers")
                 self._giveUp(Failure(error))  # type: ignore[no-untyped-call]
@@ -148,7 +148,7 @@ class _KeptConnection:
 class _Pool(HTTPConnectionPool):
     """Pool of connections that are kept for the next request.
 
-    A server that answers in HTTP/1.0 closes its connection, whether it says so or not, so that connection is not kept.
+    A server that answers in HTTP/1.0 closes its connection, even if it does not say so, so that connection is not kept.
     Other servers may close a connection just when a request is sent over it. If no byte was answered, the request is
     sent again, once, whatever its method: every request made here is idempotent.
 
@@ -216,7 +216,8 @@ class _UndecodedClient:
 
 
 class _LiteralURL(EncodedURL):
-    """URL with an IPv6 address. hyperlink would encode the address as a name, and refuse its colons."""
+    """URL with an IPv6 address. Twisted's usual class for URLs, hyperlink, would encode the address as a name, and
+    refuse its colons."""
 
     def to_uri(self) -> _LiteralURL:
         """Return the URL itself, which is a URI already."""
@@ -225,7 +226,7 @@ class _LiteralURL(EncodedURL):
 
 @implementer(IAgentEndpointFactory)
 class _Endpoints:
-    """Endpoints of HTTP servers: directly, or through the proxy of the environment."""
+    """Makes endpoints that connect to HTTP servers, directly or through the proxy that the environment names."""
 
     def __init__(self, reactor: IReactorTime, timeout: float) -> None:
         self._reactor = reactor
@@ -250,7 +251,7 @@ class WebClient(HTTPClient):
         super().__init__(_UndecodedClient(agent), data_to_body_producer=Body)
 
     def request(self, method: str, url: _SomeURL, **options: Any) -> Deferred[_Response]:
-        """Send a request as treq does; the host may also be an IPv6 address."""
+        """Send a request like treq, but also to hosts given as IPv6 addresses."""
         if isinstance(url, str) and "[" in url:
             url = _LiteralURL.from_text(url)
         return super().request(method, url, **{**options, "allow_redirects": False})

@@ -1,8 +1,8 @@
 """Guard of an HTTP server: limits of connections in all and per address, and a deadline for each request.
 
 Without limits, a client that opens connections and stays silent would use all descriptors of the process. When there
-are too many connections, the block of addresses with most connections loses one. The victim has waited longest for the
-rest of a request, or for the next request. So others still get in.
+are too many connections, the block of addresses with most connections loses one. That is the connection that has waited
+longest for the rest of a request, or for the next one.  So others can still connect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_CONNECTIONS = 4096
 RESERVE = 64
 """Number of descriptors that are kept free for other uses than clients."""
 MAX_OF_BLOCK = 512
-"""Maximum number of connections of one address, which may be a whole company. The blocks around it may have more
+"""Maximum number of connections of one address, which may be a whole company. Wider blocks may have more
 (:mod:`dmsg.net.blocks`).
 """
 TIME_TO_ASK = 1.0
@@ -40,7 +40,7 @@ def _descriptor_limit() -> int:
 
 
 class GuardedConnection:
-    """Connection with the state that the guard needs.
+    """Connection with the state that the guard keeps about it.
 
     :ivar block: block of the client's address.
     :ivar answering: whether a whole request has arrived that is not answered yet.
@@ -60,12 +60,13 @@ class GuardedConnection:
             self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._on_deadline)
 
     def request_is_whole(self) -> None:
-        """Note that a whole request has arrived. The time until the response is the server's own."""
+        """Record that a whole request has arrived, and stop its deadline: the time until the response is the server's
+        own."""
         self.answering = True
         self.stop_waiting()
 
     def request_is_answered(self) -> None:
-        """Note that the request was answered, so the next one may come."""
+        """Record that the request was answered, so that the connection waits for the next one."""
         self.answering = False
 
     def stop_waiting(self) -> None:
@@ -138,8 +139,8 @@ class Guard:
         if not crowded and len(self._open) > self._most:
             crowded = self._of.heaviest()
         if crowded or len(self._open) > self._most:
-            # The victim comes from the address with most inside the block, because one address may have all of a wide
-            # block.
+            # The victim is chosen from the address with most connections inside the block, because one address may have
+            # all connections of a wide block.
             victim = self._victim(self._of.heaviest(crowded) if crowded else connection.block, connection)
             self.on_refused("too_many_connections")
             self.remove(victim)

@@ -8,11 +8,11 @@ from typing import Protocol
 from dmsg.net.blocks import BlockCounts
 
 MAX_HELD = 64 * 1024 * 1024
-"""Maximum number of bytes that all connections of a site may hold."""
+"""Maximum number of bytes that the unanswered requests of a site may use."""
 
 
 class MemoryHolder(Protocol):
-    """Interface of a connection that holds memory.
+    """Interface of a connection whose requests use memory.
 
     :ivar block: block of the client's address.
     """
@@ -20,20 +20,20 @@ class MemoryHolder(Protocol):
     block: str
 
     def give_up(self) -> None:
-        """Close the connection and free what it holds. The account calls :meth:`PendingRequests.remove` if the
-        connection did not.
+        """Close the connection and free its memory.  The account calls :meth:`PendingRequests.remove` if the connection
+        did not.
         """
 
 
 class PendingRequests:
-    """Account of the memory held by connections.
+    """Account of the memory that the requests of all connections use.
 
-    When the limit is exceeded, the block of addresses with most for its width loses the connection that has held
-    memory for longest.
+    When the limit is exceeded, the address block that uses most, relative to its width, loses the connection that has
+    used memory for longest.
 
     :param limit: limit in bytes.
     :param on_refused: called with ``busy`` for each connection that is closed.
-    :ivar held: bytes held now.
+    :ivar held: bytes used now.
     """
 
     def __init__(self, limit: int = MAX_HELD, on_refused: Callable[[str], None] = lambda reason: None) -> None:
@@ -56,7 +56,7 @@ class PendingRequests:
             self._of.remove(holder.block, -size)
 
     def settle(self, holder: MemoryHolder, size: int) -> None:
-        """Set the number of bytes that a connection holds."""
+        """Set the number of bytes that a connection uses."""
         before = self._holders.get(holder.block, {}).get(holder, 0)
         if size != before:
             self.book(holder, size - before)

@@ -1,4 +1,4 @@
-"""Web sites of entities: limits before the routes, and responses in JSON."""
+"""Web sites of entities: rate limits that are applied before the routes, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def answer_http_error(request: IRequest, failure: Failure) -> bytes:
 
 
 def _do_nothing() -> None:
-    """Do nothing; stands for a missing hook of the guard."""
+    """Do nothing; used in place of a hook if there is no guard."""
 
 
 def without_body(request: IRequest, body: bytes) -> bytes:
@@ -79,7 +79,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
     Pipelined requests take turns with the requests of other connections.
 
     :cvar max_body: maximum number of bytes of a body.
-    :cvar share: account of time by which requests take turns.
+    :cvar share: account that divides the time of a reactor turn among requests.
     """
 
     max_body: int
@@ -90,7 +90,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
     _waits = False
 
     def gotLength(self, length: int | None) -> None:
-        # Never a temporary file, which Twisted would use for a body that is long or of unknown length.
+        # Bodies are kept in memory; Twisted would use a temporary file for one that is long or of unknown length.
         self.content = BytesIO()
         if length is not None and length > self.max_body:
             self._too_long()
@@ -108,7 +108,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
         return found
 
     def finish(self) -> None:
-        # The guard is told first, because the next request may already be whole.
+        # The guard is notified first, because the next request may already be complete.
         self._guard("request_is_answered")()
         super().finish()  # type: ignore[no-untyped-call]
 
@@ -195,7 +195,7 @@ class Requesters:
 
     :param rate: requests per second and address; 0 for no limit.
     :param burst: requests that may come at once.
-    :param proxied: whether the address is the last one in X-Forwarded-For.
+    :param proxied: whether to take the client's address from the end of X-Forwarded-For.
     """
 
     def __init__(self, reactor: IReactorTime, rate: float, burst: float, *, proxied: bool = False) -> None:
@@ -210,7 +210,7 @@ class Requesters:
         return str(getattr(request.getClientAddress(), "host", ""))
 
     def address_of(self, request: IRequest) -> str:
-        """Return the block of addresses for which a request counts."""
+        """Return the address block to which a request is charged."""
         return blocks_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))[0].name
 
     def charge(self, request: IRequest, requests: float) -> None:
@@ -320,7 +320,7 @@ class Gate(Resource):
         self._open.remove(address)
 
     def _client_left(self, _: object, request: Request) -> None:
-        """Forget a request whose client has left, and report it with status 499."""
+        """Drop a request whose client has disconnected, and report it with status 499."""
         self._forget(request)
         self._on_finished(request, 499, self._reactor.seconds() - request.began)  # type: ignore[attr-defined]
 
@@ -334,7 +334,7 @@ class Gate(Resource):
         self._forget(request)
         try:
             body = self._let_in(request)
-        except Exception:  # As Twisted does when it renders a request itself.
+        except Exception:  # Twisted does the same when it renders a request itself.
             request.processingFailed(Failure())
             return
         if isinstance(body, bytes):
@@ -345,12 +345,13 @@ class Gate(Resource):
         try:
             b"/".join(segments).decode()
             (request.getHeader(b"host") or b"").decode("ascii")
-        except UnicodeDecodeError:  # Klein would fail to decode it, too, and log a traceback.
+        except UnicodeDecodeError:
+            # The path is refused here, because Klein would fail to decode it, too, and log a traceback.
             self._refused("bad_path")
             return answer(request, 400, "path or host is no text")
         try:
             rendered: int | bytes = self._root.render(request)
-        except HTTPException as error:  # The Host header is not valid.
+        except HTTPException as error:  # The Host header is not valid, so the URL cannot be assembled.
             self._refused("bad_path")
             return answer(request, error.code or 400, "host cannot be one")
         return without_body(request, rendered) if isinstance(rendered, bytes) else rendered
@@ -373,6 +374,6 @@ def gated_site(
     """
     gate = Gate(root, reactor, requesters, on_refused, **of_gate)
     site = BoundedSite(gate, **bounded_arguments(reactor, max_body, on_refused, IDLE_TIMEOUT))
-    # The log gets no line for each request.
+    # The gate replaces Twisted's access log, so that there is no log line for each request.
     site.log = gate.log  # type: ignore[method-assign,assignment]  # All requests are of the class above.
     return site

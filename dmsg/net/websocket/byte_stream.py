@@ -1,6 +1,6 @@
 """Byte stream in the binary messages of a websocket (RFC 6455, section 5). No I/O.
 
-The boundaries of messages and fragments mean nothing here. So payload is passed on as it arrives, and a frame is never
+The boundaries of messages and fragments mean nothing here. So payload is returned as it arrives, and a frame is never
 kept as a whole. :class:`~dmsg.net.websocket.frames.Frames` does keep it, because the message bus needs whole messages.
 """
 
@@ -11,11 +11,12 @@ from typing import NamedTuple
 from dmsg.net.websocket.frames import MAX_CONTROL, MAX_HEADER, PONG, encode, mask
 
 NORMAL, BAD_PROTOCOL, BAD_DATA = 1000, 1002, 1003
-"""Close codes, RFC 6455, section 7.4.1."""
+"""Close codes of RFC 6455, section 7.4.1."""
 CLOSE = 0x88
 """First byte of a close frame."""
 MAX_FRAME = 2**32
-"""Maximum number of payload bytes that a frame may announce. Nothing of that size is kept."""
+"""Maximum number of payload bytes that a frame may announce. A frame is never kept as a whole, so this costs no
+memory."""
 _FIN, _MASKED = 0x80, 0x80
 
 
@@ -48,7 +49,7 @@ class StreamReader:
     """Reader of one direction of a websocket.
 
     :param masked: whether the frames are masked, as those of clients are.
-    :ivar closed: whether the other end has sent a close frame; nothing after it is read.
+    :ivar closed: whether the other end has sent a close frame; data after it are ignored.
     """
 
     __slots__ = ("_continued", "_control", "_frame", "_head", "_left", "_masked", "_pong", "closed")
@@ -87,7 +88,8 @@ class StreamReader:
         The piece may be a view of ``data``.
 
         :param start: position in ``data`` from which to read.
-        :param frames: maximum number of headers to read. Empty frames could otherwise cost any time.
+        :param frames: maximum number of headers to read. Without this limit, empty frames could take any amount of
+            time.
         :raises StreamError: the other end broke a rule.
         """
         end = len(data)
@@ -117,7 +119,8 @@ class StreamReader:
         return b"", end if self.closed else start
 
     def _read_head(self, view: memoryview, start: int) -> int:
-        """Read a header, which may have begun in an earlier read. Return the position behind what was read."""
+        """Read a header, which may have begun in an earlier read. Return the position after the bytes that were
+        read."""
         known = len(self._head)
         head = self._head + bytes(view[start : start + MAX_HEADER - known])
         length = head[1] & 0x7F if len(head) > 1 else 0

@@ -1,7 +1,7 @@
 """Parser of websocket frames as the message bus uses them: binary and limited in size (RFC 6455, section 5.2).
 
 Messages and their fragments, pings and pongs are parsed here, because nearly all frames are of these kinds. Text and
-close frames are passed on unparsed.
+close frames are returned unparsed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class FrameTooLarge(DmsgError):
 
 
 NO_MASK = bytes(4)
-"""Key that leaves the payload as it is. An end that sends ciphertext may use it: a mask protects from bytes that others
-choose.
+"""Key that leaves the payload as it is. An end that sends ciphertext may use it: a mask only protects against bytes
+that others choose.
 """
 
 
@@ -67,7 +67,7 @@ def encode(first: int, data: bytes | bytearray | memoryview, key: bytes | None =
 class PieceBuffer:
     """Buffer for bytes that come in pieces and are needed as a whole.
 
-    The pieces are kept as they came: a buffer that grows to the length of a message would be copied a dozen times.
+    The pieces are kept in a list, because a buffer that grows to the length of a message would be copied a dozen times.
 
     :ivar size: number of bytes.
     """
@@ -106,7 +106,7 @@ class Frames:
     """Parser that cuts a stream into frames.
 
     :param masked: whether the frames are masked, as those of clients are.
-    :param limit: bytes of a frame's payload.
+    :param limit: maximum bytes of a frame's payload.
     """
 
     __slots__ = ("_masked", "_most", "_pieces", "_want")

@@ -8,13 +8,13 @@ from base64 import b64decode, b64encode
 from typing import NamedTuple
 
 MAX_HEAD = 8192
-"""Maximum bytes of a request that is checked here."""
+"""Maximum bytes of a request for a websocket."""
 _HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1,100})")
 _FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
 _ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
 _ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
 _LISTS = frozenset((b"x-forwarded-for",))
-"""Headers that may be repeated, because some proxies add a line instead of completing the one that is there."""
+"""Headers that may be repeated, because some proxies add a second line instead of extending the existing one."""
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """GUID of RFC 6455, section 1.3, for Sec-WebSocket-Accept."""
 
@@ -24,7 +24,7 @@ class Upgrade(NamedTuple):
 
     :ivar headers: headers, with names in lower case.
     :ivar key: the header Sec-WebSocket-Key.
-    :ivar rest: bytes that came behind the request.
+    :ivar rest: bytes that came after the request.
     """
 
     target: bytes
@@ -48,7 +48,7 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
     head, blank, rest = data.partition(b"\r\n\r\n")
     if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
         return None
-    # Empty, folded and repeated headers are left to the site.
+    # Requests with empty, folded or repeated headers are not parsed here; the HTTP site handles them.
     whole = _HEAD.fullmatch(head)
     if whole is None:
         return None
@@ -59,7 +59,7 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
         if name not in headers:
             headers[name] = value.strip(b" \t")
         elif name in _LISTS:
-            headers[name] += b"," + value  # RFC 9110, section 5.3
+            headers[name] += b"," + value  # Repeated headers may be joined with commas (RFC 9110, section 5.3).
         else:
             return None
     if not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
