@@ -28,6 +28,7 @@ from dmsg.base.printable import shorten
 from dmsg.errors import DmsgError
 from dmsg.net.addresses import is_host
 from dmsg.net.protocols import change_protocol
+from dmsg.net.tls_errors import tls_error_text
 
 VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 """Environment variables that name a proxy; the first one that is set is used."""
@@ -200,7 +201,8 @@ class _Handshake(Protocol):
 
     def connectionLost(self, reason: Failure | None = None) -> None:
         if not self.opened.called:
-            self.opened.errback(self._error("closed the connection"))
+            why = tls_error_text(reason.value) if reason is not None else ""
+            self.opened.errback(self._error(f"cannot be used: {why}" if why else "closed the connection"))
 
     def give_up(self) -> None:
         """End the connection."""

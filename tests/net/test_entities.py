@@ -30,6 +30,7 @@ from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, EntryNotFoun
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
 from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.net.tls_errors import UNTRUSTED
 from dmsg.v2019 import strings
 from dmsg.v2019.client import Client
 from tests.net.support import HEALTH, LOOPBACK, EntityCase
@@ -251,7 +252,7 @@ class TLSTests(EntityCase):
         try:
             await stranger.available_servers()
         except DiscoveryError as error:
-            self.assertNotIn("\n", str(error))
+            self.assertIn(UNTRUSTED, str(error))
         else:
             self.fail("believed")
 

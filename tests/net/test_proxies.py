@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
+from OpenSSL import SSL
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.interfaces import IProtocol, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
@@ -122,6 +124,12 @@ class HTTPTests(HandshakeCase):
         text = self.error()
         expected = "the proxy http://proxy:80 refused: 403 Forbidden by policy (asked for relay.example:8080)"
         self.assertEqual(text, expected)
+
+    def test_a_proxy_whose_certificate_is_not_trusted_says_so(self) -> None:
+        self.begin("http://proxy")
+        error = SSL.Error([("SSL routines", "", "certificate verify failed")])
+        self.at.protocol.connectionLost(Failure(error))
+        self.assertIn("no CA that this machine trusts", self.error())
 
     def test_an_endless_answer_is_an_error(self) -> None:
         self.begin("http://proxy")

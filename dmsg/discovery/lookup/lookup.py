@@ -34,6 +34,7 @@ from dmsg.discovery.entries.recognition import OTHER_PATH, is_foreign, recognise
 from dmsg.discovery.entries.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.tls_errors import tls_error_text
 from dmsg.net.web.body import AnswerTooLong, read_body
 from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
 
@@ -471,7 +472,7 @@ def _short(error: BaseException, timeout: float) -> str:
     for kind, words in _CAUSES.items():
         if isinstance(error, kind):
             return words
-    return shorten(str(error)) or type(error).__name__
+    return tls_error_text(error) or shorten(str(error)) or type(error).__name__
 
 
 _CAUSES: dict[type[Exception], str] = {

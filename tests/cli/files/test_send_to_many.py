@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
@@ -61,12 +62,12 @@ class ManyTests(CodeCase):
 
         while not has_begun():
             await deferLater(reactor, 0.001)
-        still.transport.signalProcess("STOP")  # type: ignore[union-attr]
+        still.transport.signalProcess(signal.SIGSTOP)  # type: ignore[union-attr]
         self.assertFalse((self.directory / "one" / "film.mkv").exists())
         status, _, err = await self.run_command(*arguments, "--dir=two", **self.environment)
         self.assertEqual(status, 0, err)
         self.assertFalse(still.ended.called or (self.directory / "one" / "film.mkv").exists())
-        still.transport.signalProcess("CONT")  # type: ignore[union-attr]
+        still.transport.signalProcess(signal.SIGCONT)  # type: ignore[union-attr]
         await self.ends(still, 0)
         await self.ends(sender, 0, "to receiver 1", "to receiver 2")
         for name in ("one", "two"):
