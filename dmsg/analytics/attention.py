@@ -117,8 +117,11 @@ def needs_attention(store: Store, state: State, *, now: datetime) -> list[Findin
 
     :raises LakeError: the tables cannot be read.
     """
-    since = str(date.fromisoformat(max(state.days)) - timedelta(DAYS_BACK))
-    return attention({name: store.gold(name, state, since) for name in TABLES}, now=now, left=state.left)
+    tables: dict[str, list[Row]] = {name: [] for name in TABLES}
+    if state.days:
+        since = str(date.fromisoformat(max(state.days)) - timedelta(DAYS_BACK))
+        tables = {name: store.gold(name, state, since) for name in TABLES}
+    return attention(tables, now=now, left=state.left)
 
 
 def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left | None = None) -> list[Finding]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
+from dmsg.analytics import lake
 from dmsg.analytics.attention import needs_attention
 from dmsg.cli.pipeline.watch import _shown
 from dmsg.telemetry.spool_listing import Reason, shorten_path
-from tests.analytics import spark_lives, spark_self_dealing, spark_settlement
+from tests.analytics import spark_earlier, spark_lives, spark_self_dealing, spark_settlement, spark_sql, spark_tables
+from tests.analytics.comparison import compare
 from tests.analytics.support import DAY, NOW, S1, Boot, ByRuns, LakeCase, write_file
 
 
@@ -21,6 +23,23 @@ class LivesTests(ByRuns, spark_lives.LivesTests):
 
 class LostTransportTests(ByRuns, spark_lives.LostTransportTests):
     """Transports of a server that was killed."""
+
+
+class StoredDayTests(spark_sql.StoredDayTests):
+    """Days on which events came twice, by a whole run."""
+
+    def refine(self, story: spark_tables.Story) -> None:
+        story.run_jobs()
+        found = compare(story.pipeline().lake, story.spool, story.checked, NOW.date())
+        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+
+
+class BySparkTests(spark_earlier.TakenOverTests):
+    """Tables of an earlier version, with rows that do not fit in memory: Spark reads and writes all of them."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(lake, "HELD_ROWS", 0)
 
 
 class PlantedTests(spark_self_dealing.PlantedTests):

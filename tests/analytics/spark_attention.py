@@ -303,9 +303,9 @@ class TablesTests(LakeCase):
             )
             self.addCleanup(watching.kill)
             assert watching.stdout is not None
-            self.assertIn(b"run 1 of", watching.stdout.readline())
+            self.assertIn(b"run 2 of", watching.stdout.readline())
             if how is not None:
                 watching.send_signal(how)
-                self.assertNotIn(b"run 1 of", watching.stdout.read())
+                self.assertNotIn(b"run 2 of", watching.stdout.read())
             watching.stdout.close()
             self.assertEqual(watching.wait(60), status)

@@ -7,7 +7,6 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,10 +21,8 @@ from dmsg.analytics.listing import AS_NAMED, Source, list_files, open_files, spo
 from dmsg.analytics.parquet import Part
 from dmsg.analytics.schemas import EVENT, QUARANTINE, RAW
 from dmsg.analytics.sealed_files import Refused, Sealed, Target, convert, read
-from dmsg.analytics.store import Store
 from dmsg.telemetry.schema import BUCKETS
 from dmsg.telemetry.spool_listing import Reason, shorten_path
-from tests.analytics.spark_tables import Story
 from tests.analytics.support import DAY, NOW, S1, Boot, LakeCase, spark, write_file
 
 NOW_MS = int(NOW.timestamp() * 1000)
@@ -281,9 +278,9 @@ class ListingTests(LakeCase):
         self.assertEqual(first.left, expected)
         lake = pipeline.lake
         self.assertEqual(lake.state().left, expected)
-        store = Store(str(Story.told().out))  # Attention is about days, and this lake has none.
-        found = needs_attention(store, replace(store.computed_state(), left=lake.state().left), now=NOW)
-        told = [one.text for one in found if one.kind == "not read"]
+        found = needs_attention(lake, lake.state(), now=NOW)
+        self.assertEqual({one.kind for one in found}, {"not read"})
+        told = [one.text for one in found]
         self.assertEqual(len(told), 4)
         self.assertIn("not read, because the link leads to nothing: " + shorten_path(f"{self.spool}/relay"), told)
         # Nothing new, but fewer faults: attention has to know.

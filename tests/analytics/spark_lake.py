@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import data_files, lake as lake_module, runs
@@ -30,7 +31,7 @@ from dmsg.analytics.schemas import BRONZE, SILVER, Table
 from dmsg.analytics.store import Store
 from dmsg.analytics.views import VIEWS
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, LakeCase, spark
+from tests.analytics.support import DAY, NEXT, S1, LakeCase, frame, spark
 
 TABLES = ("uptime_day", "server_hour", "quality_day", "boot")
 WRITER = """
@@ -404,6 +405,22 @@ class MemoryTests(LakeCase):
                     found = rows()
                 self.assertEqual(found.schema, held.schema, name)
                 self.assertEqual(sorted(map(str, found.to_pylist())), sorted(map(str, held.to_pylist())), name)
+
+    def test_rows_that_spark_writes_replace_those_of_their_days(self) -> None:
+        lake = self.pipeline().lake
+        schema = lake.table("gold", "close_day").schema
+
+        def some(*found: tuple[object, int]) -> DataFrame:
+            return frame([{"server": S1, "dt": day, "transports": count} for day, count in found], schema)
+
+        self.patch(lake_module, "HELD_ROWS", 0)
+        lake.write(some((DAY, 1), (DAY, 2), (NEXT, 3)), "gold", "close_day", 1, [str(DAY), str(NEXT)])
+        lake.write(some((DAY, 4)), "gold", "close_day", 2, [str(DAY)])
+        lake.write(some((NEXT, 5)), "gold", "close_day", 3, more=True)
+        found = lake.read("gold", "close_day", State()).collect()
+        self.assertEqual(sorted((row.dt, row.transports) for row in found), [(DAY, 4), (NEXT, 3), (NEXT, 5)])
+        found = lake.read("gold", "close_day", State(), [str(DAY)]).collect()
+        self.assertEqual([(row.server, row.reason, row.transports) for row in found], [(S1, None, 4)])
 
     def test_a_text_that_many_rows_share_counts_in_each(self) -> None:
         place = Path(self.mktemp())

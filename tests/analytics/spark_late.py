@@ -2,70 +2,37 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
-from random import Random
-from typing import Any
-from unittest.mock import patch
-
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics.affected_rows import Groups, WholeDays, subtract, with_columns
-from dmsg.analytics.affected_tables import TABLES, AffectedTables, Rows
-from dmsg.analytics.changes import ENDS, Changes, are_equal, changed_ends
-from dmsg.analytics.schemas import GOLD
-from tests.analytics.comparison import compare
+from dmsg.analytics.affected_tables import TABLES
+from dmsg.analytics.changes import _INPUTS, _INPUTS_AROUND, ENDS, Changes, are_equal, changed_ends
+from dmsg.analytics.schemas import GOLD, SILVER
+from dmsg.analytics.views import VIEWS
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, NOW, LakeCase, write_file
+from tests.analytics.support import DAY
 
 
-def lines_of(directory: Path) -> list[dict[str, Any]]:
-    """The events in all files of a directory, without the last line of each file."""
-    rows = [
-        json.loads(line) for file in sorted(directory.rglob("*.gz")) for line in gzip.open(file) if line[:1] == b"{"
-    ]
-    return [row for row in rows if row["type"] != "segment_end"]
+class LateTests(SynchronousTestCase):
+    """The story, of which a tenth of the events came late."""
 
+    def test_a_second_run_computes_only_what_late_events_affect(self) -> None:
+        """Its tables are those of all events: ``spark_oracle`` compares them with DuckDB's."""
+        story = Story.told()
+        self.assertEqual(story.pipeline().lake.computed_state().run, 2)
+        self.assertEqual(story.affected, set(TABLES))
 
-class LateTests(LakeCase):
-    """A day by hand that arrives in parts."""
-
-    def arrive(self, number: int, events: list[dict[str, Any]], receipts: list[dict[str, Any]]) -> None:
-        for root, name, rows in ((self.spool, "events", events), (self.checked, "receipts", receipts)):
-            if rows:
-                write_file(root / f"{name}-{number}.jsonl.gz", rows)
-
-    def test_late_events_make_the_same_tables(self) -> None:
-        """Events that were left out at random come in a second run, which computes only what they affect."""
-        story = Story("write")
-        story.setUp()
-        story.write()
-        random = Random(5)
-        parts: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [([], []), ([], [])]
-        for which, directory in enumerate((story.spool, story.checked)):
-            # If events came twice, whole days would be computed.
-            once = {(row["producer"], row["boot"], row["seq"]): row for row in lines_of(directory)}
-            for row in once.values():
-                parts[random.random() < 0.1][which].append(row)
-        self.arrive(0, *parts[0])
-        self.run_jobs()
-        self.arrive(1, *parts[1])
-        done: set[str] = set()
-        rows = AffectedTables.rows
-
-        def recorded(tables: AffectedTables, name: str, days: tuple[str, ...]) -> Rows:
-            found = rows(tables, name, days)
-            done.add(name)
-            return found
-
-        with patch.object(AffectedTables, "rows", recorded):
-            self.run_jobs()
-        self.assertEqual(done, set(TABLES))
-        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
-        self.assertEqual(set(found), set(GOLD))
-        self.assertEqual({name: what[:3] for name, what in found.items() if what}, {})
+    def test_the_inputs_of_a_table_are_what_its_plan_reads(self) -> None:
+        """A missing input leaves a table as it was when it should change; one too many computes the table in vain."""
+        found = Story.told().inputs
+        # A view changes with its family of events. A run plans no view, unless events came twice.
+        tables = {**SILVER, **GOLD}.keys() - VIEWS.keys()
+        self.assertEqual(found.same.keys() | found.around.keys(), tables)
+        for name in tables:
+            self.assertEqual(found.same[name], set(_INPUTS.get(name, ())), name)
+            self.assertEqual(found.around[name], set(_INPUTS_AROUND.get(name, ())), name)
+        self.assertEqual({name: _INPUTS[name] for name in VIEWS}, {name: (one.family,) for name, one in VIEWS.items()})
 
 
 class AffectedRowsTests(SynchronousTestCase):

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
+from unittest.mock import patch
 
+from dmsg.analytics.affected_tables import AffectedTables, Rows
 from dmsg.analytics.schemas import GOLD
+from tests.analytics.inputs import Inputs
 from tests.analytics.support import DAY, DISCOVERY, NEXT, S1, S2, S3, Boot, LakeCase, ms, write_file
 
 
@@ -13,28 +20,64 @@ def histogram(**counts: int) -> list[int]:
     return [counts.get(f"b{index}", 0) for index in range(34)]
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The events in a file, without its last line."""
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return [row for row in rows if row["type"] != "segment_end"]
+
+
 class Story(LakeCase):
     """S1 is up from 10:00 to 12:00 and honest, S2 from 10:00 to 10:30, crashes, and lies; S3 comes the next day.
 
-    Written once and computed once, for all tests that look at it.
+    Written once and computed once, for all tests that look at it: in two runs, of which the second takes events that
+    were left out at random, and computes only what they affect.
     """
 
     _told: ClassVar[list[Story]] = []
     lines: ClassVar[dict[str, list[dict[str, Any]]]] = {}
+    inputs: ClassVar[Inputs] = Inputs()
+    """Inputs of the tables, noted in the first run, which computes all of them."""
+    affected: ClassVar[set[str]] = set()
+    """Tables of which the second run replaced only the rows that its events affect."""
 
     @classmethod
     def told(cls) -> Story:
-        """The story, with the tables computed from it in one run."""
+        """The story, with the tables computed from it."""
         if not cls._told:
             story = cls("write")
             story.setUp()
             story.write()
-            story.run_jobs()
+            late = story.hold_back(Random(5), 0.1)
+            with cls.inputs.noted():
+                story.run_jobs()
+            for path, rows in late.items():
+                write_file(path, rows)
+            rows_of = AffectedTables.rows
+
+            def recorded(tables: AffectedTables, name: str, days: tuple[str, ...]) -> Rows:
+                found = rows_of(tables, name, days)
+                cls.affected.add(name)
+                return found
+
+            with patch.object(AffectedTables, "rows", recorded):
+                story.run_jobs()
             cls.lines.update(story.tables(GOLD))
             for name in ("sessions", "heartbeats"):
                 cls.lines[name] = story.table(name, "silver")
             cls._told.append(story)
         return cls._told[0]
+
+    def hold_back(self, random: Random, share: float) -> dict[Path, list[dict[str, Any]]]:
+        """Take some events out of the files. :returns: new files to write them to, and their events."""
+        late: dict[Path, list[dict[str, Any]]] = {}
+        for root in (self.spool, self.checked):
+            for path in sorted(root.rglob("*.gz")):
+                kept: list[dict[str, Any]] = []
+                some = late.setdefault(path.with_name(path.name.replace("-", "-late-")), [])
+                for row in lines_of(path):
+                    (some if random.random() < share else kept).append(row)
+                write_file(path, kept)
+        return {path: some for path, some in late.items() if some}
 
     def write(self) -> None:
         one, two = Boot(S1, "boot-1"), Boot(S2, "boot-2")
