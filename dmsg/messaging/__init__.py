@@ -1,4 +1,5 @@
-"""Messaging System, the predecessor of dmsg: clients open channels to each other over their links to servers."""
+"""Protocol family of the Messaging System, the predecessor of dmsg: clients open channels to each other over their
+links to servers."""
 
 from __future__ import annotations
 

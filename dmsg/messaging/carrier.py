@@ -12,7 +12,7 @@ from dmsg.net.streams.outbox import Ticket
 
 
 class CarryingSession(carrier.CarryingSession, Protocol):
-    """Interface of the session of a messaging server, as its carriers need it."""
+    """Interface that carriers need of a session with a messaging server."""
 
     core: ClientConnection
 

@@ -41,7 +41,7 @@ class Client(DelegatedClient[ClientSession]):
     :param profile: profile of the client's servers and remotes; a :class:`~dmsg.messaging.Profile`, or its name.
     :param acks: in the ``skywire`` profile, whether programs of others use acknowledgements inside channels, as Go did
         until 2019-04-15; this client then uses them, too.  With None the first message of a remote decides, and data
-        wait for that message.  If the remote waits as well, the stream ends with ``ACKS_UNKNOWN``.  Clients of this
+        wait until it arrives.  If the remote waits as well, the stream ends with ``ACKS_UNKNOWN``.  Clients of this
         package recognise each other by their entries, and by an empty message at the start of a channel.
     :param two_ids: in the ``skywire`` profile, whether to answer OpenChannel with two ids, as Go does from 2019-03-13
         on.
@@ -96,7 +96,7 @@ class Client(DelegatedClient[ClientSession]):
         timeout: float = CONNECT_TIMEOUT,
         via: PubKey | None = None,
     ) -> Deferred[IProtocol]:
-        """Open a channel to ``remote``; fires with the factory's connected protocol.
+        """Open a channel to ``remote``; the Deferred fires with the factory's connected protocol.
 
         The client tries all servers of the remote, beginning with those to which it is connected; with ``via`` it
         tries only that server.  The Deferred fails with :class:`~dmsg.errors.ConnectFailed`, which has the reason for
@@ -114,10 +114,10 @@ class Client(DelegatedClient[ClientSession]):
     def probe(
         self, remote: PubKey, *, timeout: float = CONNECT_TIMEOUT, via: PubKey | None = None
     ) -> Deferred[IProtocol]:
-        """Open a channel that only measures the round trip to ``remote``, whose program need not listen.
+        """Open a channel that only measures the round trip to ``remote``, which needs no listening program.
 
-        The remote's client answers such a channel itself.  Clients of 2019 and of earlier versions of this package
-        pass it to their program.  The Deferred fails as that of :meth:`connect`.
+        The remote's client answers such a channel itself.  Clients of 2019 and of earlier versions of this package pass
+        it to their program.  The Deferred fails with the errors of :meth:`connect`.
         """
         return self._open(remote, Factory.forProtocol(Protocol), timeout, via, ping=True)
 

@@ -1,4 +1,4 @@
-"""Handshakes with which discovery checks that a server of any family holds its key."""
+"""Handshakes with which discovery checks that a server, of any protocol family, has its secret key."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ OPENINGS: Openings = {
     **proof.OPENINGS,
     **{profile.feature: partial(_signed, profile=profile) for profile in reversed(Profile)},
 }
-"""Handshakes by the feature that a server's entry names.  For an entry without a feature, all are tried in this
-order."""
+"""Mapping from a feature in a server's entry to the function that begins the matching handshake.  For an entry without
+a feature, all are tried in this order."""

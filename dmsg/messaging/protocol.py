@@ -53,7 +53,8 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
     ) -> None:
         """:param two_ids: see :class:`~dmsg.messaging.core.relay.Relay`.
 
-        :param handshake: returns the handshake of a new link; like ``choose``, only for tests with recorded randomness.
+        :param handshake: returns the handshake for a new link; like ``choose``, only for tests with recorded
+            randomness.
         """
         self.relay = Relay(
             profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused, two_ids=two_ids

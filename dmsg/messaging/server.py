@@ -31,7 +31,7 @@ class Server(RelayServer):
     :param profile: profile of the server's clients; a :class:`~dmsg.messaging.Profile`, or its name.
     :param two_ids: in the ``skywire`` profile, whether a client that has not yet answered any OpenChannel is assumed to
         know two ids (Go from 2019-03-13 on).  With None, that client gets as many ids as its remote has answered with.
-    :param settings: settings that servers of all families share.
+    :param settings: settings that servers of all protocol families share.
     :param limits: limits of one client.
     :ivar ready: Deferred that fires with the listening ports.
     """
@@ -66,7 +66,7 @@ class Server(RelayServer):
         return PlainLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, on_failure=on_failure)
 
     async def _leave(self) -> None:
-        # The entry is withdrawn first; otherwise discovery would send new clients here while the old ones leave.
+        # The entry is withdrawn first; otherwise discovery would send new clients to this server while it stops.
         await self.registration.withdraw()
         relay = self.factory.relay
         relay.draining = True

@@ -46,7 +46,7 @@ from dmsg.net.turns import HoldReason
 OPEN_TIMEOUT = 10.0
 """Seconds to wait for the answer to an OpenChannel by default; after that the channel is given up."""
 CLOSE_LIMIT = 600.0
-"""Maximum seconds to wait for ChannelClosed, however much data precede the CloseChannel."""
+"""Maximum seconds to wait for ChannelClosed, even if many data were sent before the CloseChannel."""
 LEAST_RATE = 64 * 1024
 """Bytes per second that a receiver is assumed to read at least, which sets the time to wait for its ChannelClosed."""
 CLOSE_TIMEOUT = 1.0
@@ -151,7 +151,8 @@ class ClientSession(Session):
     def _close_streams(self) -> None:
         for channel in list(self.core.channels.values()):
             if channel.user is None:
-                self.core.close(channel)  # No stream exists before the remote has accepted.
+                # There is no stream to report to, because the remote has not accepted the channel yet.
+                self.core.close(channel)
             elif channel.state is State.OPEN:
                 stream: ChannelStream = channel.user
                 reason = stream.reason_of_end(stream.reason_of_stop)
@@ -173,7 +174,7 @@ class ClientSession(Session):
         """Streams of the open channels."""
         return [one.user for one in self.core.channels.values() if one.state is State.OPEN]
 
-    # --- the link's side ---
+    # --- calls of the link ---
 
     def link_up(self, link: Link) -> None:
         super().link_up(link)
@@ -213,7 +214,7 @@ class ClientSession(Session):
     def _on_requested(self, event: Requested) -> None:
         channel = event.channel
         if channel.state is not State.OFFERED:
-            return  # A ChannelClosed in the same read has already ended the request.
+            return  # The request is gone: a ChannelClosed in the same read has already ended it.
         stream = self._make_stream(channel, self._dialect.acks)
         protocol = build_accepted(self._accept(), stream)
         if protocol is None:
@@ -225,7 +226,7 @@ class ClientSession(Session):
 
     def _on_opened(self, event: Opened) -> None:
         if event.channel.state is not State.OPEN:
-            # The callback of an earlier event of the same read has closed the session.
+            # The session may be closed already, by a callback of an earlier event of the same read.
             gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")
             self._opening.fail(event.channel, Failure(gone))
             return
@@ -233,7 +234,7 @@ class ClientSession(Session):
         self._opening.succeed(event.channel, event.channel)
 
     def _record_proof(self, channel: ClientChannel) -> None:
-        """Tell the rate limits that the remote has proved its key, so that its next requests are preferred."""
+        """Record, for the rate limits, that the remote has proved its key, so that its next requests are preferred."""
         if self._handshake_limits is not None:
             self._handshake_limits.remember(channel.remote)
 
@@ -313,7 +314,8 @@ class ClientSession(Session):
             self._link.release(HoldReason.UNREAD)
 
     def _end_stream(self, stream: ChannelStream, reason: int) -> None:
-        """End a stream with its channel, and bound the unread data of all ended streams; the oldest lose theirs."""
+        """End a stream with its channel, and limit the unread data of all ended streams; the oldest streams lose
+        theirs."""
         stream.carrier_closed(reason)
         if not stream.waiting:
             return
@@ -338,14 +340,14 @@ class ClientSession(Session):
         """Wait for ChannelClosed, and end the channel without it after a timeout."""
 
         stream: ChannelStream | None = channel.user
-        # CloseChannel queues behind the data, at the server and at the receiver, so the timeout grows with them.
+        # The timeout grows with the data, because CloseChannel waits behind them, at the server and at the receiver.
         sent = stream.sent_bytes if stream is not None else 0
         patience = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
 
         def late() -> None:
             if self._link is not None and (self._link.unsent() or self._holding):
-                # CloseChannel has not left this machine yet, or its answer is behind data that an application on this
-                # side does not read.
+                # The wait goes on: CloseChannel has not been sent yet, or its answer is behind data that an application
+                # on this side does not read.
                 self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
                 return
             del self._closing[channel]
@@ -404,7 +406,9 @@ class ClientSession(Session):
     def closed(self, stream: ChannelStream, reason: int) -> None:
         if reason == CloseReason.UNSPECIFIED:
             if stream.acks is not None:
-                stream.acks.flush()  # A program of 2019 waits in its write until its payload is acknowledged.
+                # The acknowledgement is sent before the close, because a program of 2019 waits in its write until its
+                # payload is acknowledged.
+                stream.acks.flush()
             self._close(stream.channel)
         else:
             self._end_now(stream.channel)  # After an abort, further data of the remote are dropped.

@@ -1,4 +1,4 @@
-"""Stream over a channel: the Twisted transport that an application uses."""
+"""Stream over a channel, as the Twisted transport of an application's protocol."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ChannelStream(StreamTransport):
             super()._lingered()
 
     def reason_of_end(self, reason: int) -> int:
-        """Return the reason to give the application; a clean close with data left over is no clean end."""
+        """Return the reason of the end for the application; if unsent data are left, it is not that of a clean end."""
         if reason != CloseReason.UNSPECIFIED or self.acks is None or self._half_closed:
             return reason
         if self.unsent:
@@ -91,7 +91,8 @@ class ChannelStream(StreamTransport):
         if self.acks is not None:
             self.acks.stop()
         if self._half_closed:
-            self._unread = NO_QUEUE  # An application that closes without reading wants no more data.
+            # Unread data are dropped, because an application that closes without reading them does not want them.
+            self._unread = NO_QUEUE
         super()._end(failure, reason)
 
     def _close_now(self) -> None:

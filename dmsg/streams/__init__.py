@@ -1,1 +1,1 @@
-"""Secure streams that outlive their transports, for any family."""
+"""Secure streams, which outlive the transports that carry them; independent of the protocol family."""

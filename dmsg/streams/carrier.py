@@ -1,4 +1,4 @@
-"""Client streams over transports of any family, and the carriers that bind them to a transport."""
+"""Client streams over transports of any protocol family, and the carriers that bind them to a transport."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from dmsg.streams.core.secure import SecureEnd
 class ClientStream(StreamTransport):
     """Stream of a client: the ``transport`` of an application's protocol.
 
-    :ivar end: end of the secure stream, which outlives its transports: positions, rolling hashes, unacknowledged
-        data.  None on a plain stream, which ends with its transport, and on a secure stream that is not open yet.
+    :ivar end: end of the secure stream, which outlives its transports: it has the positions, rolling hashes and
+        unacknowledged data.  None on a plain stream, which ends with its transport, and on a secure stream that is not
+        open yet.
     """
 
     end: SecureEnd | None = None
@@ -44,9 +45,9 @@ class ClientStream(StreamTransport):
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        # A CLOSE can be lost with its connection. An initiator then tries to resume and learns that the stream is
-        # closed. A responder would wait in vain to be resumed. So the initiator leaves closing to the responder, whose
-        # CLOSE may be lost without harm.
+        # A CLOSE can be lost with its connection. If that of the responder is lost, the initiator tries to resume and
+        # learns that the stream is closed.  If that of the initiator is lost, the responder would wait in vain to be
+        # resumed.  So the initiator lets the responder close the stream.
         return self.end is not None and self.end.initiator
 
     @property
@@ -54,7 +55,7 @@ class ClientStream(StreamTransport):
         return None if self.end is None else self.end.acknowledged - int(self._end_acknowledged)
 
     def _unacknowledged(self) -> int:
-        # The carrier is not asked, because NoCarrier.in_flight counts one more to delay closing.
+        # The carrier is not asked, because NoCarrier.in_flight counts one frame too many, to delay closing.
         return super()._unacknowledged() if self.end is None else self.end.in_flight_bytes
 
     def _end(self, failure: Failure, reason: int) -> None:
@@ -63,12 +64,13 @@ class ClientStream(StreamTransport):
             self._carrier = EndedCarrier(self._carrier)
 
     def _may_have_all(self) -> bool:
-        # On a plain stream a reader that has stopped withholds ACKs.  On a secure stream ACKs come as data arrive.
+        # On a plain stream, missing ACKs may come from a reader that has paused.  On a secure stream, data are
+        # acknowledged as they arrive, even if nobody reads them.
         return self.end is None and super()._may_have_all()
 
 
 class Transport(resumption.Transport, Protocol):
-    """Interface of a family's transport that carries one stream of a connection."""
+    """Interface of a protocol family's transport that carries one stream of a connection."""
 
     @property
     def window_open(self) -> bool:
@@ -101,7 +103,7 @@ class CarryingSession(carrier.CarryingSession, Protocol[TransportT]):
         """Table of the connection's transports."""
 
     def consumed(self, carrier: TransportCarrier[TransportT], size: int) -> None:
-        """Record that the application has read ``size`` bytes."""
+        """Record that the application has read ``size`` bytes of a stream."""
 
     def closed(self, carrier: TransportCarrier[TransportT], reason: int) -> None:
         """Close the transport of a stream that the local end has closed."""
@@ -111,7 +113,8 @@ class CarryingSession(carrier.CarryingSession, Protocol[TransportT]):
 
 
 class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream], Generic[TransportT]):
-    """Carrier: binds a stream to a transport of a session, and is the only object that knows all three.
+    """Carrier: binds a stream to a transport of a session, and is the only object that refers to stream, transport and
+    session.
 
     The session finds the stream of an event by ``transport.carrier``.  The stream holds the carrier over which it
     sends.  While a stream moves, its next transport already has a carrier, too.
@@ -159,14 +162,14 @@ class SuspendedStreams(Protocol):
     """Interface of the manager of suspended streams that :class:`NoCarrier` uses."""
 
     def closed(self, stream: ClientStream, reason: int) -> None:
-        """Forget a stream that the local end has closed."""
+        """Remove a stream that the local end has closed."""
 
     def schedule(self, stream: StreamTransport) -> None:
         """Flush the stream at the end of the reactor turn."""
 
 
 class NoCarrier:
-    """Carrier of a suspended stream, which has no transport; sends nothing and loses nothing."""
+    """Carrier of a suspended stream, which has no transport; it sends nothing, and the stream keeps all data."""
 
     __slots__ = ("_end", "_stream", "_streams", "server")
 
@@ -188,8 +191,8 @@ class NoCarrier:
         pass
 
     def in_flight(self) -> int:
-        # The initiator counts one frame more, so that it closes only once the stream has a transport again.
-        # Otherwise the responder would wait in vain to be resumed.
+        # For the initiator one frame more is counted as in flight, so that it closes only once the stream has a
+        # transport again.  Otherwise the responder would wait in vain to be resumed.
         return len(self._end.in_flight) or int(self._end.initiator)
 
     def consumed(self, size: int) -> None:

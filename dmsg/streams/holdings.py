@@ -1,4 +1,4 @@
-"""Memory that a client's streams hold for their peers, reported to the account of :mod:`dmsg.base.memory`."""
+"""Memory that a client's streams use for their peers, reported to the memory limit of :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dmsg.streams.core.resumption import INITIAL_WINDOW
 CHECK_INTERVAL = 1.0
 """Seconds between inspections of a client's streams."""
 SMALL = INITIAL_WINDOW // 4
-"""Bytes below which a stream is not counted, unless it is suspended."""
+"""Bytes of buffered data below which a stream is not counted, unless it is suspended."""
 STREAM_SIZE = 16 * 1024
 """Bytes that each stream counts in addition to its data."""
 
@@ -24,7 +24,7 @@ _log = Logger()
 
 
 class StreamHoldings(MemoryWatch[ClientStream]):
-    """Watcher of the unsent, unacknowledged and unread bytes of a client's streams, by peer.
+    """Inspector of the unsent, unacknowledged and unread bytes of a client's streams, by peer.
 
     :param streams: returns the present streams.
     """

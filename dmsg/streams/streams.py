@@ -42,11 +42,11 @@ because honest peers return soon.  The peer with most streams is not chosen, bec
 many keys with few streams each, and the peer with most may be honest."""
 CROWD, CROWD_TIME = 1024, 30.0
 """Number of suspended incoming streams that may wait for the whole resume timeout, and the seconds after which further
-ones are closed.  Honest peers return within seconds; attackers fill the table and leave."""
+ones are closed.  Honest peers return within seconds; attackers fill the table and disconnect."""
 CROWD_BYTES = 8 * 1024 * 1024
-"""Maximum number of bytes that suspended incoming streams may hold for the whole resume timeout; above it, streams are
-closed after ``CROWD_TIME``, too, but for the last one.  Otherwise an attacker opens large windows, reads nothing, and
-leaves, and the data wait for two minutes for a peer that does not return."""
+"""Maximum number of bytes buffered by suspended incoming streams that may wait for the whole resume timeout.  Above it,
+all but one are closed after ``CROWD_TIME``.  Otherwise an attacker could open large windows, read nothing and
+disconnect, and the data would be kept for two minutes for a peer that does not return."""
 
 FINAL = frozenset(
     {
@@ -68,7 +68,8 @@ _log = Logger()
 IDLE_MOVES = 5
 """Number of consecutive moves without any data before further moves are delayed, by up to ``IDLE_PAUSE``."""
 IDLE_PAUSE = 2.0
-"""Maximum seconds before another move of a stream whose last moves carried no data."""
+"""Maximum seconds to wait before a stream is moved to another transport again, if its last moves were followed by no
+data."""
 
 
 class Streams:
@@ -102,7 +103,8 @@ class Streams:
         self._live: dict[bytes, ClientStream] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
         self._waiting: dict[ClientStream, tuple[float, int]] = {}
-        """Suspended streams, oldest first, with the time at which to give up and the reason of the suspension."""
+        """Suspended streams, oldest first, with the time at which the client gives up resuming, and the reason of the
+        suspension."""
         self._oldest: IDelayedCall | None = None
         self._awaited: dict[ClientStream, None] = {}
         """Suspended streams that others opened, oldest first."""
@@ -124,15 +126,15 @@ class Streams:
         """Add a stream that has just opened."""
         token = stream.secure_end.token
         if token is not None and (token in self._live or token in self._ended):
-            # The initiator chose a token that is in use.  It must not displace the other stream, so this stream
-            # cannot be resumed.
+            # The initiator chose a token that is in use.  The new stream must not displace the other one, so it gets no
+            # token and cannot be resumed.
             stream.secure_end.token = token = None
         if token is not None:
             self._live[token] = stream
             self._watch_soon()
 
     def closed(self, stream: ClientStream, reason: int) -> None:
-        """Forget a stream that this end has closed, and remember the reason for the other end."""
+        """Remove a stream that this end has closed, and remember the reason for the other end."""
         end = stream.secure_end
         if end.token is not None and self._live.get(end.token) is stream:
             del self._live[end.token]
@@ -148,7 +150,7 @@ class Streams:
         if searching is not None:
             searching.cancel()
         if end.transport is not None:
-            # This is a transport that was about to carry the stream.
+            # The stream stays suspended: this transport was only about to carry it.
             end.transport.carrier.leave(reason)
         for transport in list(end.answers):
             transport.carrier.leave(reason)
@@ -239,7 +241,7 @@ class Streams:
             _log.info(line, peer=peer, text=text, more=more)
 
     def migrate(self, stream: ClientStream) -> None:
-        """Move a stream whose transport is about to end; only the initiator of the stream does."""
+        """Move a stream whose transport is about to end to another one.  Only the initiator of the stream does so."""
         if stream.end is not None and stream.end.token is not None and stream.end.initiator and not stream.has_ended:
             self._search(stream)
 
@@ -273,14 +275,14 @@ class Streams:
                     reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
                     self._give_up(stream, reason, clean=getattr(result.value, "final", False))
             elif not stream.has_ended and stream in self._waiting and not isinstance(result, Failure):
-                # The search began while the stream still had a transport and found no better one.  Meanwhile that
-                # transport was lost.
+                # The search goes on: it began while the stream still had a transport, which was lost meanwhile.
                 self._search(stream)
 
         searching.addBoth(found)
 
     def _wait_for_oldest(self) -> None:
-        """Start the timer of the oldest suspended stream; all wait equally long, so one timer is enough."""
+        """Start the timer of the oldest suspended stream; one timer is enough, because all streams wait equally
+        long."""
         if self._oldest is None and self._waiting:
             until = next(iter(self._waiting.values()))[0]
             self._oldest = self._reactor.callLater(max(0.0, until - self._reactor.seconds()), self._on_timeout)
@@ -351,7 +353,8 @@ class Streams:
     def _thin_out(self, now: float) -> None:
         """Close incoming streams that have been suspended for ``CROWD_TIME``, while they are a crowd.
 
-        They are a crowd while there are more than ``CROWD`` of them, or more than one that hold ``CROWD_BYTES``.
+        They are a crowd while there are more than ``CROWD`` of them, or more than one with more than ``CROWD_BYTES`` in
+        all.
         """
         held = sum(map(_held_by, self._awaited))
         while len(self._awaited) > CROWD or (held > CROWD_BYTES and len(self._awaited) > 1):
@@ -362,7 +365,7 @@ class Streams:
             self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
 
     def _check_quiet(self, stream: ClientStream, now: float) -> None:
-        """Probe an idle stream, because a server may swallow what the other end sends.
+        """Probe an idle stream, because a server may drop the data that the other end sends.
 
         Only the initiator, which could resume the stream, sends the probe.  It is a frame without data: if its ACK
         does not come, the stream counts as stalled.
@@ -390,5 +393,5 @@ class Streams:
 
 
 def _held_by(stream: ClientStream) -> int:
-    """Return the number of bytes that a stream holds: unread, unsent, and sent without an acknowledgement."""
+    """Return the number of bytes that a stream buffers: unread, unsent, and sent without an acknowledgement."""
     return stream.held + stream.secure_end.in_flight_bytes

@@ -1,4 +1,4 @@
-"""dmsg as it was written in 2019: clients and servers whose streams are encrypted from end to end."""
+"""Protocol family v2019 (dmsg): clients, servers, and streams that are encrypted end to end."""
 
 from __future__ import annotations
 

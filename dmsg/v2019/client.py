@@ -1,4 +1,4 @@
-"""Client of the 2019 family: opens and accepts secure, resumable streams."""
+"""Client of the protocol family v2019: opens and accepts secure, resumable streams."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ SECURE_SEEN_SIZE = 65536
 """Maximum number of remembered pairs of a client and a feature that the client has offered: secure transports or
 upgrades."""
 PLAIN_SERVERS = 1024
-"""Maximum number of servers remembered for not supporting PING although their entries claim it."""
+"""Maximum number of servers remembered because they do not support PING although their entries claim it."""
 PLAIN_TIME = 3600.0
 """Seconds for which a server is remembered for not supporting PING."""
 RESUME_ATTEMPT = 5.0
 """Seconds for one attempt to resume a stream through one server."""
 RESUME_DELAY = 0.1
-"""Seconds between the first rounds of attempts; the delay grows to ``RESUME_MAX_DELAY``."""
+"""Seconds between the first attempts to resume a stream over all its servers; the delay grows to
+``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
 RESUME_BACK_OFF = 0.25
 """Seconds added to the delay of one peer's streams through one server for each RATE_LIMITED from there, up to
@@ -88,7 +89,8 @@ class Client(DelegatedClient[ClientSession]):
     :param cipher: cipher to prefer, ``auto`` (the faster one here), ``aes-256-gcm`` or ``chacha20-poly1305``.  Two
         clients use AES-256-GCM if both prefer it.
     :param resume_timeout: seconds to keep trying to resume a stream whose server is lost; 0 disables resuming.
-    :param receipts: whether to sign receipts for what servers delivered, if they ask (docs/pipeline/receipts.md).
+    :param receipts: whether to sign receipts for the data that servers delivered, if they ask for them
+        (docs/pipeline/receipts.md).
     """
 
     name = "dmsg-client"
@@ -111,7 +113,8 @@ class Client(DelegatedClient[ClientSession]):
     ) -> None:
         """:param on_warning: callback for each new warning to the person who runs this client; by default it is logged.
 
-        :param memory: memory account that limits what the streams hold; None means that of all clients of the process.
+        :param memory: account that limits the memory of the streams; None means the account of all clients of the
+            process.
 
         :raises ValueError: ``min_servers``, ``encryption`` or ``cipher`` has an invalid value.
         """
@@ -172,7 +175,7 @@ class Client(DelegatedClient[ClientSession]):
         """Open a stream to ``remote``; the Deferred fires with the factory's connected protocol.
 
         Tries every server of the remote, beginning with those to which this client is connected, or only the server
-        ``via``.  One that refuses because of a rate limit is tried again, with exponential backoff.  Fails with
+        ``via``.  A server that refuses because of a rate limit is tried again, with exponential backoff.  Fails with
         :class:`~dmsg.errors.ConnectFailed`, which has the reason of each server, :class:`~dmsg.errors.EntryNotFound`,
         :class:`~dmsg.errors.DiscoveryError`, :class:`~dmsg.errors.EncryptionUnavailable` or, after ``timeout``,
         :class:`~dmsg.errors.ConnectTimeout`.
@@ -206,7 +209,8 @@ class Client(DelegatedClient[ClientSession]):
 
     @staticmethod
     def _explain_old_servers(failure: Failure, address: DmsgAddress) -> Failure:
-        """Replace the error if all common servers are of 2019, because their reasons do not tell what to do."""
+        """Replace the error if all common servers are of 2019, because the reasons that they give do not say what to
+        do."""
         error = failure.value
         if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
             raise ConnectFailed(
@@ -261,7 +265,8 @@ class Client(DelegatedClient[ClientSession]):
 
     @property
     def refused(self) -> dict[str, int]:
-        """Number of refused requests of other clients, by reason; ``handshakes`` were refused before computing them."""
+        """Number of refused requests of other clients, by reason; requests counted under ``handshakes`` were refused
+        before their handshake was computed."""
         found = {reason.name.lower(): number for reason, number in self.streams.refused.items()}
         return {**found, "handshakes": self.streams.handshake_limits.refused}
 
@@ -300,7 +305,7 @@ class Client(DelegatedClient[ClientSession]):
             del self._plain_servers[next(iter(self._plain_servers))]
 
     def _carries_secure(self, entry: Entry) -> bool:
-        """Whether a server supports PING and secure transports, by its entry and earlier connections."""
+        """Whether a server supports PING and secure transports, according to its entry and to earlier connections."""
         address, until = self._plain_servers.get(entry.key, ("", 0.0))
         same = entry.server is not None and entry.server.address == address
         return entry.offers(RELAY_FEATURE) and not (same and until > self._reactor.seconds())
@@ -318,7 +323,7 @@ class Client(DelegatedClient[ClientSession]):
         self.streams.stop()
         await super()._stop()
 
-    # --- secure or not ---
+    # --- choice of encryption ---
 
     def _agree(self, remote: PubKey, entry: Entry, port: int) -> bool:
         """Whether the transport to ``remote`` must be secure.
@@ -340,13 +345,14 @@ class Client(DelegatedClient[ClientSession]):
         return False
 
     def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:
-        """Whether a client offers a feature, by its signed entry or by an earlier one in this process."""
+        """Whether a client offers a feature, in its signed entry or in an earlier one that this process has seen."""
         if entry.offers(feature):
             self._seen[remote, feature] = None
             if len(self._seen) > SECURE_SEEN_SIZE:
                 del self._seen[next(iter(self._seen))]
             return True
-        # A replayed old entry must not downgrade this client to plain transports.
+        # Features that a client once offered are remembered, because a replayed old entry must not downgrade this
+        # client to plain transports.
         return (remote, feature) in self._seen
 
     async def _offered_by(self, remote: PubKey) -> frozenset[str]:
@@ -360,7 +366,9 @@ class Client(DelegatedClient[ClientSession]):
         except DmsgError:
             known = frozenset(feature for feature in decisive if (remote, feature) in self._seen)
             if not known:
-                raise  # An attacker who blocks the look-up must not get a plain transport.
+                # If the look-up fails, earlier entries are used, because an attacker who blocks it must not cause a
+                # plain transport.
+                raise
             return known
         return frozenset(feature for feature in decisive if self._offers(remote, entry, feature))
 
@@ -379,8 +387,8 @@ class Client(DelegatedClient[ClientSession]):
         if (pause := self.streams.before_moving(stream)) > 0.0:
             await deferLater(self._reactor, pause)
         rounds = 0
-        # Cancelling may end an attempt with any error.  The stream is closed or the client stops then, so the loop
-        # checks is_live instead of relying on CancelledError.
+        # Cancelling may end an attempt with any error.  An attempt is cancelled when the stream is closed or the client
+        # stops, so the loop checks is_live instead of relying on CancelledError.
         while self._reactor.seconds() < deadline and self.streams.is_live(stream):
             moving = stream.secure_end.transport is not None
             for server in await self._servers_to(remote, left_behind, moving=moving, fresh=rounds > 0):
@@ -398,7 +406,8 @@ class Client(DelegatedClient[ClientSession]):
                         self._back_off(server, remote)
                 except CancelledError:
                     raise
-                except Exception as error:  # Twisted's errors of connecting have no common base class.
+                except Exception as error:
+                    # Exception is caught, because Twisted's connection errors have no common base class.
                     _log.debug(
                         "the stream could not be resumed through server {server}: {error}",
                         server=server.short,
@@ -442,5 +451,6 @@ class Client(DelegatedClient[ClientSession]):
         others = [server for server in servers if server != left_behind]
         if moving or left_behind is None:
             return others
-        # The entry may be outdated.  The remote may still be, or be again, at the server left behind.
+        # The last server is tried, too: the entry may be outdated, and the remote may still be connected there, or
+        # again.
         return [*others, left_behind]

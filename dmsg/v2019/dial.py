@@ -1,4 +1,4 @@
-"""Endpoint that connects to a server: TCP, handshake, OK frame."""
+"""Endpoint that connects to a server: opens TCP, does the handshake, and waits for the OK frame."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
 HANDSHAKE_ROUND_TRIPS = 3
-"""Number of round trips that TCP, the three handshake messages and the OK frame take.  The time of connecting divided
-by it is the first estimate of the round trip."""
+"""Number of round trips that TCP, the three handshake messages and the OK frame take.  The time of connecting, divided
+by this number, is the first estimate of the round trip."""
 
 
 class SessionEndpoint:
@@ -102,7 +102,7 @@ class SessionEndpoint:
         except BaseException:
             session.close()
             raise
-        if not session.connected:  # The connection was lost before this coroutine waited for it.
+        if not session.connected:  # The connection was lost before this coroutine began to wait for its session.
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
         assert race.used is not None
         session.carrier = race.used

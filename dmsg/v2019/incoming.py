@@ -1,4 +1,5 @@
-"""Transports that others open to a client: dispatch to listeners, authentication, and eviction when full."""
+"""Transports that others open to a client: gives them to listeners, authenticates initiators, and evicts transports
+when the table is full."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ class IncomingSession(CarryingSession[ClientTransport], Protocol):
 class Incoming:
     """Incoming transports of one session.
 
-    :param accept: returns the factory for all of them; used only without ``streams``.
+    :param accept: returns the factory for all incoming transports; used only without ``streams``.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Incoming:
     def requested(self, transport: ClientTransport) -> None:
         """Answer another client's REQUEST for a transport, or its offer to upgrade a plain transport."""
         if transport.state is State.CLOSED:
-            return  # A CLOSE came in the same read as the REQUEST.
+            return  # The transport is closed already: a CLOSE came in the same read as the REQUEST.
         streams = self._streams
         if transport.offer is not None:
             self._unconfirmed.pop(transport)
@@ -151,7 +152,7 @@ class Incoming:
             stream.start(protocol)
 
     def _on_offer(self, transport: ClientTransport) -> None:
-        """Answer the REQUEST for a secure transport, and wait for the initiator to prove that it holds the keys."""
+        """Answer the REQUEST for a secure transport, and wait for the initiator to prove that it has the keys."""
         streams = self._streams
         assert streams is not None and transport.offer is not None
         hello = transport.offer.hello
@@ -188,7 +189,8 @@ class Incoming:
         self._unconfirmed.add(transport, factory)
 
     def _proceed(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """Answer a RESUME with the stream's position; the stream moves here once the initiator confirms."""
+        """Answer a RESUME with the stream's position; the stream moves to this transport once the initiator confirms
+        it."""
         mine = [
             one
             for one in stream.secure_end.answers
@@ -258,7 +260,7 @@ class Incoming:
         if event.left is not None:
             event.left.carrier.leave(CloseReason.MOVED)
         if unconfirmed is None or stream.has_ended:
-            # The application closed the stream, or the transport was evicted, while the confirmation was in flight.
+            # The application closed the stream, or the transport was evicted, while the confirmation was on its way.
             self._core.close(transport, CloseReason.ABORTED)
             return
         factory = unconfirmed.factory
@@ -284,5 +286,5 @@ class Incoming:
                 transport.carrier.leave(CloseReason.NO_SUCH_STREAM)
         stream.requeue(event.unsent)
         self._session.carry(stream, event.transport)
-        # This comes last, because the application's callbacks may do anything, even close the stream.
+        # The stream is started last, because the application's callbacks may do anything, even close the stream.
         stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))

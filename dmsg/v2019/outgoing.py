@@ -42,7 +42,7 @@ STALE_ENTRY = (
     "though its entry offers secure transports: another program used its key before; run `dmsg discovery delete` "
     "with that key, or see --encryption"
 )
-"""Part of the error message about peers of 2019 whose entry has marks of dmsg."""
+"""Part of the error message about peers of 2019 whose entry has features of dmsg."""
 
 
 class OutgoingSession(CarryingSession[ClientTransport], Protocol):
@@ -57,7 +57,7 @@ class OutgoingSession(CarryingSession[ClientTransport], Protocol):
 
     @property
     def carries_secure(self) -> Callable[[], bool]:
-        """Function that returns whether the server carries secure transports, by its entry."""
+        """Function that returns whether the server carries secure transports, according to its entry."""
 
     def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
         """Return a new stream over a transport that is not open yet."""
@@ -98,7 +98,7 @@ class Outgoing:
 
         Fails with :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
         :class:`~dmsg.errors.TransportClosed` or, if ``secure``, :class:`~dmsg.errors.EncryptionUnavailable`.
-        Cancelling closes the transport.
+        Cancelling the Deferred closes the transport.
 
         :param probe: see :class:`~dmsg.streams.core.agreement.Hello`; only with ``secure``.
         :param upgrade: whether the remote accepts upgrades of plain transports.  An upgrade is requested only if this
@@ -149,7 +149,8 @@ class Outgoing:
             return failure
         if not (isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED):
             return failure
-        if self._session.pings.answered:  # A server of 2019 answers no PING, so the remote must have refused.
+        if self._session.pings.answered:
+            # This server answers PING, so it is not of 2019, and the remote must have refused.
             raise EncryptionUnavailable(
                 f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, {STALE_ENTRY}"
             ) from None
@@ -179,7 +180,7 @@ class Outgoing:
         streams.suspend(stream, CloseReason.MOVED)
         if before is not None:
             before.carrier.leave(CloseReason.MOVED)
-        # A higher generation makes earlier attempts obsolete, which may still arrive over slower servers.
+        # A higher generation makes earlier attempts obsolete, whose REQUESTs may still arrive over slower servers.
         end.generation += 1
         window = end.offer_window()
         hello = Hello(0, window, resume=end.position(), aes_gcm=streams.prefers_aes)

@@ -16,11 +16,11 @@ PING_INTERVAL = 10.0
 PING_TIMEOUT = 10.0
 """Seconds to wait for a PONG; after that the connection is closed."""
 WAKE_TIMEOUT = 0.5
-"""Seconds to wait for a PONG after this machine was suspended. A router may have forgotten the connection without a
-word, and a person who opens a laptop does not wait for ``PING_TIMEOUT``.
+"""Seconds to wait for a PONG after this machine was suspended. It is short: a router may have dropped the connection
+silently, and a person who opens a laptop should not wait for ``PING_TIMEOUT``.
 """
 WAKE_ROUND_TRIPS = 4
-"""Smallest number of round trips for which to wait for that PONG."""
+"""Minimum time to wait for that PONG, in round trips."""
 SMOOTHING = 0.25
 """Weight of a new round trip in the smoothed one."""
 
@@ -30,9 +30,9 @@ class Pings:
 
     :param send: sends a PING with the given payload: 8 random bytes and those of ``instance``.
     :param on_stalled: callback invoked when the server did not answer a PING in time.
-    :param instance: 8 bytes by which a server tells two programs with one key apart, or none.
+    :param instance: 8 bytes by which a server distinguishes two programs with one key; empty to send none.
     :ivar round_trip: smoothed round trip to the server in seconds; None until the first measurement.
-    :ivar known: whether the server is believed to support PING.
+    :ivar known: whether the server is assumed to support PING.
     :ivar answered: whether the server has answered a PING.
     :ivar since: time of the first PING, in seconds of the reactor's clock.
     """

@@ -1,4 +1,4 @@
-"""Protocol and factory classes of the server, over Noise links.
+"""Twisted protocol and factory of the server, over Noise links.
 
 ``ServerSession`` connects one link to the relay.  The rules are in :mod:`dmsg.v2019.core.relay`; this module has the
 timers and the flow control.  The client's counterpart is :mod:`dmsg.v2019.session`.
@@ -76,13 +76,15 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         return super()._serve(link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
-        """Send the client the reason of its refusal, such as no room or a key that is not admitted, and close."""
+        """Send the client the reason why it is refused, such as a full server or a key that is not admitted, and
+        close."""
         assert self.link is not None
         self.link.send(encode_close(0, _TOLD.get(reason, CloseReason.UNSPECIFIED)))
         super().refuse(reason)
 
     def crowd_out(self) -> None:
-        """Close the connection for lack of room; a client that understands DRAIN gets one, to move at once."""
+        """Close the connection because the server is full; a client that understands DRAIN gets one, so that it moves
+        at once."""
         if self._peer is not None and self._peer.speaks_drain and self.link is not None:
             self.link.send(encode_drain(0, ()))
         super().crowd_out()
@@ -94,7 +96,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         return taken
 
     def _slow_down(self, taken_bytes: int) -> None:
-        """Pause reading from a client that exceeds its byte rate, so that its data wait at its own end."""
+        """Pause reading from a client that exceeds its byte rate, so that its data wait on its own machine."""
         factory = self._factory
         rate = factory.limits.byte_rate
         now = factory.now()
@@ -167,7 +169,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             telemetry.about["capacity"] = self.limits.max_connections
 
     def _load(self) -> dict[str, object]:
-        """Return the load figures for telemetry's heartbeat."""
+        """Return the numbers about the server's load for telemetry's heartbeat."""
         assert self.telemetry is not None
         registration = self.registration
         return {

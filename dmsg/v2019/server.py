@@ -1,4 +1,4 @@
-"""Server of the 2019 family; when it leaves, the streams of its clients move to other servers."""
+"""Server of the protocol family v2019.  When it stops, the streams of its clients move to other servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Server(RelayServer):
     """Server that relays between clients.
 
     :param listen: Twisted endpoint strings to listen on.
-    :param settings: settings that servers of all families have.
+    :param settings: settings that servers of all protocol families have.
     :param limits: limits of one client; assign to ``ServerFactory.limits`` to change them later.
     :param telemetry: settings for writing events for the pipeline, or None.
     :param cipher: cipher to prefer for connections: ``auto`` (the faster one here), ``aes-256-gcm`` or
@@ -88,18 +88,19 @@ class Server(RelayServer):
         if self.telemetry is not None:
             await self.telemetry.stop()
 
-    # --- leaving ---
+    # --- stopping: clients move to other servers ---
 
     async def _leave(self) -> None:
         others = (
             await self.registration.other_servers() if self.factory.sessions and self.settings.drain_timeout else []
         )
-        # The server withdraws from discovery first, so that discovery sends no new clients meanwhile.
+        # The server withdraws from discovery first, so that discovery sends no new clients while it stops.
         await self.registration.withdraw()
         await self._hand_over(others)
 
     async def _hand_over(self, clients: list[PubKey]) -> None:
-        """Send the clients to other servers, and wait until their streams have moved or the drain timeout is over."""
+        """Send the clients to other servers, and wait until their streams have moved or until the drain timeout is
+        over."""
         relay = self.factory.relay
         if not clients or not relay.announce_drain(round(self.settings.drain_timeout), clients):
             return

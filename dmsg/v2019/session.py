@@ -55,7 +55,8 @@ from dmsg.v2019.pings import PING_TIMEOUT, WAKE_ROUND_TRIPS, WAKE_TIMEOUT, Pings
 from dmsg.v2019.transport_streams import TransportStreams
 
 EXTENSION_TIME = 5.0
-"""Seconds after the first PING within which a server that closes the connection is taken not to support PING."""
+"""Seconds after the first PING.  If a server closes the connection within this time, it is assumed not to support
+PING."""
 
 
 _log = Logger()
@@ -68,8 +69,8 @@ class ClientSession(Session):
         ``streams``.
     :param streams: state shared with the client's other sessions; without it there are only plain transports.
     :param receipts: whether the server gets receipts.
-    :param carries_secure: returns whether the server carries secure transports, by its entry.
-    :param side: side of the connection; on a direct link the other client takes the server's part.
+    :param carries_secure: returns whether the server carries secure transports, according to its entry.
+    :param side: side of the connection; on a direct link the other client acts as the server.
     :ivar open: opens a transport to a remote, see :meth:`dmsg.v2019.outgoing.Outgoing.open`; ``reopen`` resumes a
         stream.
     :ivar established: Deferred that fires with this session once the server has sent OK.
@@ -162,7 +163,7 @@ class ClientSession(Session):
 
     def check_after_wake(self) -> None:
         if not self.pings.known:
-            return  # A server of 2019 answers no PING.
+            return  # No PING is sent, because a server of 2019 does not answer it.
 
         def answered(_: float) -> None:
             self.is_doubtful = False
@@ -231,8 +232,8 @@ class ClientSession(Session):
         self.core.is_lost = True
         if not self.established.called:
             self.established.errback(reason)
-            # The caller may have given up, and then nobody else handles this failure.  A later caller checks
-            # `connected` instead.
+            # This errback is added because the caller may have given up, and then nobody else handles this failure.  A
+            # later caller checks `connected` instead.
             self.established.addErrback(lambda _: None)
 
         def tell() -> None:
@@ -278,7 +279,7 @@ class ClientSession(Session):
 
     def _on_established(self, event: Established) -> None:
         self.connected = True
-        # Receipts of the previous connection come first: this connection may be lost soon, too.
+        # Receipts of the previous connection are sent first, because this connection may be lost soon, too.
         if self._receipts and self._streams is not None:
             self.core.hand_in(self._streams.kept_receipts.take(self.server))
         self.established.callback(self)
@@ -328,7 +329,8 @@ class ClientSession(Session):
         """Handle the end of a transport: end its stream, or suspend it to be resumed elsewhere."""
         if not transport.is_secure:
             transport.carrier.stream.carrier_closed(reason)
-        elif end is not None and end.transport is transport:  # Otherwise the stream has already moved.
+        elif end is not None and end.transport is transport:
+            # The stream has not moved to another transport yet.
             assert self._streams is not None
             self._streams.lost(transport.carrier.stream, reason, final=final)
 
@@ -342,7 +344,7 @@ class ClientSession(Session):
         stream: ClientStream = event.transport.carrier.stream
         if not stream.has_ended:
             stream.requeue(event.unsent)
-            # This comes last, because the application's callbacks may do anything, even close the stream.
+            # The protocol is called last, because the application's callbacks may do anything, even close the stream.
             stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))
             stream.window_opened()
 
@@ -362,12 +364,12 @@ class ClientSession(Session):
         Noticed: _on_noticed,
     }
 
-    # --- calls from the carriers of streams (CarryingSession) ---
+    # --- for the carriers of streams (CarryingSession) ---
 
     def consumed(self, carrier: TransportCarrier[ClientTransport], size: int) -> None:
         self.core.consumed(carrier.transport, size)
         end = carrier.stream.end
-        # The window is measured once per window's worth of bytes, because reading the clock each time costs too much.
+        # The window is measured once per window's worth of bytes, because reading the clock each time takes too long.
         if end is not None and end.consumed >= end.measure_at:
             end.measure(self._reactor.seconds())
         self.flush()

@@ -1,4 +1,5 @@
-"""State that all sessions of one client of the 2019 family share: streams, limits and kept receipts."""
+"""State that all sessions of one client of the protocol family v2019 share: streams, limits, and receipts kept for
+later."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
 initiators of each server.  Discovery counts the look-ups against this client's address, so strangers must not be able
 to cause many."""
 CLOSING = 2.0
-"""Seconds that a stopping client gives its closing streams to send what was written to them."""
+"""Seconds that a stopping client gives its closing streams to send the data written to them."""
 CLOSING_CHECK_INTERVAL = 0.02
 """Seconds between checks whether these streams have finished."""
 
 
 class Encryption(Enum):
-    """Policy for the encryption of a client's transports."""
+    """Policy of a client for the encryption of its transports."""
 
     REQUIRE = "require"
     """Only secure transports, in both directions."""
@@ -80,7 +81,7 @@ class TransportStreams(Streams):
         self.probes = Probes(reactor)
         """Factory for the streams of other clients that only measure round trips."""
         self.instance = os.urandom(INSTANCE_SIZE)
-        """Bytes by which servers tell this program from another one with the same key."""
+        """Bytes by which servers distinguish this program from another one with the same key."""
         self.receipts = receipts
         self.kept_receipts = KeptReceipts()
         """Receipts of transports whose connection was lost, for the next connection to their server."""
@@ -98,11 +99,11 @@ class TransportStreams(Streams):
 
     @property
     def secure_key(self) -> SecKey | None:
-        """Key with which sessions accept secure transports; None if encryption is off."""
+        """Secret key with which sessions accept secure transports; None if encryption is off."""
         return None if self.encryption is Encryption.OFF else self.key
 
     def may_look_up(self, server: PubKey, initiator: PubKey) -> bool:
-        """Whether discovery may be asked for the initiator of a plain REQUEST; counts the question when it may.
+        """Return whether discovery may be asked for the entry of a plain REQUEST's initiator; if so, count the look-up.
 
         :param server: server through which the REQUEST came; it may have invented the initiator.
         """
@@ -112,7 +113,8 @@ class TransportStreams(Streams):
 
 
 async def let_close(reactor: IReactorTime, streams: Callable[[], Iterable[ClientStream]]) -> None:
-    """Wait until closing streams have sent what was written to them, as TCP does when a program has ended."""
+    """Wait until closing streams have sent the data written to them, as the kernel does for TCP after a program has
+    ended."""
     until = reactor.seconds() + CLOSING
     while reactor.seconds() < until and any(one.disconnecting and not one.has_ended for one in streams()):
         await deferLater(reactor, CLOSING_CHECK_INTERVAL)

@@ -1,8 +1,8 @@
 """Secure transports that this client answered, or invited to an upgrade, and that are not confirmed yet.
 
-Replaying a recorded REQUEST gets an attacker this far, so nothing is believed before the confirmation.  Each transport
-has ``CONFIRM_TIMEOUT`` seconds.  When the table is full, the initiator with most unconfirmed transports loses its
-oldest; among equals, the initiator that asked first.  An honest initiator confirms within a round trip.
+An attacker who replays a recorded REQUEST gets this far, so no frame is trusted before the confirmation.  Each
+transport has ``CONFIRM_TIMEOUT`` seconds.  When the table is full, the initiator with most unconfirmed transports loses
+its oldest; among equals, it is the initiator that asked first.  An honest initiator confirms within a round trip.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dmsg.net.reactor import cancel_call
 from dmsg.v2019.core.state import ClientTransport, State
 
 CONFIRM_TIMEOUT = 10.0
-"""Seconds within which an initiator must prove that it holds the keys; after that its transport is closed."""
+"""Seconds within which an initiator must prove that it has the keys; after that its transport is closed."""
 
 
 class Unconfirmed(NamedTuple):
@@ -81,7 +81,7 @@ class Confirmations:
             if transport.state in (State.ANSWERED, State.INVITED):
                 return transport
             # A frame of the same read has confirmed or closed this transport.  The session gets the event only after
-            # the whole read, so until then the record is kept aside.
+            # the whole read, so until then the record is kept in a separate table.
             decided = self.pop(transport)
             assert decided is not None
             self._decided[transport] = decided

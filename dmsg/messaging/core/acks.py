@@ -30,8 +30,8 @@ MAX_ACKS = 8
 MAX_DUE = 256
 """Maximum number of unacknowledged payloads of the remote, which is the number of sequence numbers."""
 ACK_INTERVAL = 0.1
-"""Maximum seconds that an acknowledgement waits for a payload to go with, while a payload of this side is in flight
-(Go: 100 ms)."""
+"""Maximum seconds that an acknowledgement waits to be sent together with a payload, while a payload of this side is in
+flight (Go: 100 ms)."""
 GAP = 0.01
 """Seconds between two Sends, unless the remote has acknowledged the first."""
 OVERHEAD = MAX_ACKS * ACK_SIZE + PAYLOAD_HEAD

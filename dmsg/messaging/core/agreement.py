@@ -1,8 +1,8 @@
 """KK handshake in OpenChannel and ChannelOpened.  No I/O.
 
 :class:`Proposal` is the opener's side and :class:`Offer` the responder's.  Each takes the other's message and ends with
-the ciphers of the channel, or raises :exc:`~dmsg.errors.HandshakeError`.  An error changes nothing but the handshake
-itself, which is useless from then on.
+the ciphers of the channel, or raises :exc:`~dmsg.errors.HandshakeError`.  An error changes only the handshake itself,
+which cannot be used any more.
 
 The pattern is ``Noise_KK_Secp256k1_ChaChaPoly_SHA256`` with empty prologue and payloads, so both messages have 49
 bytes.  Both ends must know the other's static key, which the server tells the responder in OpenChannel.  A server that
@@ -66,8 +66,8 @@ class Offer:
 
 
 def _take(handshake: Handshake, message: bytes) -> None:
-    # A longer message can be valid Noise with a payload. Both ends use empty payloads, so further bytes come from a
-    # program that does not speak this protocol.
+    # A longer message can be valid Noise with a payload. Such a message is refused, because both ends use empty
+    # payloads.
     if len(message) != NOISE_MESSAGE_SIZE:
         raise HandshakeError(f"noise message has {len(message)} bytes instead of {NOISE_MESSAGE_SIZE}")
     handshake.read_message(message)

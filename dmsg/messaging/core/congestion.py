@@ -4,9 +4,9 @@ The protocol has no windows, and a link carries many channels, so the server can
 channel therefore has a *backlog* of its own.  The backlogs of a link take turns, a piece each, so that a long backlog
 delays no other.
 
-A source whose channel has a long backlog is *held*: the server pauses reading from it, for a bounded time, repeatedly.
-A source that also sends to other receivers is held for at most as long as it was free before.  A slow reader never
-causes a channel to be closed, but a receiver that reads nothing at all loses its channels.
+A source whose channel has a long backlog is paused (*held*): the server stops reading from it, for a bounded time,
+repeatedly.  A source that also sends to other receivers is then read for at least as long as it was paused.  A slow
+reader never causes a channel to be closed, but a receiver that reads nothing at all loses its channels.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from dmsg.errors import DropReason
 from dmsg.messaging.core.peers import End, RelayPeer
 
 HOLD_AT = 1024 * 1024
-"""Bytes in the backlog of a channel above which its source is held."""
+"""Bytes in the backlog of a channel above which its source is paused."""
 CHANNEL_BACKLOG = 64 * 1024 * 1024
-"""Bytes in the backlog of a channel at which its source is held even while it sends to other receivers."""
+"""Bytes in the backlog of a channel at which its source is paused even while it sends to other receivers."""
 SCARCE_BACKLOG = 2 * 1024 * 1024
 """Value that replaces ``CHANNEL_BACKLOG`` while all backlogs together have ``BACKLOG_TOTAL`` bytes or more."""
 BACKLOG_TOTAL = 256 * 1024 * 1024
 """Bytes of all backlogs of a server from which memory counts as scarce; see ``SCARCE_BACKLOG``."""
 OVER_TOTAL = 64 * 1024 * 1024
-"""Bytes beyond ``BACKLOG_TOTAL`` at which a held source loses the channel with the longest backlog before it is read
+"""Bytes beyond ``BACKLOG_TOTAL`` at which a paused source loses the channel with the longest backlog before it is read
 again."""
 HOLD = 0.1
-"""Seconds between checks of a held source; one that also sends to other receivers is released at the first check."""
+"""Seconds between checks of a paused source; a source that also sends to other receivers is resumed at the first
+check."""
 HOLD_LIMIT = 1.0
-"""Seconds after which every held source is read once.  Its kernel would end a link whose window stays closed, and a
+"""Seconds after which every paused source is read once.  Its kernel would end a link whose window stays closed, and a
 CloseChannel of the source is behind the data that it has sent."""
 TAKES_NOTHING = 15.0
 """Seconds without progress after which a receiver loses the channels that wait for it."""
@@ -39,7 +40,7 @@ PIECE = 64 * 1024
 SMALL = 4096
 """Bytes below which pieces of a backlog are joined, to save memory."""
 FEED = 256 * 1024
-"""Bytes of backlog to send before a flush, which shows whether TCP takes more."""
+"""Bytes of backlog to send before each flush; the flush shows whether TCP accepts more."""
 
 
 def _waiting_behind(end: End) -> int:
@@ -50,9 +51,10 @@ class Congestion:
     """Backlogs of one relay.
 
     :param now: returns seconds of a monotonic clock.
-    :param on_held: callback invoked when a link is held.  The caller calls :meth:`check_source` after ``HOLD`` seconds.
+    :param on_held: callback invoked when reading from a link is paused.  The caller calls :meth:`check_source` after
+        ``HOLD`` seconds.
     :param give_up: closes a channel whose receiver reads nothing.
-    :ivar held: number of times that a source was held.
+    :ivar held: number of times that a source was paused.
     :ivar total: number of bytes in all backlogs.
     """
 
@@ -71,7 +73,8 @@ class Congestion:
     # --- output to a link ---
 
     def forward(self, source: RelayPeer, end: End, data: memoryview) -> None:
-        """Send or queue frames of ``source`` for the link of ``end``; if that link is slow, all are for ``end``."""
+        """Send or queue frames of ``source`` for the link of ``end``; if that link is slow, all frames must be for
+        ``end``."""
         peer = end.peer
         if not peer.slow:
             source.served = True
@@ -129,7 +132,7 @@ class Congestion:
                 waiting.append(end)
             else:
                 peer.draining.pop(end.id, None)
-            # Half of the mark is the level for release; otherwise a source would be held and released for each piece.
+            # A source is resumed only at half of the mark; otherwise it would be paused and resumed for each piece.
             source = end.other.peer
             if source.held and end.queued <= HOLD_AT // 2:
                 self._release_source(source, only_if_short=True)
@@ -156,10 +159,11 @@ class Congestion:
         return end.queued >= (SCARCE_BACKLOG if self.total >= BACKLOG_TOTAL else CHANNEL_BACKLOG)
 
     def check_source(self, source: RelayPeer) -> None:
-        """Check a held source: release it, or end channels whose receivers read nothing."""
+        """Check a paused source: resume it, or end channels whose receivers read nothing."""
         if not source.held:
             return
-        # The time counts from the receiver's last progress, so a receiver that is slow but alive keeps its channels.
+        # The time is measured from the receiver's last progress, so a receiver that is slow but alive keeps its
+        # channels.
         now = self._now()
         for end in list(source.ends.values()):
             receiver = end.other.peer
@@ -173,7 +177,7 @@ class Congestion:
             self._give_up(max(source.ends.values(), key=_waiting_behind), DropReason.QUEUE_FULL)
             if not source.held:
                 return
-        # A source with other receivers is released early, because they would have to wait for the slow one.
+        # A source with other receivers is resumed early, because they would have to wait for the slow one.
         full = any(self._is_full(end.other) for end in source.ends.values())
         if (source.served and not full) or late:
             self._release_source(source)
@@ -185,12 +189,12 @@ class Congestion:
             return
         now = self._now()
         source.held = False
-        # A source that also sends to other receivers stays free for as long as it was held.
+        # A source that also sends to other receivers is then not paused for as long as it was paused before.
         source.free_until = now + (now - source.held_at if source.served else 0.0)
         source.served = False
         source.port.resume_reading()
 
-    # --- ends ---
+    # --- ends of channels and links ---
 
     def forget(self, end: End) -> None:
         """Drop the backlog of an end that wants no more data."""

@@ -38,14 +38,14 @@ class Destinations:
     def assign_id(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
         """Return the id for a channel that its opener calls ``name``, or None, and the end that has that name now."""
         if peer.two_ids:
-            # With two ids, the client's ids and the server's are separate.  Only an end that the client has named
+            # With two ids, the client's ids and the server's are separate.  Only an end whose id the client has chosen
             # can have the same name.
             there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
             taken = name in peer.ends or name in peer.draining
             return self.choose(peer) if taken else name, there
         # The client reuses the id, so it no longer expects the answer that was due for the former channel.
         peer.answers_due.pop(name, None)
-        # Frames of the former channel with this id may still wait for the client.
+        # The id is not free, because frames of its former channel may still wait for the client.
         return None if name in peer.draining else name, peer.ends.get(name)
 
     def find(
@@ -75,6 +75,6 @@ class Destinations:
         rate, burst = limits.destination_rate, limits.destination_burst
         if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
             return DropReason.DESTINATION_RATE
-        # Refusing the opener keeps OpenChannels of others from ending the link of a slow reader.
+        # The opener is refused, because otherwise OpenChannels of others could end the link of a slow reader.
         slow = remote.congested and remote.port.queued() > PEER_QUEUE_MAXIMUM // 2
         return DropReason.QUEUE_FULL if slow else None

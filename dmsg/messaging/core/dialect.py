@@ -1,4 +1,5 @@
-"""Dialects of the Messaging System: frame layout, acknowledgements, and ids, which changed over time.  No I/O."""
+"""Dialects of the Messaging System: the variants of frame layout, acknowledgements and ids that were used over time.
+No I/O."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from dmsg.messaging.core.wire import Profile
 Acks = bool | None
 """Whether a remote uses acknowledgements; None if its first message decides."""
 ACKS: dict[str, Acks] = {"auto": None, "yes": True, "no": False}
-"""Values of the option for what a client assumes of unknown programs."""
+"""Values of the option that says whether unknown programs use acknowledgements."""
 IDS = {"one": False, "two": True}
-"""Values of the option for the number of ids in the answer to an OpenChannel; the value tells whether it is two."""
+"""Values of the option for the number of ids in the answer to an OpenChannel, each mapped to whether there are two."""
 
 
 def profile_of(name: Profile | str) -> Profile:
@@ -27,7 +28,7 @@ def profile_of(name: Profile | str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Dialect: variant of the protocol, by the changes in the Go code.
+    """Dialect: variant of the protocol, as it changed with the Go code.
 
     :ivar profile: layout of frames.
     :ivar acks: whether programs of others, and this client with them, use acknowledgements inside channels, as Go did

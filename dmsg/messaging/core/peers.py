@@ -29,7 +29,7 @@ class LinkPort(Port, Protocol):
     places: Sequence[Hashable]
 
     def flush(self) -> None:
-        """Pass the queued bytes to TCP."""
+        """Write the queued bytes to TCP."""
 
 
 class End:
@@ -70,10 +70,10 @@ class RelayPeer:
     :ivar slow: whether frames for the link must queue, because it is congested or has a backlog.
     :ivar waiting: ends with a backlog, in the order of their turns.
     :ivar draining: ends of closed channels that still have a backlog, by id; these ids stay in use.
-    :ivar held: whether reading from the link is paused.
+    :ivar held: whether reading from the link is paused now.
     :ivar held_at: time at which reading was paused.
-    :ivar free_until: time before which the link is not held again, unless a backlog is full.
-    :ivar served: whether another receiver has taken frames of the link since it was last held.
+    :ivar free_until: time before which the link is not paused again, unless a backlog is full.
+    :ivar served: whether another receiver has taken frames of the link since it was last paused.
     :ivar progress_at: time at which the link last took output, or at which its backlog began.
     """
 

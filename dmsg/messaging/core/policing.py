@@ -1,8 +1,9 @@
-"""Rate limits for what one client may ask of a messaging server.  No I/O, no clock.
+"""Rate limits for the requests of one client at a messaging server.  No I/O, no clock.
 
 OpenChannels and stray control frames have a token bucket each, per link.  An OpenChannel above the rate is refused; a
-stray frame gets no answer.  A client that continues regardless loses its link (:mod:`dmsg.base.policing`).  Answers and
-ends of channels are free, because the opener has paid for them, and frames that others provoke are forgiven.
+stray frame gets no answer.  A client that continues nevertheless loses its link (:mod:`dmsg.base.policing`).  Answers
+and the ends of channels are not charged, because the opener was charged for the channel, and frames that others provoke
+are not charged either.
 """
 
 from __future__ import annotations

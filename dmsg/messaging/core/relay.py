@@ -1,4 +1,4 @@
-"""Relay of a messaging server: passes the frames of one link on to another, by channel.  No I/O.
+"""Relay of a messaging server: forwards the frames of one link to another, by channel.  No I/O.
 
 :meth:`Relay.receive_frames` takes the bytes of a link and returns how many it has processed.  Output goes to the
 :class:`~dmsg.messaging.core.peers.LinkPort` of the receiving link, a :class:`RelayPeer`.  Output for a link that is
@@ -55,10 +55,11 @@ MAX_DOUBTFUL = ID_COUNT // 2
 MAX_KNOWN = 4096
 """Maximum number of keys for which the relay remembers whether they use two ids; the least recent one is forgotten."""
 IN_FLIGHT = 65_536
-"""Number of data frames forgiven to a client whose open channel the other end closes.  The client has sent them before
-it could know, and only TCP bounds their number."""
+"""Number of data frames that are not charged to a client whose open channel the other end closes.  The client has sent
+them before it could know, and only TCP bounds their number."""
 LATE_ANSWERS = 3
-"""Number of control frames forgiven to that client besides: ChannelOpened, CloseChannel and ChannelClosed."""
+"""Number of control frames that are not charged to that client in addition: ChannelOpened, CloseChannel and
+ChannelClosed."""
 SAME_HEADERS = ID_OFFSET + 1
 """Number of leading bytes that data frames of one size and channel share: the header and the channel id."""
 FIRST_BURST = 16
@@ -134,7 +135,7 @@ class Relay(ConnectionTable[RelayPeer]):
         return True
 
     def close_all(self) -> None:
-        """Close all channels and refuse new ones."""
+        """Close all channels and refuse new ones, because the server stops."""
         self.draining = True
         for peer in list(self.peers):
             for end in list(peer.ends.values()):
@@ -144,8 +145,8 @@ class Relay(ConnectionTable[RelayPeer]):
     # --- frames ---
 
     # This loop sees every frame of the server.  It is one function because a call per frame would cost more than the
-    # rest of the work.  Consecutive frames for one link form a run.  Their ids are rewritten in place, and the run
-    # leaves as one slice of the buffer, without a copy per frame.
+    # rest of the work.  Consecutive frames for one link form a run.  Their ids are rewritten in place, and the run is
+    # sent as one slice of the buffer, without a copy per frame.
     def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``, and rewrite channel ids in place.
 
@@ -210,7 +211,7 @@ class Relay(ConnectionTable[RelayPeer]):
                         buffer[position + ID_OFFSET] = other.name
                         position = following
                         continue
-                # A control frame must not overtake data of its channel, so the run leaves first.
+                # A control frame must not overtake data of its channel, so the run is sent first.
                 if steps >= limit:
                     frames -= 1
                     break
@@ -256,14 +257,14 @@ class Relay(ConnectionTable[RelayPeer]):
     # --- control frames ---
 
     def _say(self, end: End, frame: bytes) -> None:
-        """Send a control frame of a channel, behind data of the channel that still wait."""
+        """Send a control frame of a channel, after the data of the channel that are still queued."""
         if not self.congestion.queue_control(end, frame):
             self._answer(end.peer, frame)
 
     def _answer(self, peer: RelayPeer, frame: bytes) -> None:
         peer.port.send(frame)
-        # Answers pass the backlogs and so have no limit of their own.  A client that provokes answers without reading
-        # them would fill the server's memory.
+        # The link is closed here: answers are not queued in the backlogs, which have limits, so a client that provokes
+        # answers without reading them would fill the server's memory.
         if peer.congested and peer.port.queued() > PEER_QUEUE_MAXIMUM:
             self._end_peer(peer, DropReason.SEND_BUFFER_FULL)
 
@@ -275,8 +276,8 @@ class Relay(ConnectionTable[RelayPeer]):
             return
         self._CONTROL[frame_type](self, peer, body, now)
 
-    # Only OpenChannel and stray frames cost tokens.  Frames that answer or end a channel are free, because the opener
-    # has paid for them with its OpenChannel.
+    # Only OpenChannel and stray frames are charged.  Frames that answer or end a channel are not, because its
+    # OpenChannel was charged.
 
     def _on_data(self, peer: RelayPeer, body: bytes, now: float) -> None:
         end = peer.ends.get(body[0])
@@ -317,7 +318,8 @@ class Relay(ConnectionTable[RelayPeer]):
             self._on_no_channel(peer, CHANNEL_CLOSED, body, self._allows_stray(peer, end, now))
             return
         if not end.open and not end.opener:
-            # A client that refuses an OpenChannel may do so because it believes the id in use.
+            # The id is avoided from now on, because the client may have refused the OpenChannel as it believes the id
+            # in use.
             peer.doubtful.pop(end.id, None)
             peer.doubtful[end.id] = None
             if len(peer.doubtful) > MAX_DOUBTFUL:
@@ -342,8 +344,8 @@ class Relay(ConnectionTable[RelayPeer]):
         """Answer a control frame that has no channel; ChannelClosed is never answered, so that answers cannot loop."""
         opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
         if opened is not None and self._profile is Profile.SKYWIRE:
-            # The opener has gone.  A client with two ids names its id for the channel only in this late answer, so the
-            # server could not send CloseChannel before.
+            # The opener has disconnected.  A client with two ids names its id for the channel only in this late answer,
+            # so the server could not send CloseChannel before.
             peer.two_ids = opened[0] is not None
             name = body[0] if opened[0] is None else opened[0]
             answer = encode_close(self._profile, name)
@@ -458,7 +460,7 @@ class Relay(ConnectionTable[RelayPeer]):
             self._say(other, self._last_words(end, other))
 
     def _last_words(self, other: End, end: End) -> bytes:
-        """Return the last frames for ``end`` of a channel: ChannelClosed, and CloseChannel if Go needs it.
+        """Return the frames that end a channel for ``end``: ChannelClosed, and CloseChannel if a Go client needs it.
 
         :param other: other end of the channel.
         """

@@ -1,4 +1,4 @@
-"""States of a channel at a client, the table of their transitions, and what a client keeps of a channel.
+"""States of a channel at a client, the table of their transitions, and the record that a client has of each channel.
 
 A channel begins with an OpenChannel, which carries the first message of a KK handshake. The other end answers with
 ChannelOpened, and the channel is open. A CloseChannel is answered with a ChannelClosed, after which the server gives

@@ -1,4 +1,4 @@
-"""Client side of one link: handles frames and keeps the table of channels.  No I/O, no clock.
+"""Client side of one link: processes received frames and maintains the table of channels.  No I/O, no clock.
 
 :meth:`ClientConnection.receive_frames` takes bytes and returns events; frames to send collect until
 :meth:`ClientConnection.data_to_send`.  Control frames go through the table of :mod:`dmsg.messaging.core.state`; a Send
@@ -188,7 +188,7 @@ class ClientConnection:
     def _end(self, channel: ClientChannel) -> bool:
         """Send ChannelClosed and end the channel at this side; return False if it had ended before."""
         if channel.state is State.ABANDONED and self._is_ambiguous(channel):
-            # The channel's id stays in use until the server's answer names the other id.
+            # Nothing is sent yet: the channel's id stays in use until the server's answer names the other id.
             return True
         if not channel.apply(Input.SEND_CLOSED):
             return False
@@ -409,7 +409,8 @@ class ClientConnection:
             channel.named = True
             channel.ciphers = channel.proposal.process_answer(message)
         except HandshakeError as error:
-            # The remote believes that the channel is open, so the channel has to be closed, not only forgotten.
+            # The remote believes that the channel is open, so the channel has to be closed, and not only removed from
+            # the table.
             self.drops[DropReason.BAD_FRAME] += 1
             channel.apply(Input.SEND_CLOSE)
             self._end(channel)
@@ -457,7 +458,7 @@ class ClientConnection:
             # If this ChannelClosed crossed the CloseChannel, the server sends another one as the answer.
             self._doubtful[channel.id] = None
         self._forget(channel)
-        # Without a CloseChannel of its own, this side cannot know which data of the stream are missing.
+        # Without a CloseChannel of its own, this side cannot know whether data of the stream are missing.
         self._tell(channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED)
 
     @staticmethod

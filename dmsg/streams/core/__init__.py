@@ -1,1 +1,1 @@
-"""Rules of secure streams without I/O: handshake, ciphers, windows, resumption."""
+"""Protocol rules of secure streams without I/O: handshake, encryption, windows and resumption."""

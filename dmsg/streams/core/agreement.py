@@ -1,12 +1,13 @@
 """KK handshake inside REQUEST and ACCEPT, by which two clients agree on a secure transport.  No I/O.
 
 REQUEST is ``initiator pk(33) || responder pk(33) || KK message 1``, ACCEPT the same two keys and KK message 2 (seed
-document, TODO list).  The encrypted payloads of the two messages, :class:`Hello`, have what servers need not know.
+document, TODO list).  The encrypted payloads of the two messages, :class:`Hello`, contain the parameters that servers
+need not know.
 
 :class:`Proposal` is the initiator's side and :class:`Offer` the responder's.  Each takes the other's payload and
-returns the keys and the other's hello, or raises :exc:`~dmsg.errors.HandshakeError` and is useless from then on.  The
-prologue names both keys in the order of their roles, so a message is valid for this pair in these roles only.  An
-unknown option is ignored, except a critical one, which ends the handshake.  So later versions can add options.
+returns the keys and the other's hello, or raises :exc:`~dmsg.errors.HandshakeError` and cannot be used any more.  The
+prologue names both keys in the order of their roles, so a message is valid only for these two clients in these roles.
+An unknown option is ignored, except a critical one, which ends the handshake.  So later versions can add options.
 
 An authentic REQUEST may be a replay.  A responder that accepts an offer waits for the initiator's first frame
 (:mod:`dmsg.v2019.core.handshakes`).  ``docs/protocol/secure-transport.md`` is the specification.
@@ -34,7 +35,7 @@ FEATURE = "secure1"
 UPGRADE_FEATURE = "upgrade1"
 """Mark in the version of a client's entry: the client upgrades plain transports, for servers that carry no others."""
 PREFACE_FRAMES = 4
-"""Number of FWD frames without data by which a responder announces that it takes an upgrade.  Applications do not see
+"""Number of FWD frames without data by which a responder announces that it accepts an upgrade.  Applications do not see
 empty frames."""
 PING_FEATURE = "ping1"
 """Mark in the version of a client's entry: the client answers probes."""
@@ -47,7 +48,8 @@ KEYS_SIZE = 2 * PUBKEY_SIZE
 MIN_MESSAGE = PUBKEY_SIZE + HELLO_SIZE + _TAG_SIZE
 """177 bytes: length of a KK message of this version in a REQUEST or ACCEPT."""
 MAX_MESSAGE = 1024
-"""Maximum bytes of a KK message; later versions may add options that this one ignores.  A family may allow up to
+"""Maximum bytes of a KK message; later versions may add options that this one ignores.  A protocol family may allow up
+to
 :data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`."""
 CRITICAL = 0x80
 """Lowest type of a critical option; a transport with an unknown critical option is refused."""
@@ -99,8 +101,8 @@ class Hello:
     :ivar half_close: for a new stream: the sender supports half-close.  Used if both hellos have it.
     :ivar aes_gcm: for this transport: the sender prefers AES-256-GCM.  Used if both hellos have it; otherwise the
         cipher is ChaCha20-Poly1305.
-    :ivar probe: 0 measures the client and 1 measures it if a program listens on ``port``; None for a stream that an
-        application sees.
+    :ivar probe: 0 for a probe of the client itself, 1 for a probe that is accepted only if a program listens on
+        ``port``; None for a stream of an application.
     """
 
     port: int = 0
@@ -115,7 +117,7 @@ class Hello:
 
     def encode(self) -> bytes:
         """Return the bytes on the wire."""
-        # The order of options is free; this one keeps the recorded test vectors stable.
+        # The options may be in any order; this order is the one of the recorded test vectors.
         parts = [_head.pack(self.port, self.window)]
         if self.token is not None:
             parts.append(_option(OPTION_OPEN, self.token))
@@ -148,7 +150,7 @@ class Hello:
             if following > len(data):
                 raise HandshakeError("the hello is cut off inside an option")
             kind = data[position]
-            # Two programs could disagree about which of two values counts, so the hello is refused.
+            # A repeated option is refused, because two programs could disagree about which value is valid.
             if kind in options:
                 raise HandshakeError("hello has an option twice")
             options[kind] = data[position + 2 : following]
@@ -216,7 +218,7 @@ def _options(options: dict[int, bytes]) -> _Options:
 
 
 def preface(keys: bytes) -> tuple[int, ...]:
-    """Return the sequences of the preface of an upgrade.
+    """Return the sequence numbers of the frames in the preface of an upgrade.
 
     :param keys: payload of the plain REQUEST, which is the two public keys.
     """
@@ -274,7 +276,7 @@ class Proposal:
         :param payload: payload of the ACCEPT frame; in an upgrade, the two keys and the responder's message.
         :raises HandshakeError: the payload is not an authentic answer to this REQUEST.
         """
-        # A server could answer with the ACCEPT of another transport.
+        # The keys are compared, because a server could answer with the ACCEPT of another transport.
         if payload[:KEYS_SIZE] != self.keys:
             raise HandshakeError("ACCEPT names other keys than the REQUEST")
         hello = Hello.decode(self._handshake.read_message(_message(payload, self._max_message)))

@@ -1,7 +1,7 @@
 """Memory budget from which the receive windows of a process grow, shared among its peers.  No I/O.
 
-The budget decides whether a window may grow, by what its peer already has.  Initial windows are not counted, so a new
-stream always begins, and a refused growth only makes a stream slower.
+Whether a window may grow depends on the number of bytes that its peer has already.  Initial windows are not counted, so
+a new stream always begins, and a refused growth only makes a stream slower.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Budget:
     """Budget of bytes by which all receive windows together may grow.
 
     A peer may take bytes only if at least as much is left afterwards as the peer then has.  So the first peer gets at
-    most half, two peers that grow in turns get a third each, and late peers always find something left.
+    most half, two peers that grow in turns get a third each, and later peers always find bytes left.
     """
 
     __slots__ = ("_of", "left")
@@ -28,7 +28,7 @@ class Budget:
         self._of: Counter[bytes] = Counter()
 
     def take(self, peer: bytes, size: int) -> bool:
-        """Take ``size`` bytes for ``peer`` and return True, or return False if its share does not allow them."""
+        """Take ``size`` bytes for ``peer`` and return True, or return False if ``peer`` may not have as many."""
         if self._of[peer] + size > self.left - size:
             return False
         self.left -= size

@@ -1,12 +1,12 @@
 """Resumption: the state of a secure stream that outlives its transports, and the move to another transport.  No I/O.
 
-:meth:`ResumableEnd.attach` replaces the state of one transport: keys, nonces, sequences.  The state of the stream
-stays: bytes acknowledged and received, their rolling hashes, and unacknowledged data.  From it the two ends compare
+:meth:`ResumableEnd.attach` replaces the state of one transport: keys, nonces, sequences.  The state of the stream is
+kept: bytes acknowledged and received, their rolling hashes, and unacknowledged data.  From it the two ends compare
 their positions and continue.
 
 The responder changes nothing before the initiator has confirmed the new transport.  The initiator changes nothing
 before an authentic frame proves that the responder has moved.  The handshake messages alone prove nothing, because
-anybody who holds one of the two static keys can make them.
+anybody who has one of the two static keys can make them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ MAX_FRAMES = 16384
 """Maximum number of frames in flight.  It is below 2**15, so that the order of two sequences is never ambiguous."""
 
 FWD, ACK, CLOSE = 0xA, 0xB, 0x3
-"""Kinds of encrypted payloads, used as their associated data.  The values are the frame types of 2019; a family with
-other frame types uses these values, too."""
+"""Kinds of encrypted payloads, used as their associated data.  The values are the frame types of 2019; a protocol
+family with other frame types uses these values, too."""
 END_DATA = b"\x0e"
-"""Associated data of the FWD that half-closes a stream.  No frame has this type, so no other FWD passes for one."""
+"""Associated data of the FWD that half-closes a stream.  No frame has this type, so no other FWD can be taken for a
+half-close."""
 
 pack_nonce = struct.Struct("<4xQ").pack
 _position = struct.Struct(">Q").pack
@@ -63,7 +64,7 @@ def _no_keys(*_: object) -> NoReturn:
 
 
 class Transport(Protocol):
-    """Interface of a transport of any family that the end of a stream uses.
+    """Interface of a transport, of any protocol family, that the end of a stream uses.
 
     :ivar carrier: carrier that binds the transport to its stream; set and used only by the session, not by the core.
     :ivar secure: end of the stream that the transport carries, or None.
@@ -89,7 +90,7 @@ class Agreement(NamedTuple):
 
 
 Unsent = tuple[list[object], list[tuple[bytes | memoryview, object]]]
-"""Tickets of the frames that the other end has received, and (data, ticket) of the frames to send again."""
+"""Tickets of the frames that the other end has received, followed by (data, ticket) of each frame to send again."""
 
 
 class Answer(NamedTuple):
@@ -97,8 +98,8 @@ class Answer(NamedTuple):
 
     :ivar hello: hello of the initiator.
     :ivar reply: hello with which this end answered.
-    :ivar received_hash: rolling hash of what this end had received at the time of the answer.
-    :ivar remote_ended: whether the initiator had half-closed by then.
+    :ivar received_hash: rolling hash of the data that this end had received at the time of the answer.
+    :ivar remote_ended: whether the initiator had half-closed the stream by then.
     """
 
     end: ResumableEnd
@@ -145,7 +146,7 @@ class ResumableEnd:
     :param window: receive window of this end in bytes.
     :param token: 16 bytes if the stream can be resumed, else None.
     :param budget: memory budget from which the window grows; by default that of the process.
-    :param peer: key of the other end, to which the budget counts the growth.
+    :param peer: key of the other end, to which the growth is charged in the budget.
     :param tags: whether the rolling hashes are over the tags of frames, as both hellos agreed, instead of the data.
     :param half_close: whether both ends support half-close, as both hellos agreed.
     :ivar in_flight: (data, caller's ticket, bytes that enter the rolling hash) of each unacknowledged frame.
@@ -237,12 +238,13 @@ class ResumableEnd:
         self.window = window
         self.peer_window = 0
         self.limit = INITIAL_WINDOW
-        """Congestion window: maximum bytes in flight by this end's own estimate, besides the other end's window."""
+        """Congestion window: maximum bytes in flight that this end allows itself; the other end's window is a second
+        limit."""
         self._opening = True
         """Whether no server's queue has been full yet, so that the congestion window grows as in TCP's slow start."""
         self.round_trip: float | None = None
         """Round trip in seconds, measured by the handshake."""
-        self.measure_at = 1  # The first byte starts the measurement.
+        self.measure_at = 1  # The measurement of the window's use starts with the first byte.
         self._measured_at: float | None = None
         self._budget = BUDGET if budget is None else budget
         self.told_window = 0
@@ -258,8 +260,8 @@ class ResumableEnd:
         """Cipher of the present or the last transport."""
         self._before = (0, 0)
         self._given = 0
-        """Number of bytes that the application got over earlier transports; bytes below it arrive again after a move
-        and are not delivered twice."""
+        """Number of bytes of the stream that the application got over earlier transports.  After a move, bytes below
+        this position arrive again and are not delivered twice."""
         self._end_given = False
         """Whether the application got the half-close over an earlier transport, after which no data may follow."""
         self.unproven: Agreement | None = None
@@ -270,7 +272,7 @@ class ResumableEnd:
 
     def _need_hashes(self) -> None:
         """Create the rolling hashes that are still placeholders."""
-        # Each direction has its own prefix, so that a hash of one direction never passes for one of the other.
+        # Each direction has its own prefix, so that a hash of one direction cannot be used for the other.
         first, second = (b"\2", b"\3") if self._tags else (b"\0", b"\1")
         sent, received = (first, second) if self.initiator else (second, first)
         if self._sent_hash is _NO_HASH:
@@ -317,16 +319,18 @@ class ResumableEnd:
         """Detach the stream from its transport, if it has one."""
         if self.unproven is not None:
             self.unproven = None
-            self.in_flight.pop()  # This is the empty frame that asked for the proof.
+            self.in_flight.pop()  # This frame is not kept: it is the empty one that asked for the proof.
         if self.transport is not None:
             self.transport.delivered = self.delivered
             self.transport.secure = None
             self.transport = None
-            # The ciphers are half of the memory of a suspended stream, and the next transport has other keys.
+            # The ciphers are freed: they take half of the memory of a suspended stream, and the next transport has
+            # other keys.
             self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = self._next_open_key = _no_keys
             if not self.in_flight:
                 self.in_flight = NO_QUEUE
-            # The rolling hashes are the other half.  Those of directions without data can be created again.
+            # The rolling hashes take the other half of the memory.  Those of directions without data are freed as well,
+            # because they can be created again.
             if not self.acknowledged:
                 self._sent_hash = _NO_HASH
             if not self.received:
@@ -375,7 +379,7 @@ class ResumableEnd:
         self._need_hashes()
         position, count, rolling = self.acknowledged, 0, self._sent_hash.copy()
         # The other end may have received frames whose ACKs were lost, but it receives whole frames only.  A position
-        # inside a frame therefore contradicts what was sent.
+        # inside a frame is therefore an error.
         for data, _, counted in self.in_flight:
             if position >= remote.received:
                 break
@@ -398,7 +402,8 @@ class ResumableEnd:
         tickets = [in_flight.popleft()[1] for _ in range(agreement.frames)]
         self.acknowledged, self._sent_hash = agreement.position, agreement.rolling
         while in_flight and not in_flight[0][0]:
-            # Frames without data only ask for an acknowledgement, and the other end's position is one.
+            # Frames without data are not sent again: they only ask for an acknowledgement, and the other end's position
+            # is one.
             tickets.append(in_flight.popleft()[1])
         # The tags are dropped, because data that are sent again are encrypted anew and have other tags.
         unsent = [(data, ticket) for data, ticket, _ in in_flight]
@@ -420,7 +425,8 @@ class ResumableEnd:
         self.answers[transport] = answer
 
     def resume_over(self, transport: Transport, answer: Answer) -> Unsent:
-        """Continue over ``transport``, whose initiator has confirmed ``answer``, from the position in the answer.
+        """Continue over ``transport``, whose initiator has confirmed ``answer``, from the position that the answer
+        states.
 
         Data that the former transport delivered after the answer arrive again.  They are counted and not given to the
         application twice.
@@ -428,7 +434,7 @@ class ResumableEnd:
         :raises SecureError: the two histories differ; the end is attached to ``transport`` nevertheless, to close it.
         """
         assert answer.hello.resume is not None and answer.reply.resume is not None
-        # ``received`` goes back to the position in the answer, because the initiator sends from there on.
+        # ``received`` is set back to the position that the answer states, because the initiator sends from there on.
         self.detach()
         self._given = max(self._given, self.received)
         self._end_given = self._end_given or self.remote_ended
@@ -453,7 +459,7 @@ class ResumableEnd:
         return found
 
     def release(self) -> None:
-        """Return the stream's share of the budget and detach it, because the stream is closed."""
+        """Return the stream's bytes to the budget and detach the stream, because it is closed."""
         self._budget.give_back(self._peer, max(0, self.window - INITIAL_WINDOW))
         self.window = min(self.window, INITIAL_WINDOW)
         self.detach()

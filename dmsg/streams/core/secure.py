@@ -1,9 +1,9 @@
 """Encryption and flow control of a secure stream: ciphers, sequences, rolling hashes, windows.  No I/O, no clock.
 
-The methods ``seal_*`` turn data into payloads of FWD, ACK and CLOSE, and the methods ``open_*`` do the reverse.  A
-payload that is not authentic, repeated, missing or out of order raises :exc:`~dmsg.streams.core.resumption.SecureError`
-and ends the transport, because an honest server neither loses nor reorders frames.  Nonces are counted and never sent,
-so no two frames of a direction have the same nonce.
+The methods ``seal_*`` encrypt data into payloads of FWD, ACK and CLOSE, and the methods ``open_*`` decrypt these
+payloads.  A payload that is not authentic, repeated, missing or out of order raises
+:exc:`~dmsg.streams.core.resumption.SecureError` and ends the transport, because an honest server neither loses nor
+reorders frames.  Nonces are counted and never sent, so no two frames of a direction have the same nonce.
 
 An ACK carries the rolling hash of all data so far.  So each end proves to the other that it has the same bytes, and a
 resumed stream can be compared.  The hashes are over the tags of the frames instead of their data if both ends support
@@ -49,8 +49,8 @@ GROW_WITHIN = 4.0
 """Number of round trips within which the application must read a window's worth of bytes for the window to double."""
 EARLY_WINDOW = 2 * 1024 * 1024
 EARLY_GROW_WITHIN = 6.0
-"""Number of round trips for a window below ``EARLY_WINDOW``, which then quadruples.  The TCP connections below are
-still in slow start, too, and a small window would keep them there."""
+"""Number of round trips for a window below ``EARLY_WINDOW``, which then quadruples.  The TCP connections that carry the
+stream are still in slow start, too, and a small window would keep them there."""
 MIN_LIMIT = 64 * 1024
 """Minimum congestion window in bytes after a server's queue was full."""
 DIAGNOSE_SPAN = 64
@@ -65,8 +65,8 @@ _pack_sequence_into = struct.Struct(">H").pack_into
 _long_ack = struct.Struct(f">H{ACK_HASH_SIZE}sI")
 _FWD_DATA, _ACK_DATA, _CLOSE_DATA = bytes((FWD,)), bytes((ACK,)), bytes((CLOSE,))
 END_OF_DATA = b"\1"
-"""Data of the FWD that half-closes a stream.  The byte counts in the stream's positions, as FIN takes a sequence
-number of TCP, so ACKs, rolling hashes and RESUME cover the half-close as they cover data."""
+"""Payload of the FWD that half-closes a stream.  This one byte takes a position of the stream, as FIN takes a sequence
+number of TCP.  So ACKs, rolling hashes and RESUME cover the half-close in the same way as data."""
 _END_SIZE = SEQUENCE_SIZE + len(END_OF_DATA) + TAG_SIZE
 
 
@@ -127,7 +127,7 @@ class SecureEnd(ResumableEnd):
             self._rekey_sealing()
         self._seal_nonce = nonce + 1
         payload = self._encrypt(pack_nonce(nonce), b"".join((_sequence(sequence), data)), associated)
-        # A frame without data takes no position in the stream, so nothing of it enters the rolling hash.
+        # A frame without data takes no position in the stream, so it does not enter the rolling hash.
         self.in_flight.append((data, ticket, payload[-TAG_SIZE:] if self._tags and data else data))
         self.in_flight_bytes += len(data)
         return payload
@@ -175,7 +175,7 @@ class SecureEnd(ResumableEnd):
     def seal_close(self, reason: int, size: int = 1) -> bytes:
         """Return the payload of a CLOSE: the reason in ``size`` bytes, then the same encrypted, which authenticates it.
 
-        Servers read the reason, and the other end believes only the encrypted one.
+        Servers read the reason, and the other end accepts only the encrypted one.
         """
         plain = fit_close_reason(reason, size).to_bytes(size, "big")
         nonce = self._seal_nonce
@@ -221,13 +221,13 @@ class SecureEnd(ResumableEnd):
                 data = data[self._given - before :]
             if data and self._end_given:
                 raise SecureError(CloseReason.BAD_FRAME)
-        # The last frame that the window allows may exceed it by its own length.
+        # The limit includes one frame, because the last frame that the window allows may exceed it by its own length.
         if self.received - self.consumed > self.window + MAX_SECURE_DATA:
             raise SecureError(CloseReason.BUFFER_FULL)
         if ends:
             self.remote_ended = True
-            if data:  # Otherwise the application got the half-close over an earlier transport.
-                self.consumed += size  # No application reads this byte.
+            if data:  # If this is false, the application got the half-close over an earlier transport already.
+                self.consumed += size  # The byte counts as read at once, because no application reads it.
                 return None
         return data
 
@@ -248,7 +248,7 @@ class SecureEnd(ResumableEnd):
         return plain, False
 
     def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[object]]:
-        """Decrypt an ACK; return the number of frames that it acknowledges, and those of their tickets that are set.
+        """Decrypt an ACK; return the number of frames that it acknowledges, and their tickets that are not None.
 
         :raises SecureError: the frame is not authentic or breaks the protocol; see the reason.
         """
@@ -276,8 +276,8 @@ class SecureEnd(ResumableEnd):
                 tickets.append(ticket)
         self.in_flight_bytes -= size
         self.acknowledged += size
-        # At first the window grows by three times the acknowledged bytes, which quadruples it in each round trip.
-        # After a server's queue was full once, it grows by an eighth of them, so that the queue fills slowly.
+        # At first the congestion window grows by three times the acknowledged bytes, which quadruples it in each round
+        # trip.  After a server's queue was full once, it grows by an eighth of them, so that the queue fills slowly.
         if self.limit < MAX_WINDOW:
             self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
         # A correct peer over an honest server never gets here: a different hash means that the ends have other data.
@@ -311,7 +311,8 @@ class SecureEnd(ResumableEnd):
         try:
             self._decrypt_into(pack_nonce(self._open_nonce), payload, associated, plain)
         except InvalidTag:
-            raise SecureError(CloseReason.NOT_AUTHENTIC) from None  # The frame is too large to try other nonces on.
+            # Other nonces are not tried, because the frame is too large.
+            raise SecureError(CloseReason.NOT_AUTHENTIC) from None
         self._open_nonce += 1
         if self._open_nonce == self._open_rekey:
             self._rekey_opening()
@@ -321,7 +322,8 @@ class SecureEnd(ResumableEnd):
         """Return the most precise reason for which a frame is not authentic; the transport ends in any case."""
         expected = self._open_nonce
         if len(payload) > DIAGNOSE_SIZE:
-            return CloseReason.NOT_AUTHENTIC  # A sender of rubbish must not cost milliseconds for a better reason.
+            # Large frames are not diagnosed, because a sender of invalid frames must not cause milliseconds of work.
+            return CloseReason.NOT_AUTHENTIC
         for nonce in range(max(0, expected - DIAGNOSE_SPAN), expected + DIAGNOSE_SPAN):
             try:
                 self._decrypt(pack_nonce(nonce), payload, associated)

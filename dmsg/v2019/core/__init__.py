@@ -1,1 +1,2 @@
-"""Rules of the protocol of 2019 without I/O: modules take bytes, and return events and bytes to send."""
+"""Rules of dmsg's protocol without I/O, for servers and clients: take received bytes, and return events and bytes to
+send."""

@@ -1,9 +1,9 @@
 """Back-pressure and queue limits for clients that read slower than others send to them.  No I/O.
 
-A peer is *congested* while its port has more bytes queued than the connection takes.  The relay pauses reading from
-a source only while all routes of the source lead to the congested peer, so that no other pair waits, and only for a
-bounded time.  After that time a route may queue ``ROUTE_QUEUE_LIMIT`` bytes, and the peer ``PEER_QUEUE_LIMIT`` bytes.
-A route that exceeds its limit is closed with a reason; the other routes go on.
+A peer is *congested* while too many bytes for it are queued, because its connection accepts them too slowly.  The relay
+pauses reading from a source only while all routes of the source lead to the congested peer, so that no other pair of
+clients has to wait, and only for a bounded time.  After that time a route may queue ``ROUTE_QUEUE_LIMIT`` bytes, and
+the peer ``PEER_QUEUE_LIMIT`` bytes.  A route that exceeds its limit is closed with a reason; the other routes go on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ control frames exceed it by ``ANSWERS_MAXIMUM``, the peer's own connection is cl
 
 
 class Congestion:
-    """Rules that pause the sources of congested peers and limit what is queued for the peers.
+    """Rules that pause the sources of congested peers and limit the bytes queued for these peers.
 
     :param on_paused: callback invoked with a congested peer when its first source is paused.  The caller then starts a
         timer that calls :meth:`stall`.
@@ -49,7 +49,7 @@ class Congestion:
         self._release_sources(peer)
 
     def stall(self, peer: RelayPeer) -> None:
-        """Resume the sources of a peer that stayed congested; the queue limits bound them from now on."""
+        """Resume the sources of a peer that stayed congested; from now on only the queue limits apply."""
         if peer.congested:
             peer.stalled = True
             self._release_sources(peer)
@@ -64,14 +64,15 @@ class Congestion:
 
     @staticmethod
     def reserve(route: Route, size: int) -> bool:
-        """Whether the congested peer of ``route`` has room for ``size`` bytes more; counts the bytes if so."""
+        """Count ``size`` more bytes for the congested peer of ``route``, and return True; return False if they exceed a
+        limit."""
         destination = route.peer
         queue = destination.port.queued()
-        if destination.sent - queue >= route.mark:  # Everything counted in route.queued has left the queue.
+        if destination.sent - queue >= route.mark:  # All bytes that route.queued counts have been sent.
             route.queued = 0
             route.mark = destination.sent
         route.queued += size
-        # Above the peer's limit only routes that use more than their share are closed, so that quiet routes survive a
+        # Above the peer's limit only routes that queue more than their part are closed, so that quiet routes survive a
         # flood by others.
         if (
             route.queued > ROUTE_QUEUE_LIMIT
@@ -84,7 +85,8 @@ class Congestion:
 
     @staticmethod
     def reserve_answer(peer: RelayPeer, size: int) -> bool:
-        """Whether a congested peer has room for a control frame of ``size`` bytes; counts the bytes if so."""
+        """Count a control frame of ``size`` bytes for a congested peer, and return True; return False if it exceeds the
+        limit."""
         if peer.port.queued() > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
             return False
         peer.sent += size
@@ -92,7 +94,8 @@ class Congestion:
 
     def pause_if_alone(self, source: RelayPeer, destination: RelayPeer) -> None:
         """Pause reading from ``source`` if all its routes lead to ``destination``, which is congested."""
-        # Pausing a source with several destinations would let one slow reader stop the source's traffic to all others.
+        # A source with several destinations is not paused, because one slow reader would then stop its traffic to all
+        # others.
         if source.paused_by is None and not destination.stalled and len(source.destinations) == 1:
             source.paused_by = destination
             first = not destination.pausing
@@ -117,7 +120,7 @@ class Congestion:
     def _release_sources(peer: RelayPeer) -> None:
         # The state is cleared before the call, because resumed reading may congest the peer again at once.
         while peer.pausing:
-            source = next(iter(peer.pausing))  # the source that has waited longest
+            source = next(iter(peer.pausing))  # This is the source that has waited longest.
             del peer.pausing[source]
             source.paused_by = None
             source.port.resume_reading()

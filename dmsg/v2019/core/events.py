@@ -23,7 +23,8 @@ class Requested:
     """Event: another client asks for ``transport``.
 
     The session answers with ``ClientConnection.accept``, with ``ClientConnection.accept_secure`` if the transport has
-    an offer, or with ``ClientConnection.close``.  A transport whose state is CLOSED meanwhile gets no answer.
+    an offer, or with ``ClientConnection.close``.  If the transport's state is CLOSED by then, the session does not
+    answer.
     """
 
     transport: ClientTransport
@@ -108,7 +109,7 @@ class EndedBy(Enum):
     ANYBODY = auto()
     """The remote or any server on the path; the CLOSE frame is not authenticated."""
     HERE = auto()
-    """The local end, because of a mistake of the other end."""
+    """The local end, because of a protocol error of the other end."""
 
 
 @dataclass(slots=True)
@@ -127,7 +128,7 @@ class Closed:
 
     @property
     def final(self) -> bool:
-        """Whether another transport would end in the same way, so that looking for one is useless.
+        """Whether the stream is over because another transport would end in the same way.
 
         The end of an open transport is final unless it came in a CLOSE that a server may have forged.  A refusal is
         final only if the remote authenticated it, or if the two ends disagree on the history of the stream.
@@ -146,7 +147,7 @@ class Ponged:
 
 @dataclass(slots=True)
 class Draining:
-    """Event: the server leaves in ``seconds`` and names ``servers`` to which the client can move."""
+    """Event: the server stops in ``seconds`` seconds and names ``servers`` to which the client can move."""
 
     seconds: int
     servers: list[PubKey]
@@ -154,7 +155,7 @@ class Draining:
 
 @dataclass(slots=True)
 class Noticed:
-    """Event: the server tells this client something about it: code ``code`` and a text of at most 64 bytes."""
+    """Event: the server sent a NOTICE to this client, with ``code`` and a text of at most 64 bytes."""
 
     code: int
     text: str

@@ -93,7 +93,7 @@ class SecureTable(TransportTable):
             half_close=request.half_close and answer.half_close,
         )
 
-    # --- the responder answers ---
+    # --- answers of the responder ---
 
     def accept_secure(self, transport: ClientTransport, hello: Hello) -> SecureEnd:
         """Answer the REQUEST that begins a secure stream; :class:`Confirmed` or :class:`Closed` follows.
@@ -139,10 +139,10 @@ class SecureTable(TransportTable):
     def answer_ended(self, transport: ClientTransport, reason: int) -> None:
         """Answer a REQUEST that would resume a closed stream with ``reason``, for which the stream was closed."""
         self._answer(transport, Hello(ended=reason))
-        # Nothing follows the answer.  Without the CLOSE the server would keep the route.
+        # No data follow this answer, so a CLOSE is sent; without it the server would keep the route.
         self.close(transport, reason)
 
-    # --- upgrades: the messages of the handshake follow a plain REQUEST and ACCEPT ---
+    # --- upgrades: a plain REQUEST and ACCEPT, then the handshake messages in FWD frames ---
 
     def invite(self, transport: ClientTransport) -> None:
         """Answer a plain REQUEST whose initiator may upgrade it; :class:`Requested` or :class:`Closed` follows.
@@ -160,7 +160,7 @@ class SecureTable(TransportTable):
     def _upgrade(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
         """Handle a frame of a transport that is being upgraded."""
         if frame_type == ACK and len(payload) == SEQUENCE_SIZE:
-            return  # A program that does not know the preface acknowledges its frames.
+            return  # This ACK shows that the remote does not know the preface, because it acknowledges its frames.
         if frame_type != FWD or len(payload) < SEQUENCE_SIZE:
             self._fail(transport, CloseReason.BAD_FRAME, events)
             return
@@ -175,7 +175,7 @@ class SecureTable(TransportTable):
     def _on_preface(self, transport: ClientTransport, sequence: int, data: bytes, events: list[Event]) -> None:
         assert transport.prefaced is not None and transport.proposal is not None
         if data or sequence != preface(transport.payload)[transport.prefaced]:
-            # The remote is a program of 2019.  No data has been sent in the clear so far.
+            # The remote is a program of 2019.  The upgrade is given up, and no data has been sent unencrypted so far.
             self._fail(transport, CloseReason.ENCRYPTION_REQUIRED, events)
             return
         transport.prefaced += 1
@@ -202,14 +202,14 @@ class SecureTable(TransportTable):
         ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
         return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)
 
-    # --- what the server sends ---
+    # --- frames from the server ---
 
     def _receive_secure(
         self, transport: ClientTransport, frame_type: int, payload: memoryview, events: list[Event]
     ) -> None:
         end = transport.secure
         if end is None:
-            return  # The stream has moved to another transport.
+            return  # The frame is ignored, because the stream has moved to another transport.
         proved = end.unproven is not None and self._prove(transport, end, frame_type, payload, events)
         try:
             if frame_type == FWD:
@@ -223,7 +223,7 @@ class SecureTable(TransportTable):
                     events.append(DataEnded(transport))
             else:
                 count, tickets = end.open_ack(payload)
-                # The frame that asked for the proof carries no data of the application and has no ticket.
+                # No ticket is reported, because the frame that asked for the proof carries no data of the application.
                 events.append(AcknowledgedAll(transport, count - 1 if proved and count else count, tickets))
         except SecureError as error:
             self._fail(transport, error.reason, events)
@@ -267,7 +267,7 @@ class SecureTable(TransportTable):
             return
         self._identify(transport, payload)
         self._move(transport, Input.RECV_ACCEPT)
-        # An ACK of what has already arrived proves to the other end that this one holds the keys.
+        # An ACK of the data received so far proves to the other end that this one has the keys.
         transport.ack_due = True
         self._due.append(transport)
         events.append(Accepted(transport, hello))
@@ -277,7 +277,7 @@ class SecureTable(TransportTable):
         if transport.answer is not None:
             self._resume_stream(transport, transport.answer, frame_type, payload, events)
         if transport.secure is None or transport.state is State.CLOSED:
-            return  # Another transport took the stream, or this frame did not confirm the resumption.
+            return  # Another transport carries the stream by now, or this frame did not confirm the resumption.
         after: list[Event] = []
         if frame_type in (FWD, ACK):
             self._receive_secure(transport, frame_type, memoryview(payload), after)
@@ -289,7 +289,7 @@ class SecureTable(TransportTable):
         if transport.state is State.OPEN and not transport.ack_due:
             assert transport.secure is not None
             if transport.secure.offer_window() != transport.secure.told_window:
-                # The application has read since ACCEPT named the window, so an ACK has to announce the larger one.
+                # The application has read data since ACCEPT named the window, so an ACK announces the larger window.
                 transport.ack_due = True
                 self._due.append(transport)
         events += after
@@ -300,7 +300,8 @@ class SecureTable(TransportTable):
         """Resume a stream over ``transport`` if the first frame of the transport is authentic."""
         self.withdraw(transport)
         if answer.is_late or not answer.is_confirmed_by(frame_type, payload):
-            if frame_type != CLOSE:  # Any server may send CLOSE before the transport is confirmed.
+            if frame_type != CLOSE:
+                # This CLOSE ends only the transport, because any server may send one before the transport is confirmed.
                 self._fail(
                     transport, CloseReason.NO_SUCH_STREAM if answer.is_late else CloseReason.NOT_AUTHENTIC, events
                 )
@@ -311,7 +312,7 @@ class SecureTable(TransportTable):
         try:
             confirmed.tickets, confirmed.unsent = end.resume_over(transport, answer)
         except SecureError as error:
-            # Both ends hold the keys, so the reason reaches the initiator authenticated.
+            # Both ends have the keys, so the reason is sent in an authenticated CLOSE.
             self._fail(transport, error.reason, events)
 
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:

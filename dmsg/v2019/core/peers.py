@@ -1,7 +1,7 @@
 """Connections of a server, and the routes of the transports that each connection has.  No I/O.
 
 These are plain records; the rules are in :mod:`dmsg.v2019.core.relay`.  A transport is a pair of :class:`Route`
-objects, one in the table of each connection, by the id that the transport has there.
+objects, one in the table of each connection, under the id that the transport has there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Route:
 
     peer: RelayPeer
     to_id: int
-    # The relay sets it once both routes of the transport exist, because each refers to the other.
+    # The relay sets this field when both routes of the transport exist, because each refers to the other.
     back: Route = field(init=False)
     accepted: bool = False
     """Whether the responder has sent ACCEPT."""
@@ -53,12 +53,13 @@ class Route:
     dropped: int = 0
     """Number of bytes of user data that were counted and then discarded; for the observer."""
     tick: int = 0
-    """Tick for which the observer has seen this route; while it differs from the relay's, the next frames are
-    reported."""
+    """Tick for which the observer has seen this route; while it differs from the relay's tick, the next frames are
+    reported to the observer."""
     seen: int = 0
     """Tick in which frames last used this route; for the observer."""
     asked_at: float | None = None
-    """Time at which the FWD passed whose ACK the observer waits for, to measure the round trip."""
+    """Time at which a FWD was forwarded whose ACK the observer waits for, to measure the round trip; None without
+    one."""
     queued: int = 0
     """Number of bytes queued over this route since ``mark``, a position in the peer's output.  ``mark`` advances once
     everything queued before it has left.  The route's true share of the peer's queue is at most ``ROUTE_QUEUE_LIMIT``
@@ -69,7 +70,7 @@ class Route:
         """Return the number of bytes of user data that were forwarded over this route."""
         frames = self.frames - self.acks
         around = HEADER_SIZE + (SECURE_OVERHEAD if secure else SEQUENCE_SIZE)
-        # A malformed frame may be shorter than the overhead, which would make the difference negative.
+        # The minimum is 0, because a malformed frame may be shorter than the overhead.
         return max(0, self.wire - self.ack_wire - frames * around)
 
 
@@ -84,7 +85,7 @@ class RelayPeer:
     """Time of connecting, in seconds of the relay's clock."""
     routes: dict[int, Route] = field(default_factory=dict)
     destinations: dict[RelayPeer, int] = field(default_factory=dict)
-    """Number of routes by the peer to which they lead."""
+    """Number of the peer's routes, by the peer to which they lead."""
     congested: bool = False
     stalled: bool = False
     """Whether the peer has been congested for so long that sources are no longer paused for it."""

@@ -1,14 +1,15 @@
-"""Rate limits for what one client may ask of a server.  No I/O, no clock.
+"""Rate limits for the requests and bytes of one client at a server.  No I/O, no clock.
 
-Each kind of control frame has a token bucket per connection; a key may have a few connections.  Above the rate, a
+Each kind of control frame has a token bucket per connection; and a key may have a few connections.  Above the rate, a
 REQUEST is refused with a reason, a PING or a stray frame gets no answer, and a receipt is discarded.  A client that
-continues regardless loses its connection.
+continues nevertheless is disconnected.
 
-Answers are free.  The REQUEST that opened a transport has paid for its first ACCEPT and its CLOSE, and frames that
-others provoke are forgiven (:class:`~dmsg.base.policing.ProvokedFrames`).
+Answers are not charged.  The REQUEST that opened a transport was charged, which covers its first ACCEPT and its CLOSE,
+and frames that others provoke are not charged either (:class:`~dmsg.base.policing.ProvokedFrames`).
 
 REQUESTs to one destination have a rate of their own, so that no client is asked for more than it can answer.  Sources
-share that rate (:mod:`dmsg.base.fair_rate`).  A REQUEST above it is refused and counts as flooding by the requester.
+share that rate fairly (:mod:`dmsg.base.fair_rate`).  A REQUEST above it is refused and counts as flooding by the
+requester.
 
 Bytes have a token bucket, too.  Above its rate the server reads more slowly and drops nothing.
 """
@@ -34,8 +35,8 @@ class Kind(IntEnum):
     CLOSE = 2
     PING = 3
     STRAY = 4
-    """FWD or ACK of a transport that does not exist.  A whole window of them is in flight when a remote is lost, so
-    they never end a connection; above the rate they get no answer."""
+    """FWD or ACK of a transport that does not exist.  When a remote is lost, a whole window of such frames is in
+    flight.  So they never end a connection; above the rate they get no answer."""
     RECEIPT = 5
     """Receipt; an honest client sends at most one for each end of a transport.  Above the rate it is discarded."""
 

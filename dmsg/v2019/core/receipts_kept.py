@@ -1,4 +1,4 @@
-"""Receipts that a client keeps for its next connection to a server, because the last one was lost.  No I/O.
+"""Receipts that a client keeps until its next connection to a server, because the last connection was lost.  No I/O.
 
 Transports end with their connection, and then there is no connection over which to send their receipts.  A server
 that is still running, or comes back, accepts the receipts for a while (:mod:`dmsg.telemetry.receipts_due`).
@@ -25,7 +25,8 @@ class KeptReceipts:
 
     def __init__(self) -> None:
         self._of: OrderedDict[PubKey, list[tuple[int, int, bytes]]] = OrderedDict()
-        """Heaps of (bytes of user data, serial number, receipt), so that the receipt for the fewest bytes is first."""
+        """Heap for each server of (bytes of user data, serial number, receipt), so that the receipt for the fewest
+        bytes is first."""
         self._numbers = count()
 
     def __len__(self) -> int:

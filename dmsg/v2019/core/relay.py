@@ -1,8 +1,8 @@
 """Relay of a server: forwards frames by transport id and refuses what it does not accept.  No I/O.
 
-The protocol class feeds plaintext to :meth:`Relay.receive_frames`, which returns only how many bytes it took.  Output
-goes to the port of the receiving connection.  A protocol error is an exception that ends the connection of that peer
-only.  The tables of connections and routes, and their invariants, are in :mod:`dmsg.v2019.core.routes`.
+The protocol class feeds plaintext to :meth:`Relay.receive_frames`, which returns only the number of bytes processed.
+Output goes to the port of the receiving connection.  A protocol error is an exception that ends the connection of that
+peer only.  The tables of connections and routes, and their invariants are in :mod:`dmsg.v2019.core.routes`.
 
 Frames of one transport stay in order, and a control frame never overtakes data of its transport.  The relay forwards
 payloads as they are and cannot read those of secure transports.  Every frame that it drops is counted under a
@@ -62,7 +62,7 @@ _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STR
 EARLY_FRAMES = 16
 """Maximum number of FWD and ACK frames that a transport forwards before it is accepted; honest clients send none."""
 FIRST_BURST = 16
-"""Number of frames with equal headers for which the first comparison looks; doubles while all of them match."""
+"""Number of frames whose headers are compared first; the number doubles while all of them are equal."""
 
 
 class Relay(RouteTable):
@@ -85,15 +85,16 @@ class Relay(RouteTable):
         self.steps = 0
         """Number of frames of the last read that were handled one by one."""
         self.strays = 0
-        """Number of frames of the last read without a transport, above the client's rate and not provoked by others."""
+        """Number of frames of the last read without a transport, which exceeded the client's rate and were not provoked
+        by others."""
         self.refused = 0
         """Number of REQUESTs of the last read that exceeded the rate of their destination."""
 
     # --- frames ---
 
     # This loop sees every frame of the server.  It is one function because a call per frame would cost more than the
-    # rest of the work.  Consecutive frames for one peer form a run.  Their ids are rewritten in place, and the run
-    # leaves as one slice of the buffer, without a copy per frame.
+    # rest of the work.  Consecutive frames for one peer form a run.  Their ids are rewritten in place, and the run is
+    # sent as one slice of the buffer, without a copy per frame.
     def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``; rewrite their ids in place.
 
@@ -117,7 +118,7 @@ class Relay(RouteTable):
         last_id = -1
         route: Route | None = None
         last_route: Route | None = None
-        first = mark = acks = ack_bytes = 0  # These count the frames of last_route.
+        first = mark = acks = ack_bytes = 0  # These variables count the frames of last_route.
         view = memoryview(buffer)
         try:
             while position <= stop:
@@ -132,7 +133,7 @@ class Relay(RouteTable):
                         route = routes.get(own_id)
                         last_id = own_id
                         if route is not None and not route.accepted:
-                            route = None  # _early handles the frames of transports that are not accepted.
+                            route = None  # Frames of transports that are not accepted yet are handled by _early.
                     if route is not None:
                         if route is not last_route:
                             if steps >= limit:
@@ -227,7 +228,7 @@ class Relay(RouteTable):
             return
         own_id = route.back.to_id
         if source.routes.get(own_id) is not route:
-            return  # Earlier frames of this read closed the transport.
+            return  # The frame is dropped, because earlier frames of this read closed the transport.
         if not self.congestion.reserve(route, len(run)):
             self._overflow(source, own_id, route, run)
             return
@@ -286,7 +287,8 @@ class Relay(RouteTable):
             # The relay does not check the payload, as the reference does not; clients do.
             self._answer(route.peer, encode_frame(ACCEPT, route.to_id, payload))
         elif self._allows(peer, Kind.ACCEPT):
-            # The reference forwards a repeated ACCEPT and one from the initiator, too.  A congested peer is spared.
+            # The reference forwards a repeated ACCEPT and one from the initiator, too.  This relay does not, if the
+            # peer is congested.
             if route.peer.congested:
                 self.drops[DropReason.BAD_FRAME] += 1
             else:
@@ -303,8 +305,8 @@ class Relay(RouteTable):
     def _early(self, peer: RelayPeer, own_id: int, route: Route, frame: bytes) -> None:
         """Forward a FWD or ACK of a transport that is not accepted, as the reference does, but only a few.
 
-        Each such frame may provoke an answer from a receiver that has not accepted the transport.  A congested
-        receiver does not get them.
+        Each such frame may provoke an answer from a receiver that has not accepted the transport.  They are not
+        forwarded to a congested receiver.
         """
         if route.peer.congested:
             self._overflow(peer, own_id, route, memoryview(frame))
@@ -323,7 +325,8 @@ class Relay(RouteTable):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
         elif peer.provoked.take(now):
-            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1  # The peer already knows that the transport is closed.
+            # No answer is needed, because the peer already knows that the transport is closed.
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         else:
             self.strays += 1
             self.drops[DropReason.RATE_LIMITED] += 1
@@ -333,7 +336,7 @@ class Relay(RouteTable):
     def _tell_of_others(self, peer: RelayPeer) -> None:
         """Send a client one NOTICE if another program uses its key, because REQUESTs reach only one of the two.
 
-        An older connection of the same program, which the network lost, names the same instance and does not count.
+        No NOTICE is sent about an older, lost connection of the same program, which is recognised by its instance.
         """
         same = self.connections.of_key(peer.key)
         if len(same) == 1 or peer.told_of:
@@ -348,14 +351,14 @@ class Relay(RouteTable):
     def _on_request(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
         allowed = self._allows(peer, Kind.REQUEST)
         if (used := peer.routes.get(own_id)) is not None:
-            # The reference overwrites the route and leaves the other end of the old one behind.  This relay tells
-            # both ends of the old transport that it is closed.
+            # The reference overwrites the route and leaves the other end of the old route in its table.  This relay
+            # tells both ends of the old transport that it is closed.
             self.drops[DropReason.ID_IN_USE] += 1
             self._close_both(peer, own_id, used, CloseReason.ID_IN_USE)
             return
         size = len(payload)
         responder = self.newest.get(payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE])
-        # Only the KK message of a secure transport may follow the two keys.
+        # After the two keys, the payload may contain only the KK message of a secure transport.
         length_fits = size == HANDSHAKE_PAYLOAD_SIZE or MIN_SECURE_REQUEST <= size <= MAX_HANDSHAKE_PAYLOAD
         if own_id & 1 or not length_fits or payload[:PUBKEY_SIZE] != peer.key:
             self._refuse(peer, own_id, b"", DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
@@ -372,7 +375,7 @@ class Relay(RouteTable):
             self._refuse(peer, own_id, payload, DropReason.DESTINATION_RATE, CloseReason.RATE_LIMITED)
             peer.police.refuse(Kind.REQUEST, self.limits.flood, self._now())
         elif responder.congested and responder.port.queued() > PEER_QUEUE_LIMIT:
-            # Refusing the requester keeps REQUESTs of others from ending the connection of a slow reader.
+            # The requester is refused, because otherwise REQUESTs of others could end the connection of a slow reader.
             self._refuse(peer, own_id, payload, DropReason.QUEUE_FULL, CloseReason.QUEUE_FULL)
         elif len(peer.routes) >= self.limits.max_transports or len(responder.routes) >= self.limits.max_transports:
             self._refuse(peer, own_id, payload, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
@@ -397,7 +400,7 @@ class Relay(RouteTable):
             self._answer(responder, encode_frame(REQUEST, to_id, payload))
 
     def _may_ask(self, peer: RelayPeer, responder: RelayPeer) -> bool:
-        """Whether a REQUEST is within the rate of its destination, which all requesters share."""
+        """Count a REQUEST, and return whether it is within the rate of its destination, which all requesters share."""
         rate, burst = self.limits.destination_rate, self.limits.destination_burst
         path = (*peer.port.places, peer.key)
         return not rate or self._crowds.take(responder.requests, path, rate, burst, self._now())
@@ -409,7 +412,7 @@ class Relay(RouteTable):
         self._answer(peer, encode_close(own_id, byte))
 
     def _allows(self, peer: RelayPeer, kind: Kind) -> bool:
-        """Whether a frame of ``kind`` is within the client's rate; counts the drop if not."""
+        """Count a frame of ``kind``, and return whether it is within the client's rate; if not, count the drop."""
         if peer.police.allows(kind, self.limits, self._now()):
             return True
         self.drops[DropReason.RATE_LIMITED] += 1

@@ -9,7 +9,7 @@ Invariants, checked by :meth:`RouteTable.check`:
   behind, its defect 5);
 * ``newest`` names only connections that are in the table (its defect 12).
 
-:mod:`dmsg.v2019.core.congestion` limits what waits for slow receivers.
+:mod:`dmsg.v2019.core.congestion` limits the bytes queued for slow receivers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ID_COUNT, IDS_PER_SIDE, encode_close, encode_drain
 
 MAX_CONNECTIONS_PER_KEY = 4
-"""Maximum number of connections of one key; older ones keep their transports until newer ones exceed it."""
+"""Maximum number of connections of one key; above it, the oldest is closed; until then, older ones keep their
+transports."""
 IN_FLIGHT = 16_384
 """Number of frames that a client may have in flight on an accepted transport when others end it: a client's window."""
 LATE_ANSWERS = 2
-"""Number of control frames that may be in flight besides: an ACCEPT and a CLOSE."""
+"""Number of control frames that may be in flight in addition: an ACCEPT and a CLOSE."""
 
 
 class RouteTable(ConnectionTable[RelayPeer]):
@@ -87,7 +88,9 @@ class RouteTable(ConnectionTable[RelayPeer]):
         # A connection may have thousands of transports. Closing them all at once would delay every other client.
         for own_id in list(itertools.islice(peer.routes, limit)):
             route = peer.routes.get(own_id)
-            if route is not None:  # A client's transport to itself has both its ids in this table.
+            if route is not None:
+                # The other route may be gone already, because a client's transport to itself has both its ids in this
+                # table.
                 self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)
                 if route.peer is not peer:
                     self.drops[DropReason.PEER_DISCONNECTED] += 1
@@ -114,7 +117,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
             self.observer.ended(carried, reason, by)
         now = self._now()
         # Each frame in flight to or from an end may provoke stray frames, for which that end must not pay.  The end
-        # that closed the transport itself sends no more of its own.
+        # that closed the transport itself sends no more frames of its own.
         peer.provoked.add(route.back.frames + (_on_their_way(route) if by_server else 0), now)
         other.provoked.add(route.frames + _on_their_way(route), now)
         del peer.routes[own_id]
@@ -134,7 +137,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         self._answer(route.peer, encode_close(route.to_id, reason))
 
     def close_all(self, reason: CloseReason) -> None:
-        """Close every transport at both ends and refuse new ones, because the server leaves."""
+        """Close every transport at both ends and refuse new ones, because the server stops."""
         self.draining = True
         for peer in list(self.peers):
             for own_id, route in list(peer.routes.items()):
@@ -161,20 +164,21 @@ class RouteTable(ConnectionTable[RelayPeer]):
             self.congestion.begin(peer)
 
     def relieve(self, peer: RelayPeer) -> None:
-        """Resume the sources of a peer whose queue is empty again."""
+        """Resume reading from the sources of a peer whose queue is empty again."""
         self.congestion.relieve(peer)
 
     def stall(self, peer: RelayPeer) -> None:
-        """Resume the sources of a peer that stayed congested; the queue limits bound them from now on."""
+        """Resume the sources of a peer that stayed congested; from now on only the queue limits apply."""
         self.congestion.stall(peer)
 
     # --- frames that the table itself sends ---
 
     def _answer(self, peer: RelayPeer, frame: bytes) -> None:
-        """Send a control frame, or end the peer if it provokes too many of them and reads none."""
+        """Send a control frame, or disconnect the peer if it provokes too many of them and reads none."""
         if peer not in self.peers:
             return
-        # An attacker that provokes answers and never reads would otherwise fill the server's memory.
+        # The peer is disconnected, because an attacker that provokes answers and never reads them would fill the
+        # server's memory.
         if not peer.congested or self.congestion.reserve_answer(peer, len(frame)):
             peer.port.send(frame)
         else:
@@ -183,7 +187,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
     def _new_id(self, peer: RelayPeer) -> int:
         """Return the next free odd id of ``peer``, counting upwards so that an id is reused as late as possible."""
         to_id = peer.next_id
-        # The loop ends because an odd id is always free: max_transports is at most the number of odd ids.
+        # The loop always ends, because an odd id is always free: max_transports is at most the number of odd ids.
         while to_id in peer.routes:
             to_id = (to_id + 2) % ID_COUNT
         peer.next_id = (to_id + 2) % ID_COUNT

@@ -1,10 +1,12 @@
-"""States of a transport at a client, the table of their transitions, and what a client keeps of a transport.
+"""States of a transport at a client, the table of their transitions, and the record that a client has of each
+transport.
 
 A transport begins with a REQUEST. Its responder answers with ACCEPT or CLOSE, and either end closes it later. A plain
 transport is open with ACCEPT. A secure transport carries a handshake in REQUEST and ACCEPT, and its responder waits in
-ANSWERED until the first frame of the initiator shows that the initiator holds the keys: a recorded REQUEST gets no
-further. An upgrade, through a server of 2019 that refuses a REQUEST with a handshake, begins with a plain REQUEST. The
-responder answers with an invitation (INVITED), and the handshake follows in FWD frames while the initiator is AGREEING.
+ANSWERED until the first frame of the initiator proves that the initiator has the keys; a replayed REQUEST therefore
+ends there. An upgrade, through a server of 2019 that refuses a REQUEST with a handshake, begins with a plain REQUEST.
+The responder answers with an invitation (INVITED), and the handshake follows in FWD frames while the initiator is
+AGREEING.
 
 Only control frames go through the table. FWD and ACK, of which there are thousands a second, test one attribute. A pair
 of state and input that is missing from the table is an error of the remote and ends the transport, but for two pairs of
@@ -98,7 +100,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OFFERED, Input.RECV_CLOSE): State.CLOSED,
     (State.REQUESTED, Input.RECV_ACCEPT): State.OPEN,
     (State.REQUESTED, Input.RECV_CLOSE): State.CLOSED,
-    # The reference's "accept check failed": any answer but ACCEPT and CLOSE closes the transport.
+    # Any answer but ACCEPT and CLOSE closes the transport, as in the reference ("accept check failed").
     (State.REQUESTED, Input.SEND_CLOSE): State.CLOSED,
     (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
     (State.OPEN, Input.SEND_CLOSE): State.CLOSED,

@@ -1,11 +1,12 @@
-"""Client side of one connection to a server: handles frames and keeps the table of transports.  No I/O, no clock.
+"""Client side of one connection to a server: processes received frames and maintains the table of transports.  No I/O,
+no clock.
 
 Bytes go in through :meth:`ClientConnection.receive_frames`, which returns events.  Frames to send collect until
 :meth:`~dmsg.v2019.core.transports.TransportTable.data_to_send`.
 
-Events are handled after the whole read, so the transport of an event may be closed already.  A mistake of the server
-ends the connection, and the events before it are returned first (:attr:`ClientConnection.broken`).  A mistake of a
-remote ends its transport only.
+Events are handled after the whole read, so the transport of an event may be closed already.  A protocol error of the
+server ends the connection, and the events before it are returned first (:attr:`ClientConnection.broken`).  A protocol
+error of a remote ends only its transport.
 
 Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.  The 2019 client waits for each ACK; this
 one keeps a window in flight (``WINDOW_BYTES``, ``WINDOW_FRAMES`` of :mod:`dmsg.v2019.core.wire`).  The receiving side
@@ -92,8 +93,8 @@ FRAME_OVERHEAD = 64
 MAX_INCOMING = 4096
 """Maximum number of transports of one connection that others opened."""
 HANDSHAKES_A_TURN = 8
-"""Number of handshakes whose first message is processed after the frames of a read, and in each reactor turn after
-it.  The limit keeps frames of open transports from waiting for many handshakes."""
+"""Number of handshakes whose first message is processed after the frames of a read, and in each reactor turn after it.
+With this limit, frames of open transports do not have to wait for many handshakes."""
 UNREAD_REQUESTS = 8192
 """Maximum number of REQUESTs of one connection that wait for their handshake; further ones are refused."""
 
@@ -105,7 +106,7 @@ class ClientConnection(SecureTable):
 
     :param key: secret key for secure transports; without it only plain ones are accepted.
     :param budget: memory budget from which receive windows grow; by default that of the process.
-    :param receipts_to: key of the server if it gets receipts for what it delivers, else None.
+    :param receipts_to: key of the server if it gets receipts for the data that it delivers, otherwise None.
     :param refusal: see :class:`~dmsg.v2019.core.handshakes.SecureTable`.
     :param make_room: ends an incoming transport to make room for a new one; returns False if none may be ended.
     :param side: side of the connection: client of a server, or one end of a direct link between two clients.
@@ -137,7 +138,8 @@ class ClientConnection(SecureTable):
         """Ids without a transport to which a CLOSE was sent during the present read."""
         self.established = False
         self.broken: RemoteProtocolError | None = None
-        """Error for which the connection must end.  Nothing more is read; events of earlier frames are returned."""
+        """Protocol error for which the connection must end.  No further bytes are processed; events of earlier frames
+        are returned."""
         self.has_frames_left = False
         """Whether the last read may have left whole frames behind."""
 
@@ -269,7 +271,7 @@ class ClientConnection(SecureTable):
                     size -= SEQUENCE_SIZE
                     if size:
                         transport.unread += size
-                        # A client of 2019 waits for each ACK, and knows no other back-pressure than a late one.
+                        # A client of 2019 waits for each ACK, and withheld ACKs are its only back-pressure.
                         if transport.unread > UNREAD_LIMIT:
                             transport.held_acks.append(sequence)
                             transport.held_size += size + FRAME_OVERHEAD
@@ -283,7 +285,7 @@ class ClientConnection(SecureTable):
                         outgoing.append(encode_ack(transport_id, sequence))
                     continue
                 elif frame_type == ACK and size == SEQUENCE_SIZE:
-                    # An ACK of an unknown sequence is ignored, as the reference does.
+                    # An ACK of an unknown sequence is ignored, as in the reference.
                     waiting = transport.in_flight.pop(buffer[start] << 8 | buffer[start + 1], None)
                     if waiting is not None:
                         transport.in_flight_bytes -= waiting[0]
@@ -292,10 +294,10 @@ class ClientConnection(SecureTable):
             try:
                 self._receive_control(frame_type, transport_id, bytes(view[start:following]), transport, events)
             except RemoteProtocolError as error:
-                self.broken = error  # The session acts on it after the events of the frames before.
+                self.broken = error  # The session handles the error after the events of earlier frames.
                 break
-            # A handshake takes as long as many frames, so it counts as many.  Otherwise a read full of REQUESTs would
-            # keep the reactor from all other work.
+            # A handshake takes as long as processing many frames, so it is counted as that many.  Otherwise a read full
+            # of REQUESTs would keep the reactor from all other work.
             if self._handshake_cost:
                 limit = max(0, limit - self._handshake_cost)
                 self._handshake_cost = 0
@@ -313,7 +315,8 @@ class ClientConnection(SecureTable):
                 assert self._key is not None
                 offer = Offer(self._key, payload)
             except KeyFormatError:
-                self._refuse(transport_id, CloseReason.BAD_REQUEST)  # The reference accepts even the null key.
+                # Any key is accepted here, even the null key, as in the reference.
+                self._refuse(transport_id, CloseReason.BAD_REQUEST)
             except HandshakeError:
                 self._refuse(transport_id, CloseReason.NOT_AUTHENTIC)
             else:
@@ -404,7 +407,7 @@ class ClientConnection(SecureTable):
             events.append(Accepted(transport))
 
     def _on_early(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """Close the transport, because its initiator sent a frame before the application answered."""
+        """Close the transport, because its initiator sent a frame before this end has answered."""
         self._fail(transport, CloseReason.BAD_FRAME, events)
 
     def _on_misfit(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
@@ -420,7 +423,7 @@ class ClientConnection(SecureTable):
         State.OFFERED: _on_early,
         State.OPEN: _on_misfit,
     }
-    """Handlers by state for frames other than REQUEST and CLOSE; data of open transports never get here."""
+    """Handlers by state for frames other than REQUEST and CLOSE; data of open transports are handled elsewhere."""
 
     def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == PONG:
@@ -449,7 +452,7 @@ class ClientConnection(SecureTable):
         elif not self.accepting:
             self._refuse(transport_id, CloseReason.REFUSED)
         elif (unseen := self._unseen(payload)) is not None:
-            # This check precedes all computation, even that of whether the initiator's key is valid.
+            # This check comes before all expensive work, even before the check of the initiator's key.
             self._refuse(transport_id, unseen)
         elif not secure:
             self._offer(transport_id, payload, None, events)
@@ -462,7 +465,8 @@ class ClientConnection(SecureTable):
         try:
             initiator = PubKey.shared(bytes(payload[:PUBKEY_SIZE]))
         except KeyFormatError:
-            self._refuse(transport_id, CloseReason.BAD_REQUEST)  # The reference accepts even the null key.
+            # Any key is accepted here, even the null key, as in the reference.
+            self._refuse(transport_id, CloseReason.BAD_REQUEST)
             return
         # An initiator that has not proved its key is passed as None and cannot displace confirmed transports.
         if self.incoming >= MAX_INCOMING and not self.make_room(None if offer is None else initiator):

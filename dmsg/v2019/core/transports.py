@@ -37,7 +37,7 @@ from dmsg.v2019.core.wire import (
 FRAMES = BufferPool(HEADER_SIZE + MAX_FRAME_PAYLOAD, 16)
 """Buffers for large encrypted frames, in use until the link takes the frames at the end of the reactor turn."""
 LARGE = 16 * 1024
-"""Bytes of user data from which a frame gets a buffer of its own.  It equals ``DIRECT_SIZE`` of links, which encrypt
+"""Bytes of user data from which on a frame gets a separate buffer.  It equals ``DIRECT_SIZE`` of links, which encrypt
 from such a buffer directly instead of joining it with others first."""
 
 
@@ -49,14 +49,14 @@ class Side(Enum):
     CALLER = auto()
     """Client that opened a direct link to another client: chooses even ids, sends OK first, answers PING."""
     CALLED = auto()
-    """Client that accepted a direct link of another client: chooses odd ids, answers OK with OK, answers PING."""
+    """Client that accepted a direct link from another client: chooses odd ids, answers OK with OK, answers PING."""
 
 
 class TransportTable:
     """Table of one connection's transports, with the frames to send.
 
     :param key: secret key that signs receipts.
-    :param receipts_to: key of the server if it gets receipts for what it delivers, else None.
+    :param receipts_to: key of the server if it gets receipts for the data that it delivers, otherwise None.
     :param side: side of the connection; decides which ids this table chooses.
     :ivar incoming: number of transports that others opened.
     """
@@ -115,7 +115,7 @@ class TransportTable:
     def _remove(self, transport: ClientTransport, *, was_open: bool) -> None:
         if was_open and not self.is_lost and (receipt := self.receipt(transport)) is not None:
             self.hand_in([receipt])
-        # After the loss of the connection the table is already empty.
+        # The transport may be missing: after the loss of the connection the table is already empty.
         if self.transports.pop(transport.id, None) is not None and not transport.initiator:
             self.incoming -= 1
         transport.held_acks.clear()
@@ -150,7 +150,8 @@ class TransportTable:
             self._move(transport, Input.SEND_CLOSE)
             self._remove(transport, was_open=state is State.OPEN)
             if transport.secure is not None and state is State.OPEN:
-                if transport.ack_due:  # The remote must know what arrived before the end of the transport.
+                if transport.ack_due:
+                    # Due ACKs are sent before the CLOSE, because the remote must know which data arrived.
                     transport.ack_due = False
                     payload = transport.secure.seal_ack()
                     self._outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
@@ -181,7 +182,7 @@ class TransportTable:
         if not outgoing:
             return
         self._outgoing = []
-        # Small pieces are joined, and large frames are passed as they are: a copy of them would cost as much as their
+        # Small pieces are joined, and large frames are passed as they are: copying one would take as long as its
         # encryption.
         small: list[bytes] = []
         for piece in outgoing:
@@ -200,13 +201,13 @@ class TransportTable:
     # --- receipts ---
 
     def _identify(self, transport: ClientTransport, accept: bytes) -> None:
-        # A server that takes receipts carries secure transports, so upgrades have none.  It could not compute their
-        # identity either, because it does not see which frames are the messages of the handshake.
+        # There are no receipts for upgrades, which are only used with servers of 2019.  A server could not compute
+        # their identity either, because it does not see which frames contain the handshake.
         if self._receipts_to is not None and not transport.upgrade:
             transport.identity = transport_identity(transport.payload, accept)
 
     def receipt(self, transport: ClientTransport) -> bytes | None:
-        """Return the signed receipt for what the server delivered over a closed transport.
+        """Return the signed receipt for the data that the server delivered over a closed transport.
 
         :returns: None if the receipt was already taken or the server gets none.
         """

@@ -19,7 +19,7 @@ from dmsg.errors import KeyFormatError, fit_close_reason
 from dmsg.keys import PUBKEY_SIZE, PubKey
 from dmsg.noise.records import MAX_PLAINTEXT
 
-# --- specification constants ------------------------------------------------
+# --- constants of the specification -----------------------------------------
 
 HEADER_SIZE = 5
 SEQUENCE_SIZE = 2
@@ -43,9 +43,9 @@ MAX_NOTICE = 1 + 64
 SAME_KEY = 1
 """Code of the NOTICE that another program is connected with this key; the text is its address as the server sees it."""
 MAX_HANDSHAKE_PAYLOAD = 66 + 1024
-"""Maximum bytes of a REQUEST or ACCEPT payload with the KK message of a secure transport."""
+"""Maximum bytes of a REQUEST or ACCEPT payload that contains the KK message of a secure transport."""
 MAX_CLOSE = 64
-"""Maximum bytes of a CLOSE payload that a server forwards whole; of a longer one it forwards only the reason."""
+"""Maximum bytes of a CLOSE payload that a server forwards whole; of a longer payload it forwards only the reason."""
 MIN_SECURE_REQUEST = 66 + 33 + 128 + 16
 """Bytes of the shortest REQUEST payload with a KK message: two keys, an ephemeral key, a hello, a tag."""
 MAX_HINTS = 16
@@ -59,7 +59,7 @@ SECURE_OVERHEAD = SEQUENCE_SIZE + 16
 UNREAD_LIMIT = 65535
 """Bytes of unread data beyond which a receiver withholds its ACKs (2019 reference)."""
 
-# --- tuning constants -------------------------------------------------------
+# --- constants chosen by this package ---------------------------------------
 
 WINDOW_BYTES = 512 * 1024
 """Maximum bytes of user data that a sender keeps unacknowledged on one plain transport."""
@@ -73,19 +73,21 @@ class FrameType(IntEnum):
 
     OK = 0x0  # empty; the server's first frame, id 0 (not in the 2019 document)
     REQUEST = 0x1  # initiator pk(33) + responder pk(33)
-    ACCEPT = 0x2  # initiator pk(33) + responder pk(33); a secure transport's have a KK message after it
-    CLOSE = 0x3  # reason(1); a secure transport's has encrypt(reason(1)) after it
-    # PING to NOTICE pass only between clients and servers that both know them (docs/protocol/frames.md).
+    ACCEPT = 0x2  # initiator pk(33) + responder pk(33); on a secure transport followed by a KK message
+    CLOSE = 0x3  # reason(1); on a secure transport followed by the encrypted reason
+    # The types from PING to NOTICE are sent only between clients and servers that both know them
+    # (docs/protocol/frames.md).
     PING = 0x4  # anything up to 64 bytes; client to server, id 0
     PONG = 0x5  # payload of the PING
     DRAIN = 0x6  # seconds(2) + pk(33) of other servers; server to client, id 0
-    RECEIPT = 0x7  # signed statement of what was delivered (telemetry.receipts); client to server, id 0
+    RECEIPT = 0x7  # signed statement of the bytes that were delivered (telemetry.receipts); client to server, id 0
     NOTICE = 0x8  # code(1) + text; server to client, id 0, to those whose PING names an instance
     FWD = 0xA  # seq(2) + data; encrypted on a secure transport
     ACK = 0xB  # seq(2); encrypted seq(2) + hash(4) [+ window(4)] on a secure transport
 
 
-# Module constants: a member of the enumeration would be looked up again for each frame in the loops that read frames.
+# The types are module constants, too, because the loops that read frames would look up members of the enumeration for
+# each frame.
 OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, RECEIPT, NOTICE, FWD, ACK = (int(frame_type) for frame_type in FrameType)
 
 unpack_header = struct.Struct(">BHH").unpack_from
@@ -121,7 +123,8 @@ def encode_fwd_header(transport_id: int, sequence: int, size: int) -> bytes:
 
 
 def encode_drain(seconds: int, servers: Sequence[PubKey]) -> bytes:
-    """Return a DRAIN frame: the server leaves in ``seconds``, and at most ``MAX_HINTS`` other servers are named."""
+    """Return a DRAIN frame: the server stops in ``seconds`` seconds, and the frame names at most ``MAX_HINTS`` other
+    servers."""
     return encode_frame(DRAIN, 0, seconds.to_bytes(2, "big") + b"".join(servers[:MAX_HINTS]))
 
 
@@ -145,7 +148,7 @@ def close_reason(payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Frame as a value, for tools and tests; the hot loops do without."""
+    """Frame as an object, for tools and tests; the fast loops do not use it."""
 
     type: int
     id: int

@@ -1,1 +1,1 @@
-"""Direct links: connections between two clients, over which streams run as over a server's connection."""
+"""Direct links: connections between two clients, which carry streams in the same way as a connection to a server."""

@@ -113,7 +113,7 @@ class DirectPort(Acceptor):
             return None
         link = super().buildProtocol(addr)
         if link is not None:
-            # A server answers HTTP at its port, but this port is silent to strangers.
+            # HTTP is turned off: a server answers HTTP at its port, but this port sends nothing to strangers.
             link.first_bytes = None
         return link
 
@@ -140,7 +140,7 @@ def dial(
 
     Fails with :class:`~dmsg.errors.HandshakeError` or an error of Twisted.  Cancelling ends the connection.
 
-    :param endpoint: where the peer listens.
+    :param endpoint: endpoint at which the peer listens.
     :param peer: key of the other end.
     :param secret: 32 bytes that both ends know, see :mod:`dmsg.v2019.direct.tickets`.
     """
@@ -162,7 +162,7 @@ def dial(
         except BaseException:
             session.close()
             raise
-        if not session.connected:  # The link was lost before this coroutine waited for it.
+        if not session.connected:  # The link was lost before this coroutine began to wait for its session.
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
         session.pings.watch()
         return session
@@ -175,4 +175,4 @@ class _DialledSession(ClientSession):
 
     def link_up(self, link: Link) -> None:
         super().link_up(link)
-        self.flush()  # The caller sends OK first.
+        self.flush()  # This end sends OK first, because it is the caller.

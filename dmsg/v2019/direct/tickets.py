@@ -1,8 +1,8 @@
-"""Tags by which the two ends of a direct link know each other before the first frame.  No I/O, no clock.
+"""Tags by which the two ends of a direct link recognise each other before the first frame.  No I/O, no clock.
 
-The end that dials sends its tag at once, and the end that accepts answers a valid tag with its own.  Both tags follow
-from a secret that only the two ends know, so the port says nothing to anybody else.  A tag proves no key and protects
-no data: the KK handshake of each transport does both.
+The end that dials sends its tag at once, and the end that accepts answers a valid tag with its own.  Both tags are
+computed from a secret that only the two ends know, so the port sends nothing to anybody else.  A tag proves no key and
+protects no data: the KK handshake of each transport does both.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dmsg.keys import PubKey
 TAG_SIZE = 16
 """Bytes of a tag."""
 LABEL = b"dmsg direct 1"
-"""Start of the bytes of which a tag is the hash."""
+"""First bytes of the text whose hash is a tag."""
 MAX_TICKETS = 32
-"""Maximum number of tickets of one port.  For a further one the oldest is forgotten."""
+"""Maximum number of tickets of one port.  When a further one is issued, the oldest is forgotten."""
 TICKET_TIME = 60.0
 """Seconds for which a ticket is valid after it was last issued."""
 
@@ -38,7 +38,7 @@ def listener_tag(secret: bytes) -> bytes:
 
 
 class Tickets:
-    """Tickets that a port accepts: each admits one peer, as often as it comes.
+    """Tickets that a port accepts: each admits one peer, as often as that peer connects.
 
     :ivar evicted: number of tickets that were forgotten to make room.
     """
@@ -85,7 +85,7 @@ class _TagHandshake:
         return self._received[TAG_SIZE:]
 
     def _peer_of(self, tag: bytes) -> PubKey | None:
-        """Return the peer whose tag this is, or None."""
+        """Return the peer that has sent a valid tag, or None."""
         raise NotImplementedError
 
 

@@ -1,1 +1,2 @@
-"""Peers on the same network, found by the number of a code and reached without discovery or server."""
+"""Connections to peers on the same local network, which are found by the number of a code, without discovery or
+server."""

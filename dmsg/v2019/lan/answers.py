@@ -1,4 +1,5 @@
-"""Rules of the sender: which questions it answers.  No I/O; the time is passed in."""
+"""Rules by which the sender of a code decides which questions on the network it answers.  No I/O; the time is an
+argument."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from dmsg.v2019.direct.tickets import Tickets
 from dmsg.v2019.lan.messages import Announcement, BadMessage, LanDrop, is_for_codes, receiver_of, shared_secret
 
 PACKETS_RATE, PACKETS_BURST = 500.0, 1000.0
-"""Packets per second, and at once, of all programs on all networks, that are looked at; other programs use multicast
-DNS, too."""
+"""Number of packets per second, and in a burst, that are parsed, over all networks; more are possible, because other
+programs use multicast DNS, too."""
 QUESTIONS_RATE, QUESTIONS_BURST = 2.0, 10.0
-"""Questions for codes per second, and at once, of one address.  Somebody who tries all numbers needs an hour."""
+"""Number of questions for codes per second, and in a burst, from one address.  With this limit, somebody who tries all
+numbers needs an hour."""
 ANSWERS_RATE, ANSWERS_BURST = 10.0, 32.0
-"""Answers per second, and at once, to all addresses; each costs a key agreement."""
+"""Number of answers per second, and in a burst, to all addresses; each costs a key agreement."""
 
 
 class CodeAnswers:
@@ -71,7 +73,8 @@ class CodeAnswers:
         question = parse_question(data)
         _check(is_for_codes(question.name), LanDrop.OTHER_NAME)
         _check(interface.has_on_link(source), LanDrop.OFF_LINK)
-        # Only questions for codes count against their address, which may ask for other things as it likes.
+        # Only questions for codes are charged to their address, because other questions are none of this program's
+        # business.
         _check(self._questions.allow(source, now), LanDrop.RATE_LIMITED)
         receiver = receiver_of(question.name, self._nameplate)
         if receiver is None:
@@ -81,7 +84,7 @@ class CodeAnswers:
 
 
 class _Ignored(Exception):
-    """Reason why a packet is not answered."""
+    """Exception that gives the reason why a packet is not answered."""
 
     def __init__(self, reason: LanDrop) -> None:
         self.reason = reason

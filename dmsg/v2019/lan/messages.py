@@ -1,6 +1,7 @@
-"""What a receiver asks its network, and what the sender with the right number answers.  No I/O, no clock.
+"""Messages on the local network: the question of a receiver, and the answer of the sender whose code has the number.
+No I/O, no clock.
 
-The question is a name, the TXT record of which is asked for::
+The question asks for the TXT record of a name::
 
     HASH . KEY . _dmsg-code . _tcp . local
 
@@ -9,7 +10,7 @@ bytes); both in base32, in lower case, without padding.  The answer's text is
 ``version(1) = 1 || port(2) || key(33)``, big endian: where the sender listens, and its ephemeral key.
 
 Nobody announces anything: a sender is silent until somebody asks for its number.  A nameplate has few digits, so the
-hash hides it only from those who do not try all of them.
+hash hides the number only from those who do not try all numbers.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def name_for(receiver: PubKey, nameplate: int) -> Name:
 
 
 def is_for_codes(name: Name) -> bool:
-    """Whether a name asks for a code, whichever."""
+    """Whether a name asks for any code."""
     return len(name) == 2 + len(SERVICE) and name[2:] == SERVICE
 
 
@@ -115,7 +116,7 @@ def receiver_of(name: Name, nameplate: int) -> PubKey | None:
 
 
 def shared_secret(own: SecKey, *, sender: PubKey, receiver: PubKey) -> bytes:
-    """Return the 32 bytes that only sender and receiver know, from which the tags of their link follow.
+    """Return the 32 bytes that only sender and receiver know, from which the tags of their link are computed.
 
     :param own: ephemeral key of this end.
     """

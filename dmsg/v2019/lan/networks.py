@@ -1,4 +1,4 @@
-"""One object for each address of this machine, as networks come and go."""
+"""Keeps one running object for each address of this machine, as networks come and go."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dmsg.net.isolate import call_isolated
 from dmsg.net.mdns.interfaces import Interface
 
 LOOK_INTERVAL = 5.0
-"""Seconds between looks at the addresses of this machine: somebody may join the network after the command began."""
+"""Seconds between checks of this machine's addresses, because the user may join a network after the command began."""
 
 
 class OnInterface(Protocol):
-    """Interface of what runs on one address."""
+    """Interface of the object that runs on one address."""
 
     def stop(self) -> Deferred[None]:
         """Close the sockets."""
 
 
 class Networks:
-    """Keeps something running on each address of this machine.
+    """Service that runs one object on each address of this machine.
 
-    :param open_on: starts it on one address.
-    :param on_warning: called with a sentence when it cannot be started on an address, once for each reason.
-    :ivar failed: reason for each address on which it could not be started.
+    :param open_on: starts the object on one address.
+    :param on_warning: called with a sentence when the object cannot be started on an address, once for each reason.
+    :ivar failed: reason for each address on which no object could be started.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Networks:
 
     @property
     def interfaces(self) -> list[Interface]:
-        """Addresses on which it runs."""
+        """Addresses on which an object runs."""
         return list(self._running)
 
     def _look(self) -> None:
@@ -69,7 +69,8 @@ class Networks:
         try:
             self._running[interface] = self._open_on(interface)
             self.failed.pop(interface.host, None)
-        except Exception as error:  # Twisted's errors of listening have no common base class with those of sockets.
+        except Exception as error:
+            # Exception is caught, because Twisted's listening errors and those of sockets have no common base class.
             self._note_failure(interface.host, str(error))
 
     def _note_failure(self, where: str, why: str) -> None:

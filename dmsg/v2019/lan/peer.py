@@ -1,7 +1,7 @@
-"""Peers on the networks of this machine: offers a code there, or looks for somebody who offers one.
+"""Peers on the networks of this machine: offers a code on them, or searches for somebody who offers it.
 
-Each peer has a key of its own, so that nobody can link what is seen on the network to what discovery and servers see.
-Its streams end with the link that carries them.
+Each peer has a key of its own, so that nobody can connect its traffic on the network with the keys that discovery and
+servers see.  Its streams end with the link that carries them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = Logger()
 
 
 class LanPeer:
-    """This machine among those on its networks.
+    """This machine as a peer on its local networks.
 
     :param interfaces: returns the addresses to use.
     :param on_warning: called with a sentence for the person when an address cannot be used.
@@ -162,9 +162,9 @@ class LanPeer:
 
 
 class FoundPeer:
-    """Somebody on the network who says that they offer the code.
+    """Peer on the network that says that it offers the code.
 
-    :ivar key: key that they announce; nothing vouches for it before a stream is open.
+    :ivar key: key that the peer announces; it is not proved before a stream is open.
     """
 
     def __init__(self, peer: LanPeer, announcer: Announcer) -> None:
@@ -175,7 +175,7 @@ class FoundPeer:
     def connect(self, factory: IProtocolFactory, port: int, *, timeout: float) -> Deferred[IProtocol]:
         """Open a stream to the peer; the Deferred fires with the factory's connected protocol.
 
-        Fails as :func:`~dmsg.v2019.direct.links.dial` and :meth:`~dmsg.v2019.outgoing.Outgoing.open` do.
+        Fails with the errors of :func:`~dmsg.v2019.direct.links.dial` and :meth:`~dmsg.v2019.outgoing.Outgoing.open`.
 
         :param timeout: seconds that opening the stream may take once the link is up.
         """
@@ -279,14 +279,14 @@ class LanSearch:
             self._found(FoundPeer(self._peer, one))
 
     def stop(self) -> Deferred[None]:
-        """End the search; links to peers that were found stay."""
+        """End the search; links to peers that were found stay open."""
         if self._question.drops:
             _log.debug("answers ignored on the network: {drops}", drops=_texts(self._question.drops))
         return self._networks.stop()
 
 
 class _SearchOnInterface:
-    """Questions and answers on one address."""
+    """Sender of questions and receiver of answers on one address."""
 
     def __init__(
         self,
@@ -320,7 +320,8 @@ class _SearchOnInterface:
 def _send(udp: Port, data: bytes, host: str, port: int) -> None:
     try:
         udp.write(data, (host, port))
-    except OSError as error:  # The network has gone, or the buffer is full; the receiver asks again.
+    except OSError as error:
+        # The error is ignored: the network has gone, or the buffer is full, and the question is repeated anyway.
         _log.debug("a packet to {host} was not sent: {error}", host=host, error=str(error))
 
 

@@ -1,7 +1,7 @@
-"""Rules of the receiver: which answers it believes enough to connect.  No I/O; the time is passed in.
+"""Rules by which the receiver of a code decides to which of the answers it connects.  No I/O; the time is an argument.
 
 Anybody on the network can answer.  So the number of keys that are tried is bounded, and each address may name one key:
-whoever answers with a key of its own gets one guess at the words, and takes one place.
+somebody who answers with a false key gets one guess at the words, and uses up one of these keys.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ MAX_ANNOUNCERS = 3
 ADDRESSES_OF_ONE = 4
 """Maximum number of addresses that are tried for one key; a sender has one for each network and protocol."""
 PACKETS_RATE, PACKETS_BURST = 100.0, 200.0
-"""Packets per second, and at once, that are looked at."""
+"""Number of packets per second, and in a burst, that are parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcer:
-    """Somebody who says that they offer the code.
+    """Peer that says that it offers the code.
 
-    :ivar key: ephemeral key that they announce.
-    :ivar interface: network on which they answered.
-    :ivar host: address from which they answered, with its scope if it needs one.
-    :ivar port: TCP port at which they say they listen.
+    :ivar key: ephemeral key that the peer announces.
+    :ivar interface: network on which the peer answered.
+    :ivar host: address from which the peer answered, with its scope if it needs one.
+    :ivar port: TCP port at which the peer says it listens.
     :ivar secret: 32 bytes that only the owner of ``key`` knows besides this end.
     """
 
@@ -66,7 +66,7 @@ class CodeQuestion:
         return len({key for key, _ in self._places.values()})
 
     def receive(self, data: bytes, source: str, port: int, interface: Interface, now: float) -> Announcer | None:
-        """Return who answered by a packet and is to be tried, or None.
+        """Process a packet; return the peer that answered by it and is to be tried, or None.
 
         :param source: address of the sender of the packet.
         :param port: UDP port of the sender.
