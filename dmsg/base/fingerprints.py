@@ -19,10 +19,10 @@ class Fingerprints:
     :param least: minimum number of strings to remember; the maximum is twice as many.
     """
 
-    __slots__ = ("_before", "_count", "_load_to_exceed", "_mask", "_now")
+    __slots__ = ("_before", "_count", "_entries_per_table", "_mask", "_now")
 
     def __init__(self, least: int) -> None:
-        self._load_to_exceed = least
+        self._entries_per_table = least
         self._mask = (1 << (_SPACE * least - 1).bit_length()) - 1
         self._now = self._before = array("q")
         self._count = 0
@@ -37,7 +37,7 @@ class Fingerprints:
 
     def add(self, data: bytes) -> None:
         """Remember ``data``."""
-        if self._count == self._load_to_exceed or not self._now:
+        if self._count == self._entries_per_table or not self._now:
             self._before, self._now = self._now, array("q", bytes(8 * (self._mask + 1)))
             self._count = 0
         mark = _mark(data)

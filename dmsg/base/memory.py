@@ -146,9 +146,9 @@ class _Sizes:
     def __init__(self, group: list[Holding]) -> None:
         self._sizes: Counter[tuple[Hashable, ...]] = Counter()
         self._wide: Counter[str] = Counter()
-        self._days_around: dict[Hashable, tuple[tuple[str, int], ...]] = {}
+        self._wide_blocks: dict[Hashable, tuple[tuple[str, int], ...]] = {}
         for one in group:
-            self._days_around[one.owner[0]] = one.around
+            self._wide_blocks[one.owner[0]] = one.around
             self.count(one, one.size)
 
     def count(self, holding: Holding, size: int) -> None:
@@ -161,7 +161,7 @@ class _Sizes:
         """Return the sort key of an owner: the largest load of an address block around it, then its own bytes by
         depth."""
         own = [self._sizes[owner[:depth]] for depth in range(1, len(owner) + 1)]
-        around = [self._wide[name] / factor for name, factor in self._days_around[owner[0]]]
+        around = [self._wide[name] / factor for name, factor in self._wide_blocks[owner[0]]]
         return max([own[0], *around]), *own
 
 

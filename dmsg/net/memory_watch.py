@@ -56,7 +56,7 @@ class Allocator:
         self._now = now
         self._trim = trim
         self._resident = resident
-        self._load_to_exceed = resident()
+        self._smallest_size = resident()
         """Smallest size of the process seen so far, in bytes, without the memory buffered for peers."""
         self._known = (0, 0)
         self._pause = TRIM_PAUSE
@@ -73,15 +73,15 @@ class Allocator:
             return
         have = self._resident()
         beyond = have - held
-        self._load_to_exceed = max(0, min(self._load_to_exceed, beyond))
-        worth = max(WORTH_GIVING_BACK, self._load_to_exceed // 10)
+        self._smallest_size = max(0, min(self._smallest_size, beyond))
+        worth = max(WORTH_GIVING_BACK, self._smallest_size // 10)
         if have > self._known[0] + worth or held < self._known[1] - worth:
             # Much memory was allocated or released since the last attempt. So the pause, which had grown after attempts
             # without effect, is reset to the shortest.
             self._pause = TRIM_PAUSE
         self._next = now + self._pause
         self._known = have, held
-        if beyond <= self._load_to_exceed + worth:
+        if beyond <= self._smallest_size + worth:
             return
         self._trim()
         self.releases += 1

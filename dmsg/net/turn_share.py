@@ -49,7 +49,7 @@ class TurnShare:
         self.now = reactor.seconds
         self._began = self.now()
         self._used: dict[Hashable, float] = {}
-        self._days_around: dict[str, float] = {}
+        self._used_around: dict[str, float] = {}
         self._most_around = 0.0
         self._part = MOST
         self._waiting: deque[TurnWaiter] = deque()
@@ -70,9 +70,9 @@ class TurnShare:
         each frame.
         """
         left = self._part - self._used.get(owner, 0.0)
-        if self._days_around and isinstance(owner, str):
+        if self._used_around and isinstance(owner, str):
             for name, factor in blocks_of(owner)[1:]:
-                left = min(left, self._part * factor - self._days_around.get(name, 0.0))
+                left = min(left, self._part * factor - self._used_around.get(name, 0.0))
         return left
 
     def used(self, owner: Hashable, seconds: float) -> None:
@@ -88,7 +88,7 @@ class TurnShare:
         # Other owners, such as single connections behind a proxy, belong to no wider block.
         if isinstance(owner, str):
             for name, _ in blocks_of(owner)[1:]:
-                around = self._days_around[name] = self._days_around.get(name, 0.0) + seconds
+                around = self._used_around[name] = self._used_around.get(name, 0.0) + seconds
                 self._most_around = max(self._most_around, around)
 
     def wait(self, waiter: TurnWaiter) -> None:
@@ -103,7 +103,7 @@ class TurnShare:
         self._began = now
         self._part = min(MOST, max(LEAST, TURN / max(1, len(self._used))))
         self._used.clear()
-        self._days_around.clear()
+        self._used_around.clear()
         self._most_around = 0.0
 
     def _run(self) -> None:
