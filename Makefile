@@ -200,9 +200,9 @@ $(VENV)/.fuzz: $(VENV)/.test
 long-fuzz-guided: $(VENV)/.fuzz ## parsers and tables of untrusted bytes, guided by coverage (SECONDS=600 FUZZ=--keep)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(FUZZ)
 
-long-operate: $(VENV)/.test ## a killed agent, every alert (Prometheus), pages in Chromium, codes between machines, a clock that is set
+long-operate: $(VENV)/.test ## a killed agent, every alert (Prometheus), pages in Chromium, codes between machines, a clock that is set, a thousand clients
 	$(TRIAL) tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes tests.testing.long_lan \
-		tests.docs.long_pictures tests.net.long_clock tests.net.long_sites
+		tests.docs.long_pictures tests.net.long_clock tests.net.long_crowd tests.net.long_sites
 
 long-rmb: $(VENV)/.test ## the bus: 10,000 messages over sixty kills; the official TypeScript client (node)
 	$(TRIAL) tests.rmb.long_runs

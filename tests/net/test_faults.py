@@ -478,13 +478,13 @@ class KillTests(FaultCase):
 
 
 class CrowdTests(FaultCase):
-    """Many clients at once."""
+    """Many clients at once; ``long_crowd`` has a thousand."""
 
-    CLIENTS = 1000
+    CLIENTS = 200
     MESSAGES = 5
 
     @asynchronous
-    async def test_a_thousand_clients_exchange_messages(self) -> None:
+    async def test_many_clients_exchange_messages(self) -> None:
         """Each client has a transport to another one; each message is acknowledged, and received once and in order."""
         server = await self.start_server()
         port = server.ports[0].getHost().port
