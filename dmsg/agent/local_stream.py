@@ -46,7 +46,7 @@ class LocalStream(StreamTransport):
     def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
         return self._carrier.acknowledged - int(self._end_acknowledged) if self.secure else None
 
-    def _unacknowledged(self) -> int:
+    def _count_unacknowledged(self) -> int:
         return self._carrier.bytes_in_flight
 
     def _may_have_all(self) -> bool:

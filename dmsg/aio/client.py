@@ -130,7 +130,7 @@ class Client:
             await maybeDeferred(listening.stopListening).asFuture(self._loop)
 
     def _serve(self, handler: Handler, bridge: Any) -> None:
-        task = self._loop.create_task(_handled(handler, bridge.stream))
+        task = self._loop.create_task(_run_handler(handler, bridge.stream))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -191,7 +191,7 @@ async def _close(stream: Stream) -> None:
         pass  # The reader or writer of the stream has already got this error.
 
 
-async def _handled(handler: Handler, stream: Stream) -> None:
+async def _run_handler(handler: Handler, stream: Stream) -> None:
     try:
         await handler(stream.reader, stream.writer)
     except asyncio.CancelledError:

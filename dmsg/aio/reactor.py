@@ -42,7 +42,7 @@ def reactor_of(loop: asyncio.AbstractEventLoop) -> Reactor:
         # Twisted has no public name for the event loop.
         theirs: asyncio.AbstractEventLoop = installed._asyncioEventloop  # noqa: SLF001
         if theirs is loop:
-            return _started(installed)
+            return _start_reactor(installed)
         if not theirs.is_closed():
             raise WrongEventLoop(
                 "dmsg.aio already uses another event loop of this process: use that loop, or close it first"
@@ -50,10 +50,10 @@ def reactor_of(loop: asyncio.AbstractEventLoop) -> Reactor:
         del sys.modules[_MODULE]
     reactor = AsyncioSelectorReactor(loop)
     installReactor(reactor)
-    return _started(reactor)
+    return _start_reactor(reactor)
 
 
-def _started(reactor: object) -> Reactor:
+def _start_reactor(reactor: object) -> Reactor:
     found = cast(Reactor, reactor)
     if not found.running:
         use_monotonic_clock(found)

@@ -126,7 +126,7 @@ class AffectedTables:
             raise WholeDays
         return {family: read_events(self._bronze.storage(), some, family) for family, some in files.items()}
 
-    def _stored(self, layer: str, name: str, days: Iterable[str]) -> pa.Table:
+    def _stored_rows(self, layer: str, name: str, days: Iterable[str]) -> pa.Table:
         chosen = set(days)
         files = self._lake.table(layer, name).files(self._before.versions.get(f"{layer}/{name}"))
         if (
@@ -142,7 +142,7 @@ class AffectedTables:
         """Return the rows of ``sums`` of these days."""
         schema = SUMS.schema
         added = bronze.add_sums(
-            self._lake.frame(self._stored("silver", SUMS.name, days), schema),
+            self._lake.frame(self._stored_rows("silver", SUMS.name, days), schema),
             bronze.sums(self._identities(self._new_events)),
         )
         return _collect(added, schema)
@@ -159,7 +159,7 @@ class AffectedTables:
         :param sums: rows of ``sums`` of the same days.
         """
         keys = ["producer", "boot", "bucket", "dt"]
-        stored = self._stored("silver", NUMBERS.name, days)
+        stored = self._stored_rows("silver", NUMBERS.name, days)
         # The rows of processes and days with new events are computed again, the others stay.
         groups = Groups(("producer", "boot", "dt"), self._new_events.values())
         affected = sums.filter(groups.hold(sums))
@@ -192,7 +192,7 @@ class AffectedTables:
         chosen = pc.is_in(verdicts["dt"].cast(pa.string()), pa.array(days))
         tables = self._tables(days, self._words(days).all, verdicts.filter(chosen))
         layer = "gold" if name == "settlement_conflict_day" else "silver"
-        return Rows(self._replaced(layer, name, days, tables[name]))
+        return Rows(self._replace_rows(layer, name, days, tables[name]))
 
     def _check_views(self, days: Iterable[str]) -> None:
         """Check that no rows are stored for the views on these days.  Rows are stored only if events of a day came
@@ -256,7 +256,7 @@ class AffectedTables:
         if not former.num_rows and sum(file.values["dt"] in days for file in files) < MOST_FILES * len(days):
             self._verdict_days = days
             return Rows(fresh, more=True)
-        kept = subtract(self._stored("silver", "verdicts", days), former)
+        kept = subtract(self._stored_rows("silver", "verdicts", days), former)
         if kept is None:
             # The stored verdicts were computed with events of days that this run does not read, so they cannot be
             # computed again here.
@@ -264,9 +264,9 @@ class AffectedTables:
         self._verdict_days = days
         return Rows(pa.concat_tables([kept, fresh]))
 
-    def _replaced(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> pa.Table:
+    def _replace_rows(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> pa.Table:
         """Return the stored rows with those of the affected transports replaced."""
-        stored = self._stored(layer, name, days)
+        stored = self._stored_rows(layer, name, days)
         kept = stored.filter(pc.invert(self._transports.hold(stored)))
         return pa.concat_tables([kept, _collect(plan(), self._lake.table(layer, name).schema)])
 
@@ -278,13 +278,13 @@ class AffectedTables:
         )
         read = {"transports": events}.__getitem__
         tables = daily_tables(read, read, self._hint)
-        stored = self._stored("gold", name, days)
+        stored = self._stored_rows("gold", name, days)
         kept = stored.filter(pc.invert(groups.hold(stored, _BY_GROUPS[name])))
         return pa.concat_tables([kept, _collect(tables[name](), self._lake.table("gold", name).schema)])
 
     def _by_sums(self, name: str, days: tuple[str, ...]) -> pa.Table:
         self._check_views(days)
-        stored = self._stored("gold", name, days)
+        stored = self._stored_rows("gold", name, days)
         if (
             name == "traffic_hour"
             and pc.any(pc.and_(pc.equal(stored["bytes"], 0), pc.greater(stored["dropped_bytes"], 0))).as_py()

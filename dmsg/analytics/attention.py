@@ -138,20 +138,20 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left 
         return not_read
     newest = max(row["dt"] for row in network)
     kinds: list[Iterator[Finding]] = [
-        _old(boots, now),
-        _down(boots, now),
+        _old_servers(boots, now),
+        _down_servers(boots, now),
         _full(tables["capacity_day"], newest),
         _liars(tables["settlement_day"], newest),
-        _crashed(boots, tables["session_day"], newest),
+        _crashed_servers(boots, tables["session_day"], newest),
         _slow(tables["latency_day"]),
         _slow_readers(tables["close_day"], newest),
         _uncertain(tables["settlement_day"], tables["close_day"], newest),
         _clocks(tables["clock_day"], newest),
         _unheard(tables["uptime_day"], newest),
-        _missing(tables["quality_day"]),
+        _missing_events(tables["quality_day"]),
         iter(not_read),
         *(_attacks([row for row in tables["actor"] if row["kind"] == kind], newest) for kind in _DEEDS),
-        _changed(network, tables["uptime_day"], now),
+        _changed_totals(network, tables["uptime_day"], now),
     ]
     return sorted((line for kind in kinds for line in kind), key=lambda line: line.urgency)
 
@@ -198,7 +198,7 @@ def _since(rows: Iterable[Row], newest: date, days: int) -> list[Row]:
     return [row for row in rows if row["dt"] > newest - timedelta(days)]
 
 
-def _down(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
+def _down_servers(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     newest = max(row["last_at"] for row in boots)
     gone = [row for row in boots if row["ended"] == "silent" and row["next_at"] is None]
     for row in sorted(gone, key=lambda row: row["last_at"], reverse=True):
@@ -238,7 +238,7 @@ def bytes_between(least: int, most: int) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Iterator[Finding]:
+def _crashed_servers(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Iterator[Finding]:
     lost: dict[str, int] = defaultdict(int)
     for row in _since(sessions, newest, RECENT_DAYS):
         lost[row["server"]] += row["lost"] or 0
@@ -396,7 +396,7 @@ def _unheard(days: Sequence[Row], newest: date) -> Iterator[Finding]:
             yield Finding(Urgency.SOON, "unheard", row["server"], text, "Data")
 
 
-def _missing(days: Sequence[Row]) -> Iterator[Finding]:
+def _missing_events(days: Sequence[Row]) -> Iterator[Finding]:
     missing: dict[str, list[Row]] = defaultdict(list)
     for row in days:
         if row["completeness"] is not None and row["completeness"] < COMPLETE:
@@ -409,7 +409,7 @@ def _missing(days: Sequence[Row]) -> Iterator[Finding]:
         yield Finding(Urgency.SOON, "missing", producer, text, "Data")
 
 
-def _old(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
+def _old_servers(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     newest = max(row["last_at"] for row in boots)
     if _seconds(now, newest) > OLD_SECONDS:
         text = (
@@ -418,7 +418,7 @@ def _old(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
         yield Finding(Urgency.NOW, "old", "", text, "Data")
 
 
-def _changed(network: Sequence[Row], uptime: Sequence[Row], now: datetime) -> Iterator[Finding]:
+def _changed_totals(network: Sequence[Row], uptime: Sequence[Row], now: datetime) -> Iterator[Finding]:
     """Report totals of the newest complete day that differ strongly from those of the day before."""
     days = {row["dt"]: row for row in network}
     over = [day for day in days if day < now.date() and day - timedelta(1) in days]

@@ -285,7 +285,7 @@ class Delta:
 
     # --- transactions ---
 
-    def _overtaken(self) -> LakeError:
+    def _overtaken_error(self) -> LakeError:
         return LakeError(f"another run has written to {self.uri}")
 
     def commit(
@@ -316,11 +316,11 @@ class Delta:
             table = self._create()
         newest = table.transaction_version(application)
         if newest is not None and newest > number:
-            raise self._overtaken()
+            raise self._overtaken_error()
         self._widen(table)
         filters = [(name, "in", sorted(values)) for name, values in (replaces or {}).items()]
         fresh = [added(part) for part in (*(() if directory is None else self.written_files(directory, count)), *parts)]
-        removed = [*self._removed(again)] if again and replaces is None else []
+        removed = [*self._remove_actions(again)] if again and replaces is None else []
         try:
             with self._transaction():
                 table.create_write_transaction(
@@ -337,9 +337,9 @@ class Delta:
                     post_commithook_properties=QUIET,
                 )
         except CommitFailedError:
-            raise self._overtaken() from None
+            raise self._overtaken_error() from None
 
-    def _removed(self, prefix: str) -> Iterable[RemoveAction]:
+    def _remove_actions(self, prefix: str) -> Iterable[RemoveAction]:
         now = int(time.time() * 1000)
         for file in self.files():
             if file.path.startswith(prefix):
@@ -363,7 +363,7 @@ class Delta:
                 configuration=CONFIGURATION,
             )
         except CommitFailedError:
-            raise self._overtaken() from None
+            raise self._overtaken_error() from None
         except DeltaError as error:
             raise LakeError(f"{self.uri} cannot be created: {str(error).splitlines()[0]}") from None
 
@@ -435,7 +435,7 @@ class Delta:
                     post_commithook_properties=QUIET,
                 )
         except CommitFailedError:
-            raise self._overtaken() from None
+            raise self._overtaken_error() from None
 
     def vacuum(self, keep: Sequence[int], *, left_behind: int | None = None) -> int:
         """Remove the files that belong neither to the newest version nor to one of the versions to keep, and shorten
@@ -488,4 +488,4 @@ class Delta:
                     post_commithook_properties=QUIET,
                 )
         except CommitFailedError:
-            raise self._overtaken() from None
+            raise self._overtaken_error() from None

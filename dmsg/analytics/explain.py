@@ -96,7 +96,7 @@ def _percent(share: float | None) -> str:
 
 def _uptime(read: Reader, day: date) -> Section | None:
     row = next(iter(read("uptime_day")), None)
-    boots = [one for one in read("boot", "producer") if one["first_at"].date() <= day <= _over(one).date()]
+    boots = [one for one in read("boot", "producer") if one["first_at"].date() <= day <= _covered_until(one).date()]
     if row is None and not boots:
         return None
     found = Section("Uptime", "" if row is None else row["state"])
@@ -138,7 +138,7 @@ def _spans(hours: Sequence[int]) -> str:
     return ", ".join(f"{one[0]:02d}h" if len(one) == 1 else f"{one[0]:02d}h to {one[-1]:02d}h" for one in spans)
 
 
-def _over(boot: Row) -> datetime:
+def _covered_until(boot: Row) -> datetime:
     """Return the end of the time for which a process is responsible: the start of the next process, or else its last
     event."""
     last: datetime = boot["last_at"]
@@ -190,7 +190,7 @@ def _settlement(read: Reader) -> Section | None:
         return None
     found = Section("Settlement", "nothing to settle" if row is None else row["verdict"])
     if row is not None:
-        found.lines += _settled(row, read)
+        found.lines += _settlement_lines(row, read)
     if lost:
         known = [one for one in lost if one["least_bytes"] is not None]
         columns = ("least_bytes", "most_bytes", "counted_bytes")
@@ -209,7 +209,7 @@ def _settlement(read: Reader) -> Section | None:
     return found
 
 
-def _settled(row: Row, read: Reader) -> Iterator[str]:
+def _settlement_lines(row: Row, read: Reader) -> Iterator[str]:
     verdicts = read("verdicts", layer="silver")
     states = ", ".join(
         f"{row[name]:,} {name.replace('_', ' ')}"

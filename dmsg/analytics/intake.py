@@ -43,7 +43,7 @@ def convert_files(spark: SparkSession, files: Sequence[tuple[Sealed, int]], targ
     tasks = os.cpu_count() or 1
     if few or is_connect(spark):
         with ThreadPoolExecutor(tasks) as pool:
-            found = [one for some in pool.map(partial(_converted, target), _groups(files, tasks)) for one in some]
+            found = [one for some in pool.map(partial(_convert_all, target), _groups(files, tasks)) for one in some]
     else:
         context = spark.sparkContext
         tasks = max(context.defaultParallelism, sum(size for _, size in files) // GROUP_BYTES)
@@ -70,7 +70,7 @@ def _groups(files: Sequence[tuple[Sealed, int]], count: int) -> list[list[Sealed
     return groups
 
 
-def _converted(target: Target, files: list[Sealed]) -> list[Part | Sealed]:
+def _convert_all(target: Target, files: list[Sealed]) -> list[Part | Sealed]:
     return list(convert(files, target))
 
 

@@ -188,7 +188,7 @@ class Pipeline:
                         # The batch is refined already, but Spark was killed before it recorded that in its checkpoint.
                         return
                     # Leave out files that a run has read meanwhile, of which the stream's checkpoint does not know.
-                    known = self._known(state).withColumnRenamed("file", "known")
+                    known = self._known_files(state).withColumnRenamed("file", "known")
                     batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
                     now_ms = int(datetime.now(UTC).timestamp() * 1000)
                     if not self.lake.has_batch(origin, number):
@@ -301,7 +301,7 @@ class Pipeline:
         self._lists = True
         self._directories = DirectoriesRead(local_path(self.lake.root), before.run)
         files = list_files(self.spark, sources, self._left, self._directories)
-        rows = files.join(self._known(before), "file", "left_anti").collect()
+        rows = files.join(self._known_files(before), "file", "left_anti").collect()
         unread = [Unread(row.file, row.path, row.length) for row in rows]
         # The run continues even if no file is unread, because a killed run or stream may have left lines in bronze that
         # are not refined.
@@ -380,12 +380,12 @@ class Pipeline:
         if not unread and not lake.unrefined(before.batches):
             return None
         self._step("which days are touched")
-        taken = self._touched(lake.fresh_files(before.batches), before)
+        taken = self._new_lines(lake.fresh_files(before.batches), before)
         if taken.batches == before.batches and not unread:
             return None
         problems = self._write_files(before, number, unread)
         if self._add_passed_over(number, [file for file, problem in problems.items() if problem == LACKING]):
-            taken = self._touched(lake.fresh_files(before.batches), before)
+            taken = self._new_lines(lake.fresh_files(before.batches), before)
             problems = self._write_files(before, number, unread)
         torn = sum(problem is not None for problem in problems.values())
         taken = self._with_day_over(replace(taken, torn_files=torn), before)
@@ -416,7 +416,7 @@ class Pipeline:
         return sorted(own | concerned_days(lake.table("", "bronze"), lake.fresh_files(before.batches), beside))
 
     @staticmethod
-    def _touched(fresh: Iterable[File], before: State) -> NewLines:
+    def _new_lines(fresh: Iterable[File], before: State) -> NewLines:
         """Return the batches, days and numbers of lines of new files, from the log of bronze."""
         batches = dict(before.batches)
         changed: dict[str, set[str]] = {}
@@ -485,7 +485,7 @@ class Pipeline:
         lake.put(pa.Table.from_pylist(list(rows.values()), schema=schema), "silver", "files", number, more=True)
         return {file: row["problem"] for file, row in rows.items()}
 
-    def _known(self, state: State) -> DataFrame:
+    def _known_files(self, state: State) -> DataFrame:
         """Return the files that finished and killed runs have read."""
         lake = self.lake
         known = lake.read("silver", "files", state).select("file")

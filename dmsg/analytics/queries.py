@@ -70,13 +70,13 @@ def run_sql(store: Store, state: State, sql: str, rows: int) -> Answer:
             "SET autoinstall_known_extensions = false; SET autoload_known_extensions = false;"
             "SET python_enable_replacements = false"
         )
-        connection.execute(f"SET temp_directory = {_quoted(spill)}")
+        connection.execute(f"SET temp_directory = {_quote(spill)}")
         with _errors():
             _check(connection, sql)
             named = set(re.findall(r"\w+", sql.lower()))
             wanted = [name for name in _TABLES if name in named or _ALL.search(sql)]
             paths = [path for name in wanted for path in _files(store, state, name)]
-            connection.execute(f"SET allowed_paths = [{', '.join(map(_quoted, paths))}]")
+            connection.execute(f"SET allowed_paths = [{', '.join(map(_quote, paths))}]")
             connection.execute("SET enable_external_access = false")
             for name in wanted:
                 _define(connection, store, state, name)
@@ -140,7 +140,7 @@ def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise QueryError("the query must be one SELECT, because the tables are only read")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -214,8 +214,8 @@ def _select(table: Delta, files: Iterable[File]) -> str:
     for file in files:
         by_values.setdefault(tuple(sorted(file.values.items())), []).append(table.location(file))
     for values, paths in sorted(by_values.items()):
-        fixed = "".join(f', {_quoted(value)}::{types[name]} AS "{name}"' for name, value in values)
-        listed = ", ".join(map(_quoted, sorted(paths)))
+        fixed = "".join(f', {_quote(value)}::{types[name]} AS "{name}"' for name, value in values)
+        listed = ", ".join(map(_quote, sorted(paths)))
         read = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
         parts.append(f"SELECT *{fixed} FROM {read}")  # noqa: S608
     columns = ", ".join(f'"{name}"::{kind} AS "{name}"' for name, kind in types.items())

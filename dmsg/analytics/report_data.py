@@ -94,7 +94,7 @@ def collect(store: Store, at: datetime | None = None) -> Content:
     _servers(content, ask, recent, max(state.days))
     take("placement", order="weight DESC NULLS LAST", where="true")
     take("capacity_forecast", order="growth_per_day DESC NULLS LAST", where="true")
-    _settled(content, ask, recent)
+    _collect_settlement(content, ask, recent)
     take("settlement_conflict_day", CONFLICTS, "claimed DESC NULLS LAST, transport")
     _actors(content, ask)
     take("quality_day", order="producer, dt")
@@ -206,7 +206,7 @@ def _totals(content: Content, ask: Ask, recent: str) -> None:
     }
 
 
-def _settled(content: Content, ask: Ask, recent: str) -> None:
+def _collect_settlement(content: Content, ask: Ask, recent: str) -> None:
     """Collect servers' days on which the three counts differ, the newest first, and some on which they agree."""
     order = "dt DESC, inflated_bytes DESC NULLS LAST, claimed_bytes DESC, server"
     differ = ask(

@@ -29,8 +29,8 @@ def by_server(content: Content) -> str:
                 cell(row.get("sessions")),
                 cell(row.get("clients")),
                 cell(row.get("lost")),
-                cell(_rounded(row.get("rtt_p50"))),
-                cell(_rounded(row.get("rtt_p99"))),
+                cell(_round(row.get("rtt_p50"))),
+                cell(_round(row.get("rtt_p99"))),
                 cell(row.get("refused")),
                 cell(None if share is None else round(share, 4), shown=percent(share)),
                 cell(row.get("full"), kind="warn" if row.get("full") else ""),
@@ -53,7 +53,7 @@ def by_server(content: Content) -> str:
     return sortable_table(heads, rows, (1, 2, 4, 5, 6, 7, 8, 9, 10, 11))
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
@@ -97,7 +97,7 @@ def forecast(content: Content) -> str:
     return sortable_table(heads, rows, (1, 2, 3, 4, 5, 6, 7))
 
 
-def _lost(row: Row | None) -> str:
+def _lost_cell(row: Row | None) -> str:
     """Return a cell with the range of bytes lost with killed processes of a server on a day; receipts of both ends give
     the lower and upper bound."""
     if row is None:
@@ -117,7 +117,7 @@ def settlement(content: Content) -> str:
             cell(row["claimed_bytes"], shown=human(row["claimed_bytes"], "B")),
             cell(row["credited_bytes"], shown=human(row["credited_bytes"], "B")),
             cell(row["uncertain_bytes"] or 0, shown=human(row["uncertain_bytes"] or 0, "B")),
-            _lost(lost.get((row["server"], row["dt"]))),
+            _lost_cell(lost.get((row["server"], row["dt"]))),
             cell(row["matched"]),
             cell(row["cut"] or 0),
             cell(row["conflict"]),

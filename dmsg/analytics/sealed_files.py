@@ -127,10 +127,10 @@ def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, int]:
     :param now_ms: as for :func:`~dmsg.analytics.bronze.problem_column`.
     :raises Refused: the file may have a line that is no event.
     """
-    text = _unpacked(path)
+    text = _unpack(path)
     _check_text(text)
     try:
-        table = _parsed(text)
+        table = _parse(text)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise Refused(str(error)) from None
     if table.num_rows != text.count(b"\n"):
@@ -140,7 +140,7 @@ def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, int]:
     return table, len(text)
 
 
-def _parsed(text: bytes) -> pa.Table:
+def _parse(text: bytes) -> pa.Table:
     """Parse lines of JSON.
 
     :raises ArrowInvalid: a line is no JSON, or a field has another type.
@@ -165,7 +165,7 @@ def _parsed(text: bytes) -> pa.Table:
     raise AssertionError
 
 
-def _unpacked(path: str) -> bytes:
+def _unpack(path: str) -> bytes:
     try:
         if os.path.getsize(path) > TEXT_LIMIT:
             raise Refused("the file is too large")
@@ -313,7 +313,7 @@ class _Writer:
         for day in days:
             rows_of_day = table if len(days) == 1 else table.filter(pc.equal(number, day))
             for name, value in (("file", file.uri), ("origin", self._target.origin)):
-                rows_of_day = rows_of_day.append_column(name, _repeated(value, rows_of_day.num_rows))
+                rows_of_day = rows_of_day.append_column(name, _repeat(value, rows_of_day.num_rows))
             batch = pa.repeat(pa.scalar(self._target.batch, pa.int64()), rows_of_day.num_rows)
             self._parts.setdefault((family, day), []).append(rows_of_day.append_column("batch", batch))
 
@@ -338,7 +338,7 @@ class _Writer:
         return write_part(self._place, table, self._target.directory, {"family": family, "dt": day})
 
 
-def _repeated(value: str, count: int) -> pa.DictionaryArray:
+def _repeat(value: str, count: int) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([value]))
 
 

@@ -246,7 +246,7 @@ class Listing(Resource):
             request.setHeader(b"retry-after", b"5")
             return b"too many listings are being made\n"
         made = self._threads.run(
-            (self._path, below, by, down), lambda: self._made(below, by, down), request.notifyFinish()
+            (self._path, below, by, down), lambda: self._make_listing(below, by, down), request.notifyFinish()
         )
         answer: list[bytes] = []
         left: list[object] = []
@@ -272,7 +272,7 @@ class Listing(Resource):
         waits = True
         return NOT_DONE_YET  # type: ignore[return-value]
 
-    def _made(self, below: str, by: str, down: bool) -> bytes:
+    def _make_listing(self, below: str, by: str, down: bool) -> bytes:
         rows = self._rows()
         rows.sort(key=lambda row: row.name)
         rows.sort(key=lambda row: getattr(row, SORTS[by]), reverse=down)

@@ -80,7 +80,7 @@ class _Run:
         self._stopped_with = output.EXIT_INTERRUPTED
         self._finished: Deferred[None] = Deferred()
         self._started: Deferred[None] = Deferred()
-        self._running = Deferred.fromCoroutine(self._guarded(main))
+        self._running = Deferred.fromCoroutine(self._run_guarded(main))
         output.state.ended = self._give_up
         if output.state.status is not None:
             self._give_up()
@@ -90,7 +90,7 @@ class _Run:
         reactor.addSystemEventTrigger("before", "shutdown", self._interrupted)
         self.ended = self._running.addBoth(self._end)
 
-    async def _guarded(self, main: Main) -> None:
+    async def _run_guarded(self, main: Main) -> None:
         try:
             await self._started
             await main(self._reactor)

@@ -83,7 +83,7 @@ def _show_all() -> None:
 @click.argument("values", nargs=-1, required=True, metavar="VALUE...")
 def set_(name: str, values: tuple[str, ...]) -> None:
     """Set NAME, or COMMAND.NAME; several VALUEs are a list."""
-    parsed = [_parsed(value) for value in values]
+    parsed = [_parse(value) for value in values]
     _change(name, parsed[0] if len(parsed) == 1 else parsed)
 
 
@@ -113,7 +113,7 @@ def _plain(value: object) -> object:
     return json.loads(json.dumps(value, default=str))
 
 
-def _parsed(text: str) -> object:
+def _parse(text: str) -> object:
     """Return a number, true or false as TOML reads them; all other values are texts."""
     if text in ("true", "false"):
         return text == "true"

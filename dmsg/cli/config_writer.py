@@ -19,7 +19,7 @@ def write_settings(settings: Mapping[str, object]) -> None:
     :raises ConfigError: the file cannot be written, is no TOML, or a setting to remove does not exist.
     """
     # An invalid setting can be removed as long as the file is TOML, so a removal does not read the settings.
-    _change_file(lambda: settings if all(value is None for value in settings.values()) else _checked(settings))
+    _change_file(lambda: settings if all(value is None for value in settings.values()) else _check_settings(settings))
 
 
 def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]]) -> None:
@@ -31,7 +31,7 @@ def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]])
     _change_file(lambda: choose(read_config()))
 
 
-def _checked(settings: Mapping[str, object]) -> Mapping[str, object]:
+def _check_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
     read_config()  # This call reports the line on which a file is wrong.
     return settings
 

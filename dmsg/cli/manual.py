@@ -50,21 +50,21 @@ def page(command: click.Command, path: tuple[str, ...]) -> str:
     title = "-".join(path)
     day = time.strftime("%Y-%m-%d")
     parts = [
-        f'.TH "{_escaped(title.upper())}" "1" "{day}" "dmsg {version("dmsg")}" "dmsg"',
+        f'.TH "{_escape(title.upper())}" "1" "{day}" "dmsg {version("dmsg")}" "dmsg"',
         ".SH NAME",
-        _escaped(f"{title} - {command.get_short_help_str(200).rstrip('.')}"),
+        _escape(f"{title} - {command.get_short_help_str(200).rstrip('.')}"),
         ".SH SYNOPSIS",
-        f".B {_escaped(' '.join(path))}",
-        _escaped(" ".join(command.collect_usage_pieces(context))),
+        f".B {_escape(' '.join(path))}",
+        _escape(" ".join(command.collect_usage_pieces(context))),
         ".SH DESCRIPTION",
-        *_described(command.help or ""),
+        *_paragraphs(command.help or ""),
     ]
     if isinstance(command, click.Group):
         parts.append(".SH COMMANDS")
         for name in command.list_commands(context):
             found = command.get_command(context, name)
             if found is not None and not found.hidden:
-                parts += [".TP", f".B {_escaped('-'.join((*path, name)))}(1)", _escaped(found.get_short_help_str(200))]
+                parts += [".TP", f".B {_escape('-'.join((*path, name)))}(1)", _escape(found.get_short_help_str(200))]
     records = [
         record
         for param in command.get_params(context)
@@ -73,17 +73,17 @@ def page(command: click.Command, path: tuple[str, ...]) -> str:
     if records:
         parts.append(".SH OPTIONS")
         for name, text in records:
-            parts += [".TP", f".B {_escaped(name)}", _escaped(" ".join(text.split()))]
+            parts += [".TP", f".B {_escape(name)}", _escape(" ".join(text.split()))]
     for heading, rows in (("EXIT STATUS", STATUSES), ("ENVIRONMENT", ENVIRONMENT), ("FILES", FILES)):
         parts.append(f".SH {heading}")
         for name, text in rows:
-            parts += [".TP", f".B {_escaped(name)}", _escaped(text)]
+            parts += [".TP", f".B {_escape(name)}", _escape(text)]
     if len(path) > 1:
-        parts += [".SH SEE ALSO", f".BR {_escaped('-'.join(path[:-1]))} (1)"]
+        parts += [".SH SEE ALSO", f".BR {_escape('-'.join(path[:-1]))} (1)"]
     return "\n".join(parts) + "\n"
 
 
-def _described(text: str) -> Iterator[str]:
+def _paragraphs(text: str) -> Iterator[str]:
     """Yield the paragraphs of a description; examples, which click must not wrap, stay as they are."""
     for number, paragraph in enumerate(re.split(r"\n\s*\n", text.strip())):
         lines = paragraph.splitlines()
@@ -97,13 +97,13 @@ def _described(text: str) -> Iterator[str]:
             yield ".PP"
         if as_it_is:
             yield ".nf"
-            yield from (_escaped(line.removeprefix("  ")) for line in lines)
+            yield from (_escape(line.removeprefix("  ")) for line in lines)
             yield ".fi"
         else:
-            yield from (_escaped(line.strip()) for line in lines)
+            yield from (_escape(line.strip()) for line in lines)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape text for roff: no line becomes a request, no dash a hyphen."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga").replace("\b", "")
     return "\\&" + text if text.startswith((".", "\\(aq")) else text

@@ -81,10 +81,10 @@ def columns() -> int:
 def notice(text: str) -> None:
     """Print a message for people, unless ``--quiet`` is given; on a terminal, lines end between two words."""
     if not state.quiet:
-        say(_wrapped(f"dmsg: {text}"), err=True)
+        say(_wrap(f"dmsg: {text}"), err=True)
 
 
-def _wrapped(text: str) -> str:
+def _wrap(text: str) -> str:
     """Return a message in lines that fit into the terminal of standard error; other outputs get it in one line."""
     try:
         width = shutil.get_terminal_size().columns if sys.stderr.isatty() else UNBOUNDED

@@ -182,7 +182,7 @@ def _read(payload: _Reader) -> Invitation:
     # A second text for the same network would pass for another invitation, so only one encoding is valid.
     if payload.rest:
         raise ValueError("bytes follow the last field")
-    shown = _bracketed(host) if port == DEFAULT_PORTS[scheme] else at_port(host, port)
+    shown = _bracket(host) if port == DEFAULT_PORTS[scheme] else at_port(host, port)
     try:
         parse_address(address)
         return Invitation(check_name(name), f"{scheme}://{shown}{path}", key, address)
@@ -196,10 +196,10 @@ def _is_path(text: str) -> bool:
 
 def at_port(host: str, port: int) -> str:
     """Return ``HOST:PORT``, with brackets around an IPv6 address."""
-    return f"{_bracketed(host)}:{port}"
+    return f"{_bracket(host)}:{port}"
 
 
-def _bracketed(host: str) -> str:
+def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 

@@ -222,14 +222,14 @@ class SpoolSender(Service):
     async def _leave(self) -> None:
         """Send what the entity wrote last, then stop; only if the collector has been accepting files."""
         if self._taking:
-            last = Deferred.fromCoroutine(self._last()).addTimeout(LAST_TIMEOUT, self._reactor)
+            last = Deferred.fromCoroutine(self._send_last()).addTimeout(LAST_TIMEOUT, self._reactor)
             await last.addErrback(lambda _: None)  # An unsent file is sent after the next start.
         await self._stop()
 
-    async def _last(self) -> None:
+    async def _send_last(self) -> None:
         if self._under_way is not None:
             await self._under_way
-        await self._send(await in_thread(self._reactor, self._waiting))
+        await self._send(await in_thread(self._reactor, self._waiting_files))
 
     async def _stop(self) -> None:
         self._is_stopped = True
@@ -258,7 +258,7 @@ class SpoolSender(Service):
             under_way.callback(None)
 
     async def _check(self) -> float:
-        waiting = await in_thread(self._reactor, self._waiting)
+        waiting = await in_thread(self._reactor, self._waiting_files)
         if not waiting:
             return CHECK_INTERVAL
         try:
@@ -281,7 +281,7 @@ class SpoolSender(Service):
         :raises DmsgError: not all files were sent.
         """
         try:
-            if waiting := await in_thread(self._reactor, self._waiting):
+            if waiting := await in_thread(self._reactor, self._waiting_files):
                 await self._send(waiting)
         except KeyInUse:
             raise SendError(f"another process already sends the files of {self._directory}") from None
@@ -296,7 +296,7 @@ class SpoolSender(Service):
         if self._log_throttle.suffix(type(error).__name__) is not None:
             self._on_warning(f"{count} files of events could not be sent to the collector and wait: {why}")
 
-    def _waiting(self) -> list[Path]:
+    def _waiting_files(self) -> list[Path]:
         now = self._reactor.seconds()
         self._refused = {name: until for name, until in self._refused.items() if until > now}
         found = []

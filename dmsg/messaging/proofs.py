@@ -11,13 +11,13 @@ from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile
 
 
-def _signed(remote: PubKey, profile: Profile) -> Opening:
+def _signed_opening(remote: PubKey, profile: Profile) -> Opening:
     return JSONHandshake(SecKey.generate(), remote, profile=profile)
 
 
 OPENINGS: Openings = {
     **proof.OPENINGS,
-    **{profile.feature: partial(_signed, profile=profile) for profile in reversed(Profile)},
+    **{profile.feature: partial(_signed_opening, profile=profile) for profile in reversed(Profile)},
 }
 """Mapping from a feature in a server's entry to the function that begins the matching handshake.  For an entry without
 a feature, all are tried in this order."""

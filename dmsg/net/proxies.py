@@ -245,11 +245,11 @@ class _HTTPConnect(_Handshake):
         if self._proxy.user:
             credentials = base64.b64encode(f"{self._proxy.user}:{self._proxy.password}".encode()).decode()
             lines.append(f"Proxy-Authorization: Basic {credentials}")
-        self._step = self._answered
+        self._step = self._read_answer
         assert self.transport is not None
         self.transport.write("\r\n".join([*lines, "", ""]).encode())
 
-    def _answered(self) -> bool:
+    def _read_answer(self) -> bool:
         head, end, rest = self._received.partition(b"\r\n\r\n")
         if not end:
             return False
@@ -282,7 +282,7 @@ class _Socks(_Handshake):
             raise self._error("is no SOCKS5 proxy")
         if answer[1] == _PASSWORD and self._proxy.user:
             user, password = self._proxy.user.encode()[:255], self._proxy.password.encode()[:255]
-            self._step = self._authenticated
+            self._step = self._read_authentication
             self._write(bytes([1, len(user)]) + user + bytes([len(password)]) + password)
         elif answer[1] == _NO_AUTHENTICATION:
             self._ask()
@@ -290,7 +290,7 @@ class _Socks(_Handshake):
             raise self._error("wants a user and a password")
         return True
 
-    def _authenticated(self) -> bool:
+    def _read_authentication(self) -> bool:
         answer = self._take(2)
         if answer is None:
             return False
@@ -300,7 +300,7 @@ class _Socks(_Handshake):
         return True
 
     def _ask(self) -> None:
-        self._step = self._answered
+        self._step = self._read_answer
         try:
             number = ip_address(self._host)
         except ValueError:
@@ -310,7 +310,7 @@ class _Socks(_Handshake):
             address = bytes([1 if number.version == 4 else 4]) + number.packed
         self._write(b"\x05\x01\x00" + address + self._port.to_bytes(2, "big"))
 
-    def _answered(self) -> bool:
+    def _read_answer(self) -> bool:
         if len(self._received) < 5:
             return False
         code, kind = self._received[1], self._received[3]

@@ -51,12 +51,12 @@ class _Iteration:
     def _with_calls(self, delay: float | None) -> None:
         if self._calls:
             self._run()
-            delay = 0 if self._calls else self._shortened(delay)
+            delay = 0 if self._calls else self._shorten(delay)
         self._iterate(delay)
         if self._calls:
             self._run()
 
-    def _shortened(self, delay: float | None) -> float | None:
+    def _shorten(self, delay: float | None) -> float | None:
         """Return the time that the poll may wait, computed again because the calls may have set timers or stopped the
         reactor."""
         reactor = self._reactor

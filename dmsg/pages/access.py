@@ -76,7 +76,7 @@ class Access:
     def refuses(self, request: PageRequest) -> tuple[int, str] | None:
         """Return the status and text of a refusal, or None if the request is allowed."""
         if self._token is not None:
-            given = _given(request.getHeader(b"authorization") or b"")
+            given = _given_token(request.getHeader(b"authorization") or b"")
             # Constant time: a comparison that stops early would tell an attacker how much of a guess is right.
             if given is not None and hmac.compare_digest(given, self._token):
                 return None
@@ -119,7 +119,7 @@ def is_script(request: PageRequest) -> bool:
     return mode is not None and mode.lower() != b"navigate"
 
 
-def _given(header: bytes) -> bytes | None:
+def _given_token(header: bytes) -> bytes | None:
     kind, _, value = header.partition(b" ")
     value = value.strip()
     if kind.lower() == b"bearer":

@@ -88,7 +88,7 @@ class RelayServer(ListeningService):
         self.factory.registration = self.registration
         metrics = ServerMetrics(self, self.metrics_prefix, [factory.relay_seconds])
         self._status = StatusPort(
-            reactor, settings.metrics, settings.page_token, self._shown(), metrics.render, self.health
+            reactor, settings.metrics, settings.page_token, self._page_model(), metrics.render, self.health
         )
 
     # --- hooks of a family ---
@@ -97,7 +97,7 @@ class RelayServer(ListeningService):
         """Withdraw the entry, and give clients time to move to other servers."""
         raise NotImplementedError
 
-    async def _closed(self) -> None:
+    async def _clean_up(self) -> None:
         """Clean up after the last client has left."""
 
     def health(self) -> dict[str, object]:
@@ -149,7 +149,7 @@ class RelayServer(ListeningService):
         """Port of the status page, ``/metrics`` and ``/health``."""
         return self._status.port
 
-    def _shown(self) -> ServerStatus:
+    def _page_model(self) -> ServerStatus:
         """Return the model of the status page."""
         return ServerStatus(self, str(self.name).replace("-", " "))
 
@@ -199,7 +199,7 @@ class RelayServer(ListeningService):
                     count=len(self.factory.sessions),
                 )
             self._holdings.stop()
-            await self._closed()
+            await self._clean_up()
             await self.registration.close()
         finally:
             # The status page closes last, so that monitoring sees the server drain.

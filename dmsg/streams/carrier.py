@@ -54,9 +54,9 @@ class ClientStream(StreamTransport):
     def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
         return None if self.end is None else self.end.acknowledged - int(self._end_acknowledged)
 
-    def _unacknowledged(self) -> int:
+    def _count_unacknowledged(self) -> int:
         # The carrier is not asked, because NoCarrier.in_flight counts one frame too many, to delay closing.
-        return super()._unacknowledged() if self.end is None else self.end.in_flight_bytes
+        return super()._count_unacknowledged() if self.end is None else self.end.in_flight_bytes
 
     def _end(self, failure: Failure, reason: int) -> None:
         super()._end(failure, reason)

@@ -286,7 +286,7 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
     globalLogBeginner.beginLoggingTo = begin_otherwise  # type: ignore[method-assign,assignment]
 
 
-def _shown(text: str) -> str:
+def _default_text(text: str) -> str:
     return without_userinfo(printable(text))
 
 
@@ -296,7 +296,7 @@ def printable_log(observer: ILogObserver) -> ILogObserver:
     def observe(event: LogEvent) -> None:
         observer(
             {
-                name: _shown(value) if isinstance(value, str) and not name.startswith("log_") else value
+                name: _default_text(value) if isinstance(value, str) and not name.startswith("log_") else value
                 for name, value in event.items()
             }
         )

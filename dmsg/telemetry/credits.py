@@ -237,7 +237,7 @@ def _settle(credits: Credits, server: bytes, receipts: dict[bytes, int]) -> None
     today = _number(credits.day)
     for data, day in receipts.items():
         try:
-            receipt = _parsed(data)
+            receipt = _parse(data)
         except ReceiptError as error:
             if day == today:
                 credits.refused[str(error)] += 1
@@ -274,7 +274,7 @@ def _settle(credits: Credits, server: bytes, receipts: dict[bytes, int]) -> None
     total.difference += abs(one.sent - other.received) + abs(other.sent - one.received)
 
 
-def _parsed(data: bytes) -> Receipt:
+def _parse(data: bytes) -> Receipt:
     receipt = parse_receipt(data)
     if max(receipt.delivered_out, receipt.delivered_in) > LARGEST:
         raise ReceiptError("the receipt states more than 1 PiB")

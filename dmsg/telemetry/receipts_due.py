@@ -110,7 +110,7 @@ class ReceiptsDue:
         owed = self._open.get(transport) or self._ended.get(transport)
         if owed is None:
             return self._takes_former(payload, transport, by, now, network)
-        if by not in owed.ends or (receipt := _signed(payload)) is None or not owed.names_both_ends(receipt):
+        if by not in owed.ends or (receipt := _parse_signed(payload)) is None or not owed.names_both_ends(receipt):
             return ReceiptVerdict.NOT
         owed.ends.discard(by)
         if not owed.ends:
@@ -136,14 +136,14 @@ class ReceiptsDue:
             return ReceiptVerdict.NOT
         if len(known) >= MAX_FORMER_OF_SIGNER or self._former_of[network] >= MAX_FORMER_OF_NETWORK:
             return ReceiptVerdict.NOT
-        if self._former_of.total() >= MAX_FORMER or _signed(payload) is None:
+        if self._former_of.total() >= MAX_FORMER or _parse_signed(payload) is None:
             return ReceiptVerdict.NOT
         self._former.setdefault(by, set()).add(transport)
         self._former_of[network] += 1
         return ReceiptVerdict.FORMER
 
 
-def _signed(payload: bytes) -> Receipt | None:
+def _parse_signed(payload: bytes) -> Receipt | None:
     try:
         return parse_receipt(payload)
     except ReceiptError:

@@ -68,7 +68,7 @@ class Recorder:
         self._encode = JSONEncoder(separators=(",", ":"), default=names.client, check_circular=False).encode
         self._prefix = f'"producer":"{producer}","role":"{role}","boot":"{self.boot}",'
         self.spool = Spool(
-            directory, prefix + self.boot, self._ending, rotate_seconds=rotate_seconds, limit=limit, family=prefix
+            directory, prefix + self.boot, self._end_line, rotate_seconds=rotate_seconds, limit=limit, family=prefix
         )
 
     def record(self, event: str, fields: Mapping[str, object]) -> None:
@@ -88,7 +88,7 @@ class Recorder:
         """Return today's pseudonym of the network of an address."""
         return self.names.network(host, int(self._wall() // 86400))
 
-    def _ending(self, lines: int, digest: str) -> bytes:
+    def _end_line(self, lines: int, digest: str) -> bytes:
         number = next(self._numbers)
         envelope = {
             "v": SCHEMA_VERSION,

@@ -66,16 +66,16 @@ def body_of(credits: Credits) -> bytes:
         names = {"server": server.hex(), "initiator": initiator.hex(), "responder": responder.hex()}
         counts = {"transports": pair.transports, "bytes_ab": pair.bytes_ab, "bytes_ba": pair.bytes_ba}
         lines.append({"kind": "pair", **names, **counts})
-    return b"".join(map(_written, lines))
+    return b"".join(map(_encode_line, lines))
 
 
 def sign_statement(body: bytes, key: SecKey) -> bytes:
     """Return the whole file: the lines and the operator's signature."""
     signature = key.sign(_CONTEXT + body).hex()
-    return body + _written({"kind": "signature", "operator": key.public.hex(), "signature": signature})
+    return body + _encode_line({"kind": "signature", "operator": key.public.hex(), "signature": signature})
 
 
-def _written(line: Line) -> bytes:
+def _encode_line(line: Line) -> bytes:
     return json.dumps(line, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
@@ -175,7 +175,7 @@ def _read_line(line: bytes, number: int) -> Line:
     try:
         found: dict[str, Any] = json.loads(line)
         fields = _FIELDS[found["kind"]]
-        if found.keys() != fields.keys() | {"kind"} or _written(found) != line:
+        if found.keys() != fields.keys() | {"kind"} or _encode_line(found) != line:
             raise ValueError
         for name, kind in fields.items():
             value: Any = found[name]

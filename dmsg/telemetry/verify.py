@@ -75,7 +75,7 @@ def check_line(
         row = json.loads(line)
         kind = row["type"]
         if kind == "segment_end":
-            return _written(row), None, ""
+            return _encode_row(row), None, ""
         if kind not in ("receipt", "receipt_checked"):
             return _quarantine_line(line), None, ""
         text = row["receipt"] if kind == "receipt" else None
@@ -97,12 +97,12 @@ def check_line(
             row["partner"] = names.client(receipt.peer)
             row["initiator"] = receipt.role is Role.INITIATOR
             row["delivered_out"], row["delivered_in"] = receipt.delivered_out, receipt.delivered_in
-        return _written(row), "reason" not in row, str(row.get("reason", ""))
+        return _encode_row(row), "reason" not in row, str(row.get("reason", ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return _quarantine_line(line), None, ""
 
 
-def _written(row: Mapping[str, object]) -> bytes:
+def _encode_row(row: Mapping[str, object]) -> bytes:
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
@@ -128,8 +128,8 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int
         unknown: list[str] = []
         size = 0
         for sealed in listing.files:
-            digest = _known(sealed.path, seen)
-            if digest is None or not _checked(target, digest).exists():
+            digest = _known_digest(sealed.path, seen)
+            if digest is None or not _checked_path(target, digest).exists():
                 unknown.append(sealed.path)
                 size += sealed.size
         number = (os.cpu_count() or 1) if processes is None else processes
@@ -142,7 +142,7 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int
     return found
 
 
-def _known(path: str, receipts_seen: ReceiptsSeen) -> str | None:
+def _known_digest(path: str, receipts_seen: ReceiptsSeen) -> str | None:
     """Return the digest of a file that was checked before, or None."""
     try:
         return receipts_seen.digest_of(path, os.stat(path))
@@ -150,7 +150,7 @@ def _known(path: str, receipts_seen: ReceiptsSeen) -> str | None:
         return None
 
 
-def _checked(target: Path, digest: str) -> Path:
+def _checked_path(target: Path, digest: str) -> Path:
     return target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
 
 
@@ -227,7 +227,7 @@ def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _U
             source.seek(0)
         except OSError as error:
             return _Unread(path, reason_of(error))
-        checked = _checked(target, digest)
+        checked = _checked_path(target, digest)
         if checked.exists():
             return _CheckedFile(path, status, digest, None, receipts, reasons)
         fresh = target / f".{checked.name}.{os.getpid()}.part"
@@ -242,7 +242,7 @@ def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _U
 
 def _accept(checked_file: _CheckedFile, target: Path, receipts_seen: ReceiptsSeen, verification: Verification) -> None:
     """Give a checked file its name, after the receipts in it that came before were rejected."""
-    checked = _checked(target, checked_file.digest)
+    checked = _checked_path(target, checked_file.digest)
     receipts_seen.begin()
     if checked_file.fresh is not None and not checked.exists():
         new = receipts_seen.are_new(checked_file.receipts, checked_file.digest)
@@ -274,6 +274,6 @@ def _reject_repeated(fresh: Path, new: list[bool]) -> None:
             row = None if line.startswith(_NOT_READ) else json.loads(line)
             if row is not None and row["type"] == "receipt_checked" and "reason" not in row and not next(valid):
                 fields = {name: row[name] for name in (*_KEPT, "type") if name in row}
-                kept = _written({**fields, "reason": REPEATED})
+                kept = _encode_row({**fields, "reason": REPEATED})
             file.write(kept)
     again.replace(fresh)

@@ -45,7 +45,7 @@ class Trace:
 
     def note(self, seconds: float, *what: object) -> None:
         """Add an event at a time of the lab's clock; bytes are added as their size and hash."""
-        words = " ".join(_shown(one) for one in what)
+        words = " ".join(_text(one) for one in what)
         line = f"{seconds:.9f} {words}"
         self._hash.update(line.encode() + b"\n")
         self.count += 1
@@ -58,7 +58,7 @@ class Trace:
         return self._hash.hexdigest()
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, bytes):
         return f"{len(value)} bytes {blake2b(value, digest_size=8).hexdigest()}"
     return str(value)

@@ -108,7 +108,7 @@ class Wire:
         self._tuns = tuns
         self._random = Random(seed)
         self._paths: dict[tuple[bytes, bytes], Path] = {}
-        self._by_address = {_packed(address): tun for address, tun in tuns.items()}
+        self._by_address = {_pack(address): tun for address, tun in tuns.items()}
         self._waiting: list[tuple[float, int, bytes, Path]] = []
         self._count = 0
         self._reset_until: dict[bytes, float] = {}
@@ -120,9 +120,9 @@ class Wire:
     def order(self, order: Mapping[str, str | float]) -> None:
         """Change a path, or reset connections of an address."""
         if "reset" in order:
-            self._reset_until[_packed(str(order["reset"]))] = time.monotonic() + float(order.get("seconds", 0.5))
+            self._reset_until[_pack(str(order["reset"]))] = time.monotonic() + float(order.get("seconds", 0.5))
             return
-        path = self.path(_packed(str(order["from"])), _packed(str(order["to"])))
+        path = self.path(_pack(str(order["from"])), _pack(str(order["to"])))
         for name in ("delay", "rate", "loss", "reorder"):
             if name in order:
                 setattr(path, name, float(order[name]))
@@ -224,7 +224,7 @@ class _Header(NamedTuple):
         return cls(source, target, ports)
 
 
-def _packed(address: str) -> bytes:
+def _pack(address: str) -> bytes:
     return ip_address(address).packed
 
 

@@ -84,7 +84,7 @@ class Server(RelayServer):
         handshake = XKHandshake(self._key, self._key.public)
         return RecordLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, on_failure=on_failure)
 
-    async def _closed(self) -> None:
+    async def _clean_up(self) -> None:
         if self.telemetry is not None:
             await self.telemetry.stop()
 

@@ -6,7 +6,7 @@ import os
 
 from dmsg.analytics import lake
 from dmsg.analytics.attention import needs_attention
-from dmsg.cli.pipeline.watch import _shown
+from dmsg.cli.pipeline.watch import _render_findings
 from dmsg.telemetry.spool_listing import Reason, shorten_path
 from tests.analytics import spark_earlier, spark_lives, spark_self_dealing, spark_settlement, spark_sql, spark_tables
 from tests.analytics.comparison import compare
@@ -111,4 +111,4 @@ class NamelessTests(LakeCase):
         state = lake.computed_state()
         found = needs_attention(lake, state, now=NOW)
         self.assertNotIn("unanswered", {one.kind for one in found})
-        _shown(state, found, NOW)
+        _render_findings(state, found, NOW)

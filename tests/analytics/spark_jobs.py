@@ -184,7 +184,7 @@ class DoubledTests(SynchronousTestCase):
                 )
                 for row in (*boot.rows, *receipts.rows)
             ]
-            return Pipeline._touched(files, state).days
+            return Pipeline._new_lines(files, state).days
 
         self.assertEqual(touched(everything), [str(DAY), str(NEXT)])
         boot.event("transport_close", NEXT, "23:50:00", **closing)

@@ -48,13 +48,13 @@ class ListingTests(SiteCase):
     @asynchronous
     async def test_listings_are_made_in_threads(self) -> None:
         threads = set()
-        made = Listing._made
+        made = Listing._make_listing
 
         def in_which(listing: Listing, *arguments: Any) -> bytes:
             threads.add(threading.get_ident())
             return made(listing, *arguments)
 
-        self.patch(Listing, "_made", in_which)
+        self.patch(Listing, "_make_listing", in_which)
         await self.serve()
         _, body = await self.get("")
         self.assertIn(b'href="./film"', body)

@@ -210,7 +210,7 @@ class FilesTests(ParcelCase):
         sender = FilesSender(walk([tree]))
         sender.makeConnection(StringTransport())
         sender._pieces = True
-        steps = len(list(sender._rest()))
+        steps = len(list(sender._send_rest()))
         self.assertGreaterEqual(steps, 200)
 
     @asynchronous

@@ -31,7 +31,7 @@ FILE = sign_statement(BODY, OPERATOR)
 
 
 def resigned(lines: list[dict[str, Any]], key: SecKey = OPERATOR) -> bytes:
-    return sign_statement(b"".join(statements._written(one) for one in lines), key)
+    return sign_statement(b"".join(statements._encode_line(one) for one in lines), key)
 
 
 class StatementTests(SynchronousTestCase):

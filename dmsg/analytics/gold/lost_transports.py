@@ -69,7 +69,7 @@ def _as_words(receipts: DataFrame) -> DataFrame:
     )
 
 
-def _between(choose: object) -> Column:
+def _sum_of_ends(choose: object) -> Column:
     """Return the sum over both directions; ``choose`` picks one of the two ends' counts in each."""
     assert callable(choose)
     total: Column = choose("a_out", "b_in") + choose("b_out", "a_in")
@@ -121,8 +121,8 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
                 "dt": F.to_date("lost_at"),
                 "counted_bytes": F.coalesce("told_ab", nothing) + F.coalesce("told_ba", nothing),
                 "words": one.cast("long") + other.cast("long"),
-                "least_bytes": F.when(known, _between(F.least)),
-                "most_bytes": F.when(known, _between(F.greatest)),
+                "least_bytes": F.when(known, _sum_of_ends(F.least)),
+                "most_bytes": F.when(known, _sum_of_ends(F.greatest)),
             }
         )
         .select(*OVERALL["lost_transport"].schema.fieldNames())

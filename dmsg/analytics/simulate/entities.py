@@ -28,10 +28,10 @@ _KEY = ("server", "day", "i")
 
 def server_lines(stage: Scenario) -> DataFrame:
     """Return lines of server events: life, heartbeats, sessions, refused requests, failed handshakes, and drops."""
-    return union([*_life(stage), *_sessions(stage), *_refused(stage)])
+    return union([*_life(stage), *_sessions(stage), *_refusal_events(stage)])
 
 
-def _silent(stage: Scenario, minute: Column) -> Column:
+def _is_silent(stage: Scenario, minute: Column) -> Column:
     """Whether a server has fallen silent by that minute."""
     return stage.on_last_day(SILENT) & (minute >= SILENT_FROM)
 
@@ -50,7 +50,7 @@ def _life(stage: Scenario) -> list[DataFrame]:
     beats = (
         lives.withColumn("i", F.explode(F.sequence(F.lit(1), F.col("minutes"))))
         .withColumn("minute", F.col("first") + F.col("i") - 1)
-        .where(~_silent(stage, minute) & ~lost)
+        .where(~_is_silent(stage, minute) & ~lost)
     )
     return [
         stage.events(
@@ -125,12 +125,12 @@ def _sessions(stage: Scenario) -> list[DataFrame]:
     ]
 
 
-def _refused(stage: Scenario) -> list[DataFrame]:
+def _refusal_events(stage: Scenario) -> list[DataFrame]:
     hours = (
         stage.plan()
         .withColumn("i", F.explode(F.sequence(F.lit(0), F.lit(23))))
         .withColumn("at", F.col("i") * 3_600_000 + 1_800_000)
-        .where(~_silent(stage, F.col("i") * 60))
+        .where(~_is_silent(stage, F.col("i") * 60))
     )
     few = (1 + 5 * draw_uniform(stage.network.seed, 60, *_KEY)).cast("long")
     hour = F.col("i") * 60
@@ -186,7 +186,7 @@ def discovery_lines(stage: Scenario) -> DataFrame:
     )
     posts = (
         stage.minutes_present(stage.plan())
-        .where(~_silent(stage, F.col("minute")))
+        .where(~_is_silent(stage, F.col("minute")))
         .withColumn("at", F.col("minute") * MINUTE_MS + 10_000)
         .withColumn("subject", F.col("producer"))
         .withColumn("producer", F.lit(DISCOVERY))

@@ -79,7 +79,7 @@ def _transports(stage: Scenario) -> DataFrame:
     )
 
 
-def _lost(stage: Scenario) -> Column:
+def _is_lost(stage: Scenario) -> Column:
     """Return a column: whether the transport's events are missing because the server lost a file of its spool."""
     lost = F.col("start").between(LOST_FROM * MINUTE_MS, (LOST_FROM + LOST_MINUTES) * MINUTE_MS - 1)
     return stage.on_last_day(LOSER) & lost
@@ -114,7 +114,7 @@ def transport_lines(stage: Scenario) -> DataFrame:
         F.lit(True).alias("secure"),
     )
     opened = stage.events(
-        filled.where(F.col("accepted") & ~_lost(stage)).withColumn("i", F.col("taken")),
+        filled.where(F.col("accepted") & ~_is_lost(stage)).withColumn("i", F.col("taken")),
         "transport_open",
         1,
         *common,

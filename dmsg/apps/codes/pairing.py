@@ -77,14 +77,14 @@ class Pairing(Protocol):
         if "error" in message:
             raise PairingError(f"the other side: {shorten(str(message['error']), MAX_WORDS_OF_STRANGERS)}")
         if not self.key.called:
-            self.key.callback(self._proved(message))
+            self.key.callback(self._proved_key(message))
         elif message.get("ok") is True:
             self._is_kept_there = True
             self._read_state()
         else:
             raise TransferError
 
-    def _proved(self, message: dict[str, object]) -> PubKey:
+    def _proved_key(self, message: dict[str, object]) -> PubKey:
         other = Role.RECEIVER if self._role is Role.SENDER else Role.SENDER
         binding = stream_of(self).binding
         assert binding is not None

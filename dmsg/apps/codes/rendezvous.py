@@ -101,7 +101,7 @@ def offer_code(
         offered = OfferedCode(reactor, code, factory, stops, nameplate, on_warning)
         if expires is not None:
             expiry = reactor.callLater(expires, factory.expire)
-            offered.agreed.addBoth(_cancelling, expiry)
+            offered.agreed.addBoth(_cancel_with, expiry)
         return offered
 
     return Deferred.fromCoroutine(offer())
@@ -169,7 +169,7 @@ class OfferedCode:
                 _log.failure("unhandled error while the number of a code was renewed in discovery")
 
 
-def _cancelling(result: T, call: IDelayedCall) -> T:
+def _cancel_with(result: T, call: IDelayedCall) -> T:
     cancel_call(call)
     return result
 

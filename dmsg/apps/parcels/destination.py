@@ -77,7 +77,7 @@ class Destination:
             parts_of(name)
             check_names(name, hidden=self.hidden)
             try:
-                at = self._opened()
+                at = self._root_descriptor()
             except FileNotFoundError:
                 if self._base is None:
                     raise
@@ -105,7 +105,7 @@ class Destination:
         """Whether some of these files exist already, partially or completely."""
         for name in (*map(part_name, names), *names):
             with suppress(FileNotFoundError):
-                os.stat(name, dir_fd=self._opened(), follow_symlinks=False)
+                os.stat(name, dir_fd=self._root_descriptor(), follow_symlinks=False)
                 return True
         return False
 
@@ -114,10 +114,10 @@ class Destination:
 
         :raises TransferError: another transfer, in this process or another, writes one of them.
         """
-        self._opened(make=self._base is not None)
+        self._root_descriptor(make=self._base is not None)
         try:
             for name, kind in names[:HELD_PARTS]:
-                self._held.append(hold_part(name, self._opened(), directory=kind == DIRECTORY))
+                self._held.append(hold_part(name, self._root_descriptor(), directory=kind == DIRECTORY))
         except BaseException:
             self.release()
             raise
@@ -134,7 +134,7 @@ class Destination:
         if top is not None:
             os.close(top)
 
-    def _opened(self, *, make: bool = False) -> int:
+    def _root_descriptor(self, *, make: bool = False) -> int:
         """Return the descriptor of the directory, which stays the same even if another directory gets its name."""
         if self._top is None:
             self._top = open_within(self._base or self._directory, self._directory, make=make)
@@ -148,7 +148,7 @@ class Destination:
         there."""
         parts = entry.path.split("/")  # The parts of the path were checked when the entry arrived.
         parts[0] = part_name(parts[0])
-        self._opened()
+        self._root_descriptor()
         assert self._descent is not None
         return self._descent.at(parts[:-1]), parts[-1]
 
@@ -193,7 +193,7 @@ class Destination:
         if not self._copies or self._overwrite or entry.kind != FILE or "/" in entry.path:
             return False
         try:
-            found = os.stat(entry.path, dir_fd=self._opened(), follow_symlinks=False)
+            found = os.stat(entry.path, dir_fd=self._root_descriptor(), follow_symlinks=False)
         except FileNotFoundError:
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
@@ -207,7 +207,11 @@ class Destination:
     def read(self, entry: Item, size: int) -> Iterator[bytes]:
         """Yield the first ``size`` bytes of the file, in chunks."""
         same = entry.path == self._same
-        with open_regular(entry.path, entry.path, self._opened()) if same else self._open(entry, new=False) as file:
+        with (
+            open_regular(entry.path, entry.path, self._root_descriptor())
+            if same
+            else self._open(entry, new=False) as file
+        ):
             while size and (data := file.read(min(CHUNK, size))):
                 size -= len(data)
                 yield data
@@ -230,7 +234,7 @@ class Destination:
             status = os.fstat(descriptor)
             before = self._tops.get(entry.path, (status.st_dev, status.st_ino))
             if not _is_lone_file(status) or before != (status.st_dev, status.st_ino) or not make_private(descriptor):
-                raise _replaced(entry.path)
+                raise _replaced_error(entry.path)
             self._remember(entry, status)
         except BaseException:
             os.close(descriptor)
@@ -245,7 +249,7 @@ class Destination:
         if entry.path == self._same:
             if offset != entry.size:
                 raise _exists(entry.path)
-            return open_regular(entry.path, entry.path, self._opened())
+            return open_regular(entry.path, entry.path, self._root_descriptor())
         file = self._open(entry, new=True)
         try:
             os.ftruncate(file.fileno(), offset)
@@ -262,7 +266,7 @@ class Destination:
                 return
             mode = entry.mode & self._mask
             if self._copies and "/" not in entry.path:
-                before = find_replaced(entry.path, self._opened())
+                before = find_replaced(entry.path, self._root_descriptor())
                 if before is not None:  # A new mode must not give access to users who had none before.
                     mode = stat.S_IMODE(before.st_mode)
             os.fchmod(file.fileno(), mode)
@@ -289,7 +293,7 @@ class Destination:
         # Inner directories come first, because each change in a directory sets its time.
         for entry in reversed(entries):
             if entry.kind == DIRECTORY:
-                with self._inside(entry) as inside:
+                with self._open_inside(entry) as inside:
                     yield from self._take_away_others(entry, inside, known)
                     os.utime(inside, ns=(entry.mtime, entry.mtime))
                     os.fchmod(inside, entry.mode & self._mask)
@@ -300,10 +304,10 @@ class Destination:
             self._put_in_place(entry)
 
     def _put_in_place(self, entry: Item) -> None:
-        at, part, target = self._opened(), part_name(entry.path), entry.path
+        at, part, target = self._root_descriptor(), part_name(entry.path), entry.path
         status = os.stat(part, dir_fd=at, follow_symlinks=False)
         if self._tops.get(entry.path) != (status.st_dev, status.st_ino):
-            raise _replaced(entry.path)
+            raise _replaced_error(entry.path)
         if entry.kind == FILE and not self._overwrite:
             try:
                 # A hard link, unlike a rename, never replaces an existing file.
@@ -322,7 +326,7 @@ class Destination:
         return self._directory / name
 
     @contextmanager
-    def _inside(self, entry: Item) -> Iterator[int]:
+    def _open_inside(self, entry: Item) -> Iterator[int]:
         """Open a directory of the parcel.
 
         :raises TransferError: somebody has replaced the directory.
@@ -332,7 +336,7 @@ class Destination:
         try:
             status = os.fstat(inside)
             if self._tops.get(entry.path, (status.st_dev, status.st_ino)) != (status.st_dev, status.st_ino):
-                raise _replaced(entry.path)
+                raise _replaced_error(entry.path)
             yield inside
         finally:
             os.close(inside)
@@ -354,5 +358,5 @@ def _exists(name: str) -> TransferError:
     return TransferError(f"{name} exists already")
 
 
-def _replaced(path: str) -> TransferError:
+def _replaced_error(path: str) -> TransferError:
     return TransferError(f"{path}: somebody has put something else in its place while it came")

@@ -272,17 +272,17 @@ class ParcelReceiver(ParcelEnd):
             raise TransferError("the other side does not use dmsg's protocol for sending files")
         if len(entries) <= ENTRIES_SLICE:
             for one in entries:
-                self._checked.add(self._decoded(one))
+                self._checked.add(self._decode_item(one))
             return True
         self._work(self._add(entries), lambda: None)
         return True
 
     def _add(self, entries: list[object]) -> Iterator[None]:
         for one in entries:
-            self._checked.add(self._decoded(one))
+            self._checked.add(self._decode_item(one))
             yield None
 
-    def _decoded(self, value: object) -> Item:
+    def _decode_item(self, value: object) -> Item:
         item = decode_item(value)
         return item if self._name is None else item.below(self._name)
 

@@ -147,16 +147,16 @@ class ParcelSender(ParcelEnd):
             )
         self._began = time.monotonic()
         self._pieces = message.get("pieces") is True
-        self._next = self._unexpected
+        self._next = self._report_unexpected
         self._on_accepted()
         self._begin()
 
-    def _unexpected(self, message: dict[str, object]) -> None:
+    def _report_unexpected(self, message: dict[str, object]) -> None:
         raise TransferError("the other side does not use dmsg's protocol for sending files")
 
     def _on_arrival(self, message: dict[str, object]) -> None:
         if message.get("ok") is not True or not self._said_all:
-            self._unexpected(message)
+            self._report_unexpected(message)
         self.transport.loseConnection()  # type: ignore[union-attr]
         if not self.done.called:
             seconds = time.monotonic() - self._began
@@ -313,17 +313,17 @@ class FilesSender(ParcelSender):
     def _on_offsets(self, message: dict[str, object]) -> None:
         if message.get("whole") is True:
             if self._flow is not None:
-                self._unexpected(message)
+                self._report_unexpected(message)
             self._next = self._on_arrival
-            self._send_all(self._rest())
+            self._send_all(self._send_rest())
             return
         for index, size, digest in parse_numbers(message, "have", 3):
             known = index < len(self._entries) and self._entries[index].kind == FILE
             if not known or size > self._entries[index].size or not _is_digest(digest):
-                self._unexpected(message)
+                self._report_unexpected(message)
             self._have[index] = size, digest
 
-    def _rest(self) -> Iterator[None]:
+    def _send_rest(self) -> Iterator[None]:
         """Send the offsets at which files resume, and then the rest of each file."""
         digests: dict[int, HASH] = {}
         some: list[list[int]] = []

@@ -113,7 +113,7 @@ class OfferedFiles:
         if content is not None:
             return io.BytesIO(content)
         try:
-            file = self._opened(entry)
+            file = self._open_offered(entry)
         except OSError as error:
             raise gone_error(entry.path, error) from None
         except TransferError:
@@ -133,7 +133,7 @@ class OfferedFiles:
         status = os.fstat(file.fileno())
         return (status.st_size, max(0, status.st_mtime_ns)) != (entry.size, entry.mtime)
 
-    def _opened(self, entry: Item) -> IO[bytes]:
+    def _open_offered(self, entry: Item) -> IO[bytes]:
         top, *parts = entry.path.split("/")
         if not parts:
             with self._walked.open_parent(top) as (at, name):

@@ -27,7 +27,7 @@ def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
     """
     if parse_remote(target) is None or any(parse_remote(source) is None for source in sources):
         return None
-    return _all() / hashlib.sha256("\0".join((*sources, target)).encode()).hexdigest()[:16]
+    return _staging_root() / hashlib.sha256("\0".join((*sources, target)).encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def stage(directory: Path | None) -> Iterator[None]:
     if directory is None:
         yield
         return
-    with _alone(directory):
+    with _lock_new_directory(directory):
         _forget_old(directory)
         _begin_again(directory)
         try:
@@ -56,7 +56,7 @@ def stage(directory: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def _lock_new_directory(directory: Path) -> Iterator[None]:
     """Create and lock a staging directory, to keep out the same command in another terminal.
 
     :raises TransferError: the same command is already running.
@@ -75,7 +75,7 @@ def _alone(directory: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _all() -> Path:
+def _staging_root() -> Path:
     return cache_directory() / "cp"
 
 
@@ -91,7 +91,7 @@ def _begin_again(directory: Path) -> None:
 
 
 def _forget_old(directory: Path) -> None:
-    for other in _all().iterdir():
+    for other in _staging_root().iterdir():
         with suppress(OSError):
             if other != directory and time.time() - other.stat().st_mtime > KEPT:
                 shutil.rmtree(other, ignore_errors=True)

@@ -31,11 +31,11 @@ def http_url(url: str) -> bytes:
         raise
     except ValueError:
         raise WrongUse(f"{without_userinfo(url)[:200]!r} is not a URL such as dmsg://KEY:PORT/PATH") from None
-    path = _escaped(parts.path or "/") + (f"?{_escaped(parts.query)}" if parts.query else "")
+    path = _escape(parts.path or "/") + (f"?{_escape(parts.query)}" if parts.query else "")
     return f"http://{key.text}:{port}{path}".encode()
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape blanks, umlauts and other characters that a URL cannot have as ``%XX``; existing escapes stay."""
     text = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", text)
     return quote(os.fsencode(text), safe="/?%:@!$&'()*+,;=")

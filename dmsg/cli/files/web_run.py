@@ -145,7 +145,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, request: FetchReques
         )
         if request.follows:
             agent = BrowserLikeRedirectAgent(agent)
-        response = await _requested(agent, request.verb, target, request.fields, producer)
+        response = await _send_request(agent, request.verb, target, request.fields, producer)
         if request.shows_head:
             _show_head(response)
         if request.start and response.code == 416:
@@ -212,7 +212,7 @@ def _body_file(path: str) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-async def _requested(
+async def _send_request(
     agent: IAgent, verb: bytes, target: bytes, fields: Headers, producer: IBodyProducer | None
 ) -> IResponse:
     try:

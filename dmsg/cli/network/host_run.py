@@ -193,8 +193,8 @@ class HostSettings:
         elif self.tls is None:
             listen = [self._listen(self.discovery_port)]
         else:
-            certificate, key = (_escaped(str(file)) for file in self.tls)
-            interface = f":interface={_escaped('::')}" if self._is_ipv6 else ""
+            certificate, key = (_escape(str(file)) for file in self.tls)
+            interface = f":interface={_escape('::')}" if self._is_ipv6 else ""
             listen = [f"ssl:{self.discovery_port}:privateKey={key}:certKey={certificate}{interface}"]
             listen.append(f"tcp:{self.local_port}:interface=127.0.0.1")
         return [
@@ -237,7 +237,7 @@ class HostSettings:
         if self._is_ipv6:
             # The endpoint takes IPv4, too, unless the system was told otherwise.
             interface = "::1" if self._kind == "loopback" else "::"
-            return f"tcp6:{port}:interface={_escaped(interface)}"
+            return f"tcp6:{port}:interface={_escape(interface)}"
         return f"tcp:{port}:interface=127.0.0.1" if self._kind == "loopback" else f"tcp:{port}"
 
 
@@ -311,6 +311,6 @@ def checked_host(text: str) -> str:
     return text.lower()
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a text as a value in an endpoint string."""
     return text.replace("\\", "\\\\").replace(":", "\\:").replace("=", "\\=")

@@ -41,7 +41,7 @@ def attention(out: str, as_of: datetime | None) -> None:
     if output.state.json:
         _say_findings(found)
         return
-    screen(10_000).print(_shown(state, found, at))
+    screen(10_000).print(_render_findings(state, found, at))
 
 
 @command()
@@ -155,13 +155,15 @@ def _fit_findings(
     lines = shorten_findings(findings)
     for count in range(len(lines), -1, -1):
         more = f"and {len(lines) - count} more: dmsg analytics attention" if count < len(lines) else ""
-        shown = _shown(state, lines[:count], read_at, problem, more)
+        shown = _render_findings(state, lines[:count], read_at, problem, more)
         if not console.is_terminal or len(console.render_lines(shown)) < console.height:
             break
     return shown
 
 
-def _shown(state: State, findings: list[Finding], read_at: datetime, problem: str = "", more: str = "") -> Group:
+def _render_findings(
+    state: State, findings: list[Finding], read_at: datetime, problem: str = "", more: str = ""
+) -> Group:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -53,16 +53,18 @@ class Lookups:
         The deferred fires ``GRACE`` seconds after the first success. Slower updates continue, but are cancelled by the
         next change of the same key.
         """
-        return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.update(key, make)))
+        return Deferred.fromCoroutine(self._change_everywhere(key.public, lambda lookup: lookup.update(key, make)))
 
     def delete(self, key: SecKey) -> Deferred[None]:
         """Delete the entry at every discovery, see :meth:`Lookup.delete`; fails if all of them fail."""
-        return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.delete(key)))
+        return Deferred.fromCoroutine(self._change_everywhere(key.public, lambda lookup: lookup.delete(key)))
 
     def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[None]:
         """Withdraw the entry at every discovery, see :meth:`Lookup.withdraw`; fails if all of them fail."""
         marks = tuple(features)
-        return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.withdraw(key, half, marks)))
+        return Deferred.fromCoroutine(
+            self._change_everywhere(key.public, lambda lookup: lookup.withdraw(key, half, marks))
+        )
 
     def is_posted_here(self, entry: Entry) -> bool:
         """Whether ``entry`` is the last one of its key that this program posted to at least one discovery."""
@@ -145,7 +147,7 @@ class Lookups:
         # "Not found" is the weakest failure: another discovery may have the entry, and be unreachable.
         raise _strongest([one for one in answers if isinstance(one, Failure)], EntryNotFound)
 
-    async def _all(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
+    async def _change_everywhere(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
         """Update, delete or withdraw the entry of a key at every discovery; ``ask`` sends the request to one of
         them."""
 

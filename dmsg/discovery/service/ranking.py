@@ -61,7 +61,7 @@ class Ranking:
     valid_until: float
 
 
-def _signed(document: Mapping[str, object]) -> bytes:
+def _signed_bytes(document: Mapping[str, object]) -> bytes:
     rest = {name: value for name, value in document.items() if name != "signature"}
     return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
 
@@ -77,7 +77,7 @@ def sign_ranking(servers: Sequence[Mapping[str, object]], key: SecKey, generated
         "servers": list(servers),
         "operator": key.public.hex(),
     }
-    document["signature"] = key.sign(_signed(document)).hex()
+    document["signature"] = key.sign(_signed_bytes(document)).hex()
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
@@ -97,7 +97,7 @@ def read_ranking(data: bytes, operator: PubKey) -> Ranking:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RankingError(f"malformed: {error}") from None
     try:
-        operator.verify(_signed(document), signature)
+        operator.verify(_signed_bytes(document), signature)
     except DmsgError:
         raise RankingError("not signed by the operator's key") from None
     if not all(LEAST_WEIGHT <= weight <= MOST_WEIGHT for weight in weights.values()):

@@ -163,7 +163,7 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
 
-    def _present(self, static: str) -> tuple[PresentState | None, float | None]:
+    def _read_state(self, static: str) -> tuple[PresentState | None, float | None]:
         """Return the stored state of a key, and the time of the next check of its server."""
         row = self._db.execute(
             "SELECT sequence, time_order, json IS NULL, deletion, target, checked, CASE WHEN listable THEN look_at END "
@@ -179,7 +179,7 @@ class SQLiteStore:
         dropped: list[tuple[str, str]] = []
         try:
             with transaction(db):
-                present, planned = self._present(entry.static)
+                present, planned = self._read_state(entry.static)
                 decision = decide_post(present, entry, now, terms)
                 check_at = planned if decision.keeps_check and planned is not None else decision.check_at
                 body = entry.to_json()
@@ -278,7 +278,7 @@ class SQLiteStore:
         db = self._db
         try:
             with transaction(db):
-                present, _ = self._present(deletion.static)
+                present, _ = self._read_state(deletion.static)
                 check_deletion(None if present is None else present.head, deletion)
                 db.execute(
                     "UPDATE entries SET time_order = ?, json = NULL, listable = 0, size = ?, ends = ?, deletion = ? "

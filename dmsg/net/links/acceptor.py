@@ -270,7 +270,7 @@ class Acceptor(Factory):
             return False
         assert victim.link is not None
         # The place is freed before the victim is notified, because its handler may run code that counts places.
-        self._refused(DropReason.CROWDED_OUT, self._address_for_log(victim.link))
+        self._count_refusal(DropReason.CROWDED_OUT, self._address_for_log(victim.link))
         self._take_place(victim)
         call_isolated(victim.crowd_out)
         return True
@@ -307,7 +307,7 @@ class Acceptor(Factory):
         same = sum(self._counted_as.get(link) == block for link in self._refused_links)
         return block is None or same < TOLD_PER_ADDRESS
 
-    def _refused(self, refusal: DropReason, host: str | None, detail: str = "") -> None:
+    def _count_refusal(self, refusal: DropReason, host: str | None, detail: str = "") -> None:
         """Count a refusal and log it.
 
         :param host: address of the client as the log shows it.
@@ -331,7 +331,7 @@ class Acceptor(Factory):
         block = None if host is None or named_later else blocks_of(host)[0].name
         refusal = None if named_later else self._refusal(block)
         if refusal is not None:
-            self._refused(refusal, host)
+            self._count_refusal(refusal, host)
             if not self._may_be_told(refusal, block):
                 return None
         # A newcomer evicts an older handshake instead of being refused. Otherwise an attacker with silent connections
@@ -375,16 +375,16 @@ class Acceptor(Factory):
         if is_http(data):
             link.first_bytes = HTTPFirst(self._reactor, self._requested).received
             return link.first_bytes(link, data)
-        refusal = self._checked(link, "")
+        refusal = self._check_client(link, "")
         if refusal is not None:
             link.abort(refusal)
         return refusal is not None
 
     def _requested(self, link: Link, header: bytes | None) -> DropReason | None:
         """Check the client of a request for a websocket; ``header`` is its X-Forwarded-For."""
-        return self._checked(link, self.proxies.client_of(link.address, header))
+        return self._check_client(link, self.proxies.client_of(link.address, header))
 
-    def _checked(self, link: Link, client: str) -> DropReason | None:
+    def _check_client(self, link: Link, client: str) -> DropReason | None:
         """Check a client by the address that its proxy named, as clients without a proxy are checked when they connect.
 
         :param client: address, empty if it is unknown.
@@ -401,7 +401,7 @@ class Acceptor(Factory):
         if refusal is not None and not self._may_be_told(refusal, block):
             return refusal
         if refusal is not None:
-            self._refused(refusal, self._address_for_log(link))
+            self._count_refusal(refusal, self._address_for_log(link))
             self._refused_links[link] = refusal
         if block is not None:
             self._uncount(link)
@@ -456,7 +456,7 @@ class Acceptor(Factory):
         # connections happen to honest clients, too.
         if reason is DropReason.HANDSHAKE_FAILED and isinstance(link.owner, str):
             self._failures.charge(link.owner, 1.0, self._reactor.seconds())
-        self._refused(reason, self._address_for_log(link), link.erred)
+        self._count_refusal(reason, self._address_for_log(link), link.erred)
         self._failed(reason, None if self.proxies.name_clients(link.address) else link.address or None)
 
     def session_up(self, session: AcceptedSession) -> None:
@@ -470,7 +470,7 @@ class Acceptor(Factory):
         # share.
         if refusal is None and self._floods.is_exhausted(str(session.link.remote), self._reactor.seconds()):
             refusal = DropReason.FLOODED_BEFORE
-            self._refused(refusal, self._address_for_log(session.link))
+            self._count_refusal(refusal, self._address_for_log(session.link))
         if refusal is None:
             self._give_place(session)
             # A new client above the limit is accepted until admission has decided (keep_place), because no other client
@@ -479,7 +479,7 @@ class Acceptor(Factory):
             if beyond > 0 and (beyond > MAX_TOLD or not self._may_have_place(session)):
                 self._take_place(session)
                 refusal = DropReason.TOO_MANY_CONNECTIONS
-                self._refused(refusal, self._address_for_log(session.link))
+                self._count_refusal(refusal, self._address_for_log(session.link))
         if refusal is not None:
             session.refuse(refusal)
         self._sessions_changed()
@@ -495,7 +495,7 @@ class Acceptor(Factory):
             return True
         assert session.link is not None
         self._take_place(session)
-        self._refused(DropReason.TOO_MANY_CONNECTIONS, self._address_for_log(session.link))
+        self._count_refusal(DropReason.TOO_MANY_CONNECTIONS, self._address_for_log(session.link))
         session.refuse(DropReason.TOO_MANY_CONNECTIONS)
         return False
 

@@ -170,14 +170,14 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         """Queue whole frames, which are sent at the end of the reactor turn."""
         raise NotImplementedError
 
-    def _outgoing(self) -> tuple[Iterable[bytes | bytearray | memoryview], int]:
+    def _take_outgoing(self) -> tuple[Iterable[bytes | bytearray | memoryview], int]:
         """Return the data to write now and their size, and clear them."""
         raise NotImplementedError
 
-    def _written(self) -> None:
-        """Release the buffers that :meth:`_outgoing` returned."""
+    def _release_written(self) -> None:
+        """Release the buffers that :meth:`_take_outgoing` returned."""
 
-    def _unwritten(self) -> int:
+    def _unwritten_size(self) -> int:
         """Return the number of bytes queued since the last :meth:`flush`."""
         raise NotImplementedError
 
@@ -278,8 +278,8 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             self.in_websocket.stop()
         self.left_behind = max(self.left_behind, self.queued())
         self._pending.clear()
-        self._outgoing()
-        self._written()
+        self._take_outgoing()
+        self._release_written()
         forget_unsent(self._tcp)
         user, self._user = self._user, None
         if user is not None:
@@ -444,7 +444,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             return
         if self.active_links is not None:
             self.active_links[self] = None
-        chunks, size = self._outgoing()
+        chunks, size = self._take_outgoing()
         self.written += size
         transport = self.transport
         carrier = self.in_websocket
@@ -453,7 +453,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
                 write_now(transport, chunk)
             else:  # The list is joined here, because the data are copied only once, into the frame.
                 carrier.write(chunk)
-        self._written()
+        self._release_written()
         if self._congested:
             self._since_congested += size
         else:
@@ -468,7 +468,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             # This is not plain TCP, whose queue can be measured, so the bytes written since the link became congested
             # are counted.
             waiting = self._since_congested
-        return waiting + self._unwritten()
+        return waiting + self._unwritten_size()
 
     @property
     def user(self) -> LinkUser[Link] | None:
@@ -478,16 +478,16 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     @property
     def buffered_bytes(self) -> int:
         """Number of bytes that the link buffers in both directions."""
-        received = len(self._tail) + sum(map(len, self._held)) + self._unopened()
+        received = len(self._tail) + sum(map(len, self._held)) + self._unopened_size()
         if self.in_websocket is not None:
             received += self.in_websocket.reader.held
-        return max(held_bytes(self._tcp), self.queued() - self._unwritten()) + self._unwritten() + received
+        return max(held_bytes(self._tcp), self.queued() - self._unwritten_size()) + self._unwritten_size() + received
 
     def free_buffers(self) -> None:
         """Free buffer space that is not needed."""
         shed_sent_bytes(self._tcp)
 
-    def _unopened(self) -> int:
+    def _unopened_size(self) -> int:
         """Return the number of bytes of an incomplete record."""
         return 0
 
@@ -533,7 +533,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         if self._closing or self._is_lost or self.transport is None:
             return
         self.ended_for = self.ended_for or reason
-        if self._unwritten():
+        if self._unwritten_size():
             # This is set first, because flush() may call the user, which must not queue more.
             self._closing = True
             self.flush()

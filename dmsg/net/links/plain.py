@@ -49,7 +49,7 @@ class PlainLink(Link):
         self._pending_size += len(data)
         self._mark_dirty()
 
-    def _outgoing(self) -> tuple[list[bytes], int]:
+    def _take_outgoing(self) -> tuple[list[bytes], int]:
         pending, size = self._pending, self._pending_size
         self._pending = []
         self._pending_size = 0
@@ -58,5 +58,5 @@ class PlainLink(Link):
             pending = [b"".join(pending)]
         return pending, size
 
-    def _unwritten(self) -> int:
+    def _unwritten_size(self) -> int:
         return self._pending_size

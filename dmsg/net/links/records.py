@@ -93,7 +93,7 @@ class RecordLink(Link):
         finally:
             _SCRATCH.give_back(buffer)
 
-    def _unopened(self) -> int:
+    def _unopened_size(self) -> int:
         return self._opener.held if self._opener is not None else 0
 
     # --- sending records ---
@@ -154,7 +154,7 @@ class RecordLink(Link):
         self._pending_size = 0
         self._seal(data)
 
-    def _outgoing(self) -> tuple[list[bytes | bytearray | memoryview], int]:
+    def _take_outgoing(self) -> tuple[list[bytes | bytearray | memoryview], int]:
         if self._pending:
             self._seal_pending()
         records, size = self._records, self._records_size
@@ -166,12 +166,12 @@ class RecordLink(Link):
         self._filled, self._record_start = 0, -1
         return records, size
 
-    def _written(self) -> None:
+    def _release_written(self) -> None:
         for buffer in self._writing:
             RECORDS.give_back(buffer)
         self._writing.clear()
 
-    def _unwritten(self) -> int:
+    def _unwritten_size(self) -> int:
         return self._records_size + self._pending_size
 
     def flush(self) -> None:

@@ -177,14 +177,14 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def carrier_closed(self, reason: int) -> None:
         """Handle the end of the stream: the remote, or the carrier in its place, has closed it."""
         if self._loss is None:
-            self.unacknowledged = max(0, self._outbox.size + self._unacknowledged() - self._unconfirmed_end)
+            self.unacknowledged = max(0, self._outbox.size + self._count_unacknowledged() - self._unconfirmed_end)
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     def client_stopped(self, reason: int) -> None:
         """Handle the stop of the client, which has told the remote ``reason``."""
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else ConnectionAborted()), reason)
 
-    def _unacknowledged(self) -> int:
+    def _count_unacknowledged(self) -> int:
         """Return the number of unacknowledged bytes, or of frames if the carrier does not count bytes."""
         return self._carrier.in_flight()
 
@@ -500,7 +500,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         """Whether data were written that the other end has not acknowledged."""
         if self._outbox.waiting or self._outbox.tickets:
             return True
-        return bool(self._unacknowledged())
+        return bool(self._count_unacknowledged())
 
     def _deadline_passed(self, name: str) -> None:
         self._carrier.close(CloseReason.TIMEOUT)

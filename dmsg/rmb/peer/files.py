@@ -168,7 +168,7 @@ class FileUploads:
         client's reply list."""
         error: str | None = None
         try:
-            path, command, size = self._checked(request)
+            path, command, size = self._check_request(request)
         except ValueError as wrong:
             error = str(wrong)
         else:
@@ -180,7 +180,7 @@ class FileUploads:
             message = incoming_response(request.reference, b"", "", None, 0, (ERROR, error))
             await self._store.hand_over(request.reply_to, message, once=(uid, "file"))
 
-    def _checked(self, request: LocalRequest) -> tuple[Path, str | None, int]:
+    def _check_request(self, request: LocalRequest) -> tuple[Path, str | None, int]:
         if request.schema != JSON:
             raise ValueError("expected content schema to be application/json")
         if len(request.destinations) != 1:

@@ -152,7 +152,7 @@ class PeerStore:
                     if not loaded:
                         # Messages that have a uid already were taken by a process that was killed, or by a call whose
                         # answer was lost, so they are processed first.
-                        for uid, value in await self._all(outgoing):
+                        for uid, value in await self._read_all(outgoing):
                             at, _, raw = value.partition(b"\n")
                             on_taken(uid, float(at), raw)
                         loaded = True
@@ -179,7 +179,7 @@ class PeerStore:
 
         self._loops.append(Deferred.fromCoroutine(take()))
 
-    async def _all(self, outgoing: str) -> list[tuple[str, bytes]]:
+    async def _read_all(self, outgoing: str) -> list[tuple[str, bytes]]:
         found = []
         cursor = b"0"
         while True:

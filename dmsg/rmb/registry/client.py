@@ -98,7 +98,7 @@ class HTTPRegistry:
             raise RegistryUnavailable(f"{self.shown_url}: answered {response.code}")
         return content
 
-    def _checked(self, content: object) -> Twin:
+    def _parse_twin(self, content: object) -> Twin:
         try:
             twin = Twin.from_dict(content)
             twin.check()
@@ -110,7 +110,7 @@ class HTTPRegistry:
         return twin
 
     async def _get(self, twin: int) -> Twin:
-        found = self._checked(await self._ask("GET", f"/twins/{twin}"))
+        found = self._parse_twin(await self._ask("GET", f"/twins/{twin}"))
         if found.id != twin:
             raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin")
         return found
@@ -119,7 +119,7 @@ class HTTPRegistry:
         return Deferred.fromCoroutine(self._get(twin))
 
     async def _by_account(self, account: bytes) -> int:
-        found = self._checked(await self._ask("GET", f"/twins?account={account.hex()}"))
+        found = self._parse_twin(await self._ask("GET", f"/twins?account={account.hex()}"))
         if found.account != account:
             raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin")
         return found.id
@@ -128,7 +128,7 @@ class HTTPRegistry:
         return Deferred.fromCoroutine(self._by_account(account))
 
     async def _put(self, statement: Twin) -> Twin:
-        return self._checked(await self._ask("POST", "/twins", statement.to_json()))
+        return self._parse_twin(await self._ask("POST", "/twins", statement.to_json()))
 
     def put(self, statement: Twin) -> Deferred[Twin]:
         return Deferred.fromCoroutine(self._put(statement))
@@ -136,7 +136,7 @@ class HTTPRegistry:
     async def _page(self, after: int, limit: int) -> list[Twin]:
         query = urlencode({"after": after, "most": min(limit, PAGE)})
         content = await self._ask("GET", f"/twins?{query}", limit=MAX_ANSWER)
-        return [self._checked(one) for one in _list(content)]
+        return [self._parse_twin(one) for one in _list(content)]
 
     def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
         return Deferred.fromCoroutine(self._page(after, limit))
@@ -168,7 +168,7 @@ class HTTPRegistry:
                         # Each entry costs the verification of a signature, so only some are verified in one reactor
                         # turn.
                         await deferLater(self._reactor, 0)
-                    twin = self._checked(one)
+                    twin = self._parse_twin(one)
                     for changed in self._watchers:
                         call_isolated(changed, twin)
                 # A service that lost its database counts from 0 again, so its number is taken even when it is lower.

@@ -46,16 +46,16 @@ class TableRegistry:
             raise RegistryUnavailable(f"{path}: {error}") from None
         self._watchers: list[Callable[[Twin], None]] = []
 
-    def _one(self, where: str, value: int | bytes) -> Twin | None:
+    def _find_one(self, where: str, value: int | bytes) -> Twin | None:
         row = self._db.execute(f"SELECT {_COLUMNS} FROM twins WHERE {where} = ?", (value,)).fetchone()  # noqa: S608
         return None if row is None else _twin(row)
 
     def get(self, twin: int) -> Deferred[Twin]:
-        found = self._one("id", twin)
+        found = self._find_one("id", twin)
         return fail(TwinNotFound(f"twin not found {twin}")) if found is None else succeed(found)
 
     def id_by_account(self, account: bytes) -> Deferred[int]:
-        found = self._one("account", account)
+        found = self._find_one("account", account)
         return fail(TwinNotFound("no twin with this account")) if found is None else succeed(found.id)
 
     def put(self, statement: Twin) -> Deferred[Twin]:
@@ -73,7 +73,7 @@ class TableRegistry:
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
-            current = self._one("account", statement.account)
+            current = self._find_one("account", statement.account)
             follow(current, statement)
             change = 1 + db.execute("SELECT coalesce(max(change), 0) FROM twins").fetchone()[0]
             values = (

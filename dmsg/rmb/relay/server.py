@@ -240,7 +240,7 @@ class RmbRelay(ListeningService):
             if self._status is not None:
                 await self._status.stop()
 
-    async def _confirmed(self, switch: Switch) -> None:
+    async def _wait_for_confirmations(self, switch: Switch) -> None:
         """Wait until sessions have confirmed their messages; otherwise the unconfirmed ones would be delivered a second
         time."""
         until = self._reactor.seconds() + CLOSE_WAIT
@@ -256,7 +256,7 @@ class RmbRelay(ListeningService):
         running = self._running
         if running is None:
             return
-        await self._confirmed(running.switch)
+        await self._wait_for_confirmations(running.switch)
         running.holdings.stop()
         if running.round.running:
             running.round.stop()

@@ -290,14 +290,14 @@ class RelaySite(Resource):
             # The connection is closed, so that an address that ignores the refusal has to connect again for each
             # message.
             close_after(request)
-            return self._judged(request, full)
+            return self._answer_judged(request, full)
         only_connected = request.getHeader(ONLY_CONNECTED) is not None
 
         def taken(judged: tuple[Verdict, bool]) -> bytes:
             verdict, worthless = judged
             if worthless:
                 self._verifier.charge(address, self._reactor.seconds())
-            return self._judged(request, verdict)
+            return self._answer_judged(request, verdict)
 
         taking = Deferred.fromCoroutine(self._verifier.take(body, only_connected=only_connected))
         return self._finish(taking.addCallback(taken), request)
@@ -314,7 +314,7 @@ class RelaySite(Resource):
         request.content.close()  # The body is read only once; closing it frees the memory.
         return data
 
-    def _judged(self, request: Request, verdict: Verdict) -> bytes:
+    def _answer_judged(self, request: Request, verdict: Verdict) -> bytes:
         if verdict.status == TAKEN.status:
             request.setResponseCode(verdict.status)
             return b""

@@ -224,13 +224,13 @@ class Switch:
 
     def received(self, session: RelaySession, data: bytes) -> None:
         """Process one message of a session: check it, then deliver or route it."""
-        mail = self._admitted(session, data)
+        mail = self._admit(session, data)
         if mail is None:
             return
         # The message is added to the sender's ledger before anything can fail, so that a later ping of its sender waits
         # for it.
         session.ledger.add(mail)
-        if self._delivered(mail):
+        if self._deliver(mail):
             return
         number = mail.destination.twin
         twin = self.registry.get_cached(number)
@@ -240,7 +240,7 @@ class Switch:
         else:
             self.lookups.add(WaitingMail(session, mail))
 
-    def _admitted(self, session: RelaySession, data: bytes) -> Mail | None:
+    def _admit(self, session: RelaySession, data: bytes) -> Mail | None:
         """Return the message, or for a ping its answer; None when the message is refused or is no envelope."""
         now = self.now()
         try:
@@ -261,7 +261,7 @@ class Switch:
             data, header = envelope.SerializeToString(), Header(envelope)
         return Mail(data, header.until(now), session.ledger, header, sender=session.owner)
 
-    def _delivered(self, mail: Mail) -> bool:
+    def _deliver(self, mail: Mail) -> bool:
         """Deliver a message to a receiver that is connected here, directly or through its queue; return False if it is
         not connected."""
         receiver = self.sessions.get(mail.destination)
@@ -287,7 +287,7 @@ class Switch:
         session, mail = waiting
         if not isinstance(result, Failure):
             # The receiver may have connected while the registry was asked.
-            if not self._delivered(mail):
+            if not self._deliver(mail):
                 self._route(session, mail, result)
             return
         self.rules.drops[Drop.REGISTRY_DOWN] += 1
@@ -334,7 +334,7 @@ class Switch:
         """Refuse a message whose receiver is offline, unless the receiver reconnects in a moment."""
 
         def known(is_back: bool) -> None:
-            if not (is_back and self._delivered(mail)):
+            if not (is_back and self._deliver(mail)):
                 self.rules.drops[Drop.OFFLINE] += 1
                 self._say(mail.header, texts.OFFLINE)
                 mail.settle()

@@ -185,7 +185,7 @@ class SecureTable(TransportTable):
     def _on_offered(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
         assert self._key is not None
         try:
-            reason = self._unseen(payload)
+            reason = self._check_unseen(payload)
             if reason is None:
                 self._handshake_cost += HANDSHAKE_FRAMES
                 transport.offer = Offer(self._key, payload, upgrade=True)
@@ -197,7 +197,7 @@ class SecureTable(TransportTable):
         self._move(transport, Input.RECV_OFFER)
         events.append(Requested(transport))
 
-    def _unseen(self, request: bytes) -> CloseReason | None:
+    def _check_unseen(self, request: bytes) -> CloseReason | None:
         # The two static keys come first, then the first handshake message, which begins with an ephemeral key.
         ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
         return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)

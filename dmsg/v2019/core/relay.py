@@ -246,7 +246,7 @@ class Relay(RouteTable):
         if (on_peer := self._ON_PEER.get(frame_type)) is not None:
             on_peer(self, peer, own_id, payload)
         elif (on_route := self._ON_ROUTE.get(frame_type)) is None:
-            raise _unknown(frame_type)
+            raise _unknown_frame_error(frame_type)
         elif (route := peer.routes.get(own_id)) is None:
             self._stray(peer, frame_type, own_id)
         else:
@@ -254,7 +254,7 @@ class Relay(RouteTable):
 
     def _on_ping(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
         if own_id or len(payload) > MAX_PING:
-            raise _unknown(PING)
+            raise _unknown_frame_error(PING)
         peer.speaks_drain = True
         if len(payload) >= PING_NAME + INSTANCE_SIZE:
             peer.instance = payload[PING_NAME : PING_NAME + INSTANCE_SIZE]
@@ -264,7 +264,7 @@ class Relay(RouteTable):
 
     def _on_receipt(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
         if own_id or len(payload) != RECEIPT_SIZE:
-            raise _unknown(RECEIPT)
+            raise _unknown_frame_error(RECEIPT)
         allowed = self._allows(peer, Kind.RECEIPT)
         if allowed and self.observer is not None and not self.observer.receipt(peer, payload):
             self.drops[DropReason.BAD_RECEIPT] += 1
@@ -297,12 +297,12 @@ class Relay(RouteTable):
             self._close_both(peer, own_id, route, CloseReason.RATE_LIMITED)
 
     def _early_fwd(self, peer: RelayPeer, own_id: int, route: Route, payload: bytes) -> None:
-        self._early(peer, own_id, route, encode_frame(FWD, route.to_id, payload))
+        self._forward_early(peer, own_id, route, encode_frame(FWD, route.to_id, payload))
 
     def _early_ack(self, peer: RelayPeer, own_id: int, route: Route, payload: bytes) -> None:
-        self._early(peer, own_id, route, encode_frame(ACK, route.to_id, payload))
+        self._forward_early(peer, own_id, route, encode_frame(ACK, route.to_id, payload))
 
-    def _early(self, peer: RelayPeer, own_id: int, route: Route, frame: bytes) -> None:
+    def _forward_early(self, peer: RelayPeer, own_id: int, route: Route, frame: bytes) -> None:
         """Forward a FWD or ACK of a transport that is not accepted, as the reference does, but only a few.
 
         Each such frame may provoke an answer from a receiver that has not accepted the transport.  They are not
@@ -433,7 +433,7 @@ class Relay(RouteTable):
     """Handlers of frames that belong to a transport."""
 
 
-def _unknown(frame_type: int) -> RemoteProtocolError:
+def _unknown_frame_error(frame_type: int) -> RemoteProtocolError:
     return RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
 
 

@@ -451,7 +451,7 @@ class ClientConnection(SecureTable):
             self._refuse(transport_id, CloseReason.BAD_REQUEST)
         elif not self.accepting:
             self._refuse(transport_id, CloseReason.REFUSED)
-        elif (unseen := self._unseen(payload)) is not None:
+        elif (unseen := self._check_unseen(payload)) is not None:
             # This check comes before all expensive work, even before the check of the initiator's key.
             self._refuse(transport_id, unseen)
         elif not secure:

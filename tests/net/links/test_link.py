@@ -78,11 +78,11 @@ class ChoiceTests(SynchronousTestCase):
                 expected += data
                 ends[0].link.send(memoryview(data))
                 data[:] = bytes(size)  # nothing of it is kept
-            self.assertLessEqual(sum(sizes), client._unwritten() + 1)
+            self.assertLessEqual(sum(sizes), client._unwritten_size() + 1)
             clock.advance(0)
             pump.flush()
         self.assertEqual(b"".join(received), expected)
-        self.assertEqual((client._unwritten(), client._buffers, client._writing), (0, [], []))
+        self.assertEqual((client._unwritten_size(), client._buffers, client._writing), (0, [], []))
 
     def test_data_sent_during_a_write_follows_in_order(self) -> None:
         """The data are sent by the callback that reports the congestion, which has a buffer of its own."""

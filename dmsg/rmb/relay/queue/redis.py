@@ -399,9 +399,9 @@ class RedisQueue:
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
         # Relays of the reference append messages without adding them to the sorted set, so this method does not find
         # them.  They are checked for expiry when they are read.
-        return Deferred.fromCoroutine(self._expired(now))
+        return Deferred.fromCoroutine(self._take_expired(now))
 
-    async def _expired(self, now: float) -> list[tuple[str, bytes]]:
+    async def _take_expired(self, now: float) -> list[tuple[str, bytes]]:
         # The periodic check for expired messages doubles as the retry of deletions.
         if (self._removals or self.trouble is not None) and not self._removing:
             self._removing = True

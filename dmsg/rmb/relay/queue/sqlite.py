@@ -176,7 +176,7 @@ class SQLiteQueue:
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
-    def _unused(self) -> int:
+    def _free_bytes(self) -> int:
         """Return the bytes of free pages in the file."""
         try:
             pages, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
@@ -212,7 +212,7 @@ class SQLiteQueue:
         self._checkpoint()
         if self._removals:
             self._retrying = self._clock.callLater(0, self._retry)
-        elif self._reserve is None or self._reserve.take(self._unused()):
+        elif self._reserve is None or self._reserve.take(self._free_bytes()):
             self.trouble = None
             _log.info("the queue can be written to again")
         else:

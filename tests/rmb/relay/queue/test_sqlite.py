@@ -183,14 +183,14 @@ class FileTests(SynchronousTestCase):
     def test_pages_of_deleted_messages_are_free_space(self) -> None:
         queue = SQLiteQueue(self.path, self.clock)
         self.addCleanup(queue.close)
-        self.assertEqual(queue._unused(), 0)
+        self.assertEqual(queue._free_bytes(), 0)
         kept = queue.append("1", bytes(1_000_000), 10.0)
         self.clock.advance(0)
         queue.remove("1", [self.successResultOf(kept)])
         self.clock.advance(0)
-        self.assertTrue(900_000 < queue._unused() < 1_200_000, queue._unused())
+        self.assertTrue(900_000 < queue._free_bytes() < 1_200_000, queue._free_bytes())
         fail_statements(queue).full = ("PRAGMA",)
-        self.assertEqual(queue._unused(), 0)
+        self.assertEqual(queue._free_bytes(), 0)
 
     def test_one_delivered_message_is_deleted_at_the_end_too(self) -> None:
         queue = SQLiteQueue(self.path, self.clock)
