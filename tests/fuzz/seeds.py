@@ -8,12 +8,14 @@ from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.entries.rules import Deletion
 from dmsg.messaging.core.agreement import Proposal
 from dmsg.messaging.core.wire import Profile, encode_close, encode_closed, encode_open, send_head
+from dmsg.net.mdns.packets import Question
 from dmsg.net.websocket import frames
 from dmsg.noise.records import RecordSealer
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.streams.core.agreement import Hello, Proposal as SecureProposal, Resume
 from dmsg.telemetry.receipts import RECEIPT_SIZE
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, PING, REQUEST, Frame
+from dmsg.v2019.lan.messages import Announcement, name_for
 from tests.fuzz.targets import KEYS, PUBLIC
 
 
@@ -70,6 +72,12 @@ def _envelopes() -> list[bytes]:
     return [one.SerializeToString(), other.SerializeToString()]
 
 
+def _packets() -> list[bytes]:
+    question = Question(1, name_for(PUBLIC[1], 5274))
+    announced = Announcement(PUBLIC[0], 40000).encode()
+    return [question.encode(), question.encode_answer(announced), announced]
+
+
 def seeds() -> dict[str, list[bytes]]:
     """Return the inputs by target."""
     messages = frames.encode(frames.BINARY, b"message", b"mask") + frames.encode(frames.PING, b"p", b"mask")
@@ -91,6 +99,7 @@ def seeds() -> dict[str, list[bytes]]:
         "hello": [one.encode() for one in hellos] + [b"\0\7" + bytes(PUBLIC[0])],
         "entry": _entries(),
         "envelope": _envelopes(),
+        "lan": _packets(),
         "websocket": [cut((0, messages)), cut((0, messages[:5]), (0, messages[5:])), cut((0, fragment)), upgrade],
         "rmb_token": [jwt, json.dumps({"id": 1, "account": "5", "relay": ["r"], "pk": None}).encode()],
         "text": [

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from dmsg.apps.socks import SocksError, SocksRequest
@@ -27,6 +28,7 @@ from dmsg.messaging.core.relay import Relay as MessagingRelay
 from dmsg.messaging.core.table import ClientConnection as MessagingClient
 from dmsg.messaging.core.wire import Profile
 from dmsg.net.addresses import block_of, forwarded_client, parse_address, parse_ip
+from dmsg.net.mdns.interfaces import Interface
 from dmsg.net.websocket import frames
 from dmsg.net.websocket.upgrade import plain_upgrade
 from dmsg.noise.records import MAX_RECORD, RecordOpener, RecordSealer
@@ -40,11 +42,16 @@ from dmsg.v2019.core.events import Requested
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import OK, Frame, FrameBuffer, parse_drain
+from dmsg.v2019.direct.tickets import Tickets
+from dmsg.v2019.lan.answers import CodeAnswers
+from dmsg.v2019.lan.messages import Announcement, BadMessage
+from dmsg.v2019.lan.questions import CodeQuestion
 from tests.support import Draws
 from tests.v2019.core.test_relay import FakePort
 
 KEYS = [SecKey.from_seed(b"fuzz %d" % number) for number in range(3)]
 PUBLIC = [key.public for key in KEYS]
+LAN = Interface("lan", 1, IPv4Address("10.0.0.1"), IPv4Network("10.0.0.0/8"))
 
 
 def pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -220,6 +227,17 @@ def websocket(data: bytes) -> None:
         assert found[0] == found[1], found
 
 
+def lan(data: bytes) -> None:
+    """Both ends of a code on a network get packets from anybody there."""
+    answers = CodeAnswers(KEYS[0], 5274, Tickets(), 0.0)
+    question = CodeQuestion(KEYS[1], 5274, 0.0)
+    answers.receive(data, "10.0.0.9", LAN, 40000, 0.0)
+    question.receive(data, "10.0.0.9", 5353, LAN, 0.0)
+    assert answers.drops.total() <= 1 and question.drops.total() == 1
+    with suppress(BadMessage):
+        Announcement.parse(data)
+
+
 def rmb_token(data: bytes) -> None:
     """The parser reads tokens of the bus, and twins of a registry."""
     with suppress(TokenError):
@@ -264,6 +282,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         entry,
         envelope,
         hello,
+        lan,
         link_handshake,
         messaging_client,
         messaging_relay,

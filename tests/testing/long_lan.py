@@ -52,6 +52,17 @@ reactor.run()
 """
 
 
+SNIFFER = """
+# Writes each frame at one end of a cable to standard output, in hexadecimal.
+import socket, sys
+cable = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+cable.bind((sys.argv[1], 0))
+print("sniffs", flush=True)
+while True:
+    print(cable.recv(65535).hex(), flush=True)
+"""
+
+
 class LanCase(SynchronousTestCase):
     """Machines on bridges; there is nothing else."""
 
@@ -126,6 +137,51 @@ class OneNetworkTests(LanCase):
         self.check_arrived(self.receives(first), one)
         self.assertEqual((text.wait(), two.wait()), (0, 0), text.output)
         self.assertIn("another", text.output)
+
+    def test_one_machine_offers_two_codes_and_takes_one_itself(self) -> None:
+        one, first = self.sends()
+        two, second = self.sends("--text", "another")
+        self.check_arrived(self.receives(first), one)
+        text = self.receives(second, host="alice")
+        self.assertEqual((text.wait(), two.wait()), (0, 0), text.output)
+        self.assertIn("another", text.output)
+
+    def test_what_the_network_sees(self) -> None:
+        """The sender is silent before it is asked, and no packet has a name, a word or the number."""
+        (self.lab.directory / "sniffer.py").write_text(SNIFFER)
+        sniffer = self.lab.run("switch", sys.executable, "sniffer.py", "home-0")
+        sniffer.line("sniffs")
+        (self.lab.directory / "holiday-film.mkv").write_bytes(CONTENT)
+        sender, code = self.sends("holiday-film.mkv", "film")
+        time.sleep(1.0)
+        self.assertEqual(self.mdns(sniffer.output), [])
+        self.check_arrived(self.receives(code), sender)
+        packets = self.mdns(sniffer.output)
+        self.assertTrue(any(b"_dmsg-code" in packet for packet in packets))
+        # Alice answers Bob alone: in addresses of groups the lowest bit of the first byte is set.
+        self.assertTrue(all(not packet[0] & 1 for packet in packets if packet[6:12] == self.mac("alice")))
+        whole = b"".join(bytes.fromhex(line) for line in sniffer.output.splitlines()[1:])
+        self.assertGreater(len(whole), 2 * len(CONTENT))
+        # Shorter strings, such as one word, can stand in encrypted data by chance.
+        for secret in (code.encode(), code.partition("-")[2].encode(), b"holiday-film", CONTENT[:256]):
+            self.assertNotIn(secret, whole)
+
+    def mac(self, host: str) -> bytes:
+        reading = self.lab.run(host, "cat", "/sys/class/net/home/address")
+        reading.wait()
+        return bytes.fromhex(reading.output.strip().replace(":", ""))
+
+    @staticmethod
+    def mdns(frames: str) -> list[bytes]:
+        """Frames with UDP from or to port 5353."""
+        found = []
+        for line in frames.splitlines()[1:]:
+            frame = bytes.fromhex(line)
+            ports = {b"\x08\x00": frame[34:38], b"\x86\xdd": frame[54:58]}.get(frame[12:14], b"")
+            is_udp = {b"\x08\x00": frame[23:24], b"\x86\xdd": frame[20:21]}.get(frame[12:14]) == b"\x11"
+            if is_udp and (5353).to_bytes(2, "big") in (ports[:2], ports[2:]):
+                found.append(frame)
+        return found
 
     def test_one_code_for_two_receivers(self) -> None:
         sender, code = self.sends("--to-many", "--receivers", "2", "film")

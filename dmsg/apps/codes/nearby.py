@@ -29,6 +29,8 @@ STAGGER = 2.0
 """Seconds that an agreement may take before the next one begins beside it."""
 GRACE = 3.0
 """Seconds to search on after somebody judged the code wrong: the true sender may answer, too."""
+MAX_TEXTS = 2
+"""Maximum number of errors that are told together: one of the network, and one of the way through a server."""
 MAX_WAITING = 16
 """Maximum number of candidates that wait for their turn."""
 
@@ -157,9 +159,12 @@ class AgreementRace:
         self._go_on()
 
     def _why(self) -> Failure:
-        """Return the error that tells most: that of the last who answered for the code, else the last one."""
+        """Return the error of the last who answered for the code; if nobody did, what went wrong in each way."""
         telling = [error for error in self._errors if error.check(CodeUsedUp, CodeProtocolError) is not None]
-        return (telling or self._errors or [Failure(NobodyNearby("nobody offers this code"))])[-1]
+        if telling or len(self._errors) == 1:
+            return (telling or self._errors)[-1]
+        texts = dict.fromkeys(str(error.value) for error in self._errors)
+        return Failure(NobodyNearby("; ".join(list(texts)[-MAX_TEXTS:]) or "nobody offers this code"))
 
     def _end(self) -> None:
         self._is_over = True

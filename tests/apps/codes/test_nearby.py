@@ -91,7 +91,13 @@ class RaceTests(SynchronousTestCase):
         race.source_ended(Failure(NobodyNearby("nobody")))
         self.assertNoResult(race.first)
         race.source_ended(Failure(NobodyThere("no server")))
-        self.assertEqual(str(self.failureResultOf(race.first, NobodyThere).value), "no server")
+        self.assertEqual(str(self.failureResultOf(race.first, NobodyThere).value), "nobody; no server")
+
+    def test_errors_that_say_the_same_are_told_once(self) -> None:
+        for text in ("first", "away", "away", "no server"):
+            Candidate(self.race).agreed.errback(NobodyNearby(text))
+        self.race.source_ended()
+        self.assertEqual(str(self.failureResultOf(self.race.first, NobodyThere).value), "away; no server")
 
     def test_a_running_agreement_is_awaited(self) -> None:
         one = Candidate(self.race)
