@@ -125,6 +125,8 @@ class LanPeer:
             ending.append(session.lost)
             session.close()
         await DeferredList(ending)
+        for port in self._ports:
+            port.strangers.stop()
         if self.drops:
             _log.debug("connections refused on the network: {drops}", drops=_texts(self.drops))
 
@@ -148,6 +150,8 @@ class LanPeer:
         port = DirectPort(
             self._reactor, self._turn, self._streams, tickets, self.drops, is_admitted=interface.has_on_link
         )
+        # A network that comes and goes leaves a port each time.  One is kept as long as links that it accepted.
+        self._ports = [one for one in self._ports if one.numPorts or one.sessions]
         self._ports.append(port)
         return port
 
