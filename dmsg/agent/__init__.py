@@ -1,4 +1,4 @@
-"""Agent (``dmsg up``): a process that holds a key and its connections for the programs of this user."""
+"""Agent (``dmsg up``): a process that keeps a key and its connections for all programs of this user."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ProgramLink(Interface):
     """Interface of a program's connection that a bridge uses."""
 
     def stream_opened(self, bridge: Bridge) -> None:
-        """Note that the stream is open."""
+        """Handle that the stream is open."""
 
     def write(self, data: bytes) -> None:
         """Send bytes to the program."""
@@ -125,7 +125,7 @@ class Bridge(Protocol):
             self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
-        """Do nothing: the peer knows that the program sends no more data."""
+        """Do nothing, because this only says that the peer has seen the end of the program's data."""
 
     def _count_unread(self, size: int) -> None:
         self._unread += size
@@ -140,7 +140,7 @@ class Bridge(Protocol):
             self._close_reason = CloseReason.UNSPECIFIED if reason.check(ConnectionDone) else CloseReason.ABORTED
         self._finish()
 
-    # --- the program's side ---
+    # --- calls of the program's connection ---
 
     @property
     def peer(self) -> DmsgAddress:
@@ -241,7 +241,7 @@ class Bridge(Protocol):
             self.transport.abortConnection()
 
     def stop(self) -> None:
-        """Abort the stream, because the agent stops; neither end must take this for a clean end."""
+        """Abort the stream, because the agent stops; neither end may take this for a clean end."""
         self._stopped = True
         if self._close_reason is None and self.transport is not None:
             self.transport.abortConnection()
@@ -255,8 +255,7 @@ class Bridge(Protocol):
         self._unconfirmed_count += 1
 
     def _tell(self) -> None:
-        """Tell the program the number of frames that were acknowledged in this turn, or longer while it does not
-        read."""
+        """Tell the program how many frames were acknowledged in this turn, or since it stopped reading."""
         if self._congested:
             return
         count, self._unconfirmed_count = self._unconfirmed_count, 0
@@ -264,14 +263,14 @@ class Bridge(Protocol):
             self._line.write(encode_count(Kind.TAKEN, count))
 
     def congested(self, is_congested: bool) -> None:
-        """Note whether the program currently reads what the agent writes."""
+        """Record whether the program currently reads the data that the agent writes."""
         self._congested = is_congested
         self._tell()
 
     # --- periodic checks ---
 
     def update_rates(self, seconds: float) -> None:
-        """Update the rates, and tell the program if the stream has another path now.
+        """Update the rates, and tell the program if the stream goes over another server now.
 
         :param seconds: time since the last call.
         """

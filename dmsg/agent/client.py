@@ -1,4 +1,4 @@
-"""Client that uses the key and the connections of the agent, in place of a client of its own."""
+"""Client that uses the key and the connections of the agent, in place of a client in the program itself."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AgentClient:
     # --- as a service ---
 
     def startService(self) -> None:
-        """Do nothing: the agent runs already."""
+        """Do nothing, because the agent runs already."""
 
     async def _stop(self) -> None:
         for one in list(self._services):
@@ -75,11 +75,11 @@ class AgentClient:
             await over
 
     def stopService(self) -> Deferred[None]:
-        """Stop the services of this program, and close its streams after sending what was written to them."""
+        """Stop the services of this program, and close its streams after sending the data written to them."""
         return Deferred.fromCoroutine(self._stop())
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
-        """Return a Deferred that fires when the agent has a server."""
+        """Return a Deferred that fires when the agent is connected to a server."""
         return self._wait(timeout, published=False)
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
@@ -103,7 +103,8 @@ class AgentClient:
         via: PubKey | None = None,
         resumable: bool = True,
     ) -> Deferred[IProtocol]:
-        """Open a stream as :meth:`dmsg.v2019.client.Client.connect` does; also wait that long for an absent agent."""
+        """Open a stream like :meth:`dmsg.v2019.client.Client.connect`; an absent agent is waited for within the same
+        timeout."""
         address = DmsgAddress.of(remote, port)
         request: dict[str, object] = {
             "do": "connect",
@@ -138,14 +139,14 @@ class AgentClient:
     # --- services ---
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> Deferred[IListeningPort]:
-        """Accept streams with ``factory``; fires when the agent has the port for this program.
+        """Accept streams with ``factory``; the Deferred fires when the agent has opened the port for this program.
 
         If ``factory`` has ``admits``, it is called with an address and returns whether that address may connect.  If
         ``admits`` has ``keys``, a set or None for anyone, the agent gets these keys and refuses others itself.  ``dmsg
         status`` shows the keys, and the text ``factory.offers``.
 
-        The service returns after the agent was restarted.  The Deferred fails with :class:`~dmsg.errors.DmsgError` if
-        another program has the port.
+        The service is registered again after the agent was restarted.  The Deferred fails with
+        :class:`~dmsg.errors.DmsgError` if another program has the port.
 
         :raises ValueError: ``port`` is not a port.
         """

@@ -47,8 +47,8 @@ class AgentConnections:
         self.streams: set[StreamConnection] = set()
 
     def open(self, protocol: Protocol, request: Mapping[str, object]) -> Deferred[IProtocol]:
-        """Return a Deferred that fires with a connection over which the request was sent; fails with one of
-        :data:`AWAY`."""
+        """Return a Deferred that fires with a connection over which the request was sent; the Deferred fails with one
+        of :data:`AWAY`."""
         text = encode_line({**request, "program": self._program})
         opened: Deferred[IProtocol] = connectProtocol(UNIXClientEndpoint(self.reactor, os.fspath(self.path)), protocol)
 
@@ -191,7 +191,7 @@ class StreamConnection(Protocol):
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def stop(self) -> None:
-        """End the stream, because the program ends; a stream that is being closed sends its data first."""
+        """End the stream, because the program ends.  A stream that is being closed sends its data first."""
         if self._carrier is None:
             self._give_up()
             return

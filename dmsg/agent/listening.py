@@ -1,4 +1,4 @@
-"""Service of a program at a port of the agent's key, which returns after a restart of the agent."""
+"""Service of a program at a port of the agent's key, which is registered again after a restart of the agent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dmsg.net.streams.address import DmsgAddress
 FIRST_DELAY = 0.25
 """Seconds until the first attempt to reach an agent that has ended."""
 MAX_TAKING = 64
-"""Maximum number of streams that a program accepts at the same time; further ones wait."""
+"""Maximum number of streams that a program is accepting at the same time; further ones wait."""
 MAX_AGENT_DELAY = 5.0
 """Maximum seconds between two attempts to reach an agent that has ended."""
 
@@ -46,7 +46,7 @@ def describe_service(factory: IProtocolFactory) -> dict[str, object]:
 
 @implementer(IListeningPort)
 class AgentListeningPort:
-    """Service of this program, for which the agent holds a port."""
+    """Service of this program, for which the agent has opened a port."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class AgentListeningPort:
         try:
             await self._taking.run(self._accept, number, protocol)
         except (DmsgError, *AWAY) as error:
-            # The stream ended before this program accepted it, so its protocol never had a transport.
+            # The stream ended before this program accepted it, so its protocol is never connected.
             _log.info("the stream from {peer} was not accepted: {error}", peer=str(peer)[:16], error=str(error))
 
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
@@ -153,7 +153,7 @@ class AgentListeningPort:
         return min(MAX_AGENT_DELAY, retry_delay(failures, SystemRandom()))
 
     def startListening(self) -> None:
-        """Do nothing: the port listens already."""
+        """Do nothing, because the port listens already."""
 
     def stopListening(self) -> Deferred[None]:
         self._registration.stop()

@@ -1,4 +1,4 @@
-"""Stream of the agent as a program sees it: the transport of an application's protocol."""
+"""Program's end of a stream that the agent carries: the transport of an application's protocol."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LocalStream(StreamTransport):
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        return True  # The agent closes its stream and reports the end.
+        return True  # The stream is not ended here: the agent closes its own stream and then reports the end.
 
     @property
     def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
@@ -50,11 +50,11 @@ class LocalStream(StreamTransport):
         return self._carrier.bytes_in_flight
 
     def _may_have_all(self) -> bool:
-        # The rule is that of the agent's own streams: ACKs of secure ones come as data arrive.
+        # The rule is the same as for the agent's own streams: on secure ones, ACKs are sent as data arrive.
         return not self.secure and super()._may_have_all()
 
     def away(self, seconds: float | None) -> None:
-        """Seconds since the stream lost its transport, as the agent says; None while a transport carries it."""
+        """Seconds since the stream lost its transport, as the agent reports; None while a transport carries it."""
         self.away_since = None if seconds is None else self._reactor.seconds() - seconds
 
 
@@ -81,7 +81,7 @@ class LocalCarrier:
         self._transport.write(END_FRAME if ticket.__class__ is EndOfData else encode_frame(Kind.DATA, data))
 
     def flush(self) -> None:
-        """Do nothing: written data has already been passed to the operating system."""
+        """Do nothing, because written data has been passed to the operating system already."""
 
     def in_flight(self) -> int:
         return len(self._in_flight)
@@ -159,7 +159,8 @@ class OpenedStream:
             self.host = DmsgAddress(PubKey.from_hex(answer["host"]), int(answer["port"]))
             self.server = None if answer["server"] is None else PubKey.from_hex(answer["server"])
             self.secure = bool(answer["secure"])
-            self.half_close = answer.get("half_close") is True  # Agents before 0.2 send no such member.
+            # The member may be missing, because agents before 0.2 do not send it.
+            self.half_close = answer.get("half_close") is True
             self.binding = None if answer["binding"] is None else bytes.fromhex(answer["binding"])
         except (KeyError, TypeError, ValueError):
             raise WireError("the agent's answer does not describe a stream") from None
@@ -175,4 +176,4 @@ class OpenedStream:
 
 
 LOST = CloseReason.PEER_DISCONNECTED
-"""Reason with which a stream ends when its agent has stopped."""
+"""Reason for the end of a stream whose agent has stopped."""

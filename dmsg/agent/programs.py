@@ -39,7 +39,8 @@ from dmsg.v2019.client import Client
 MAX_PROGRAMS = 4096
 """Maximum number of connections of programs; each stream of a program has one."""
 RESERVE = 64
-"""Number of connections above that limit, which may only ask ``hello``, ``status`` and ``down``."""
+"""Number of connections above ``MAX_PROGRAMS`` that are accepted for the requests ``hello``, ``status`` and ``down``
+only."""
 MAX_OF_SERVICE = 1024
 """Maximum number of streams of one service, accepted by the program or not; further ones are refused."""
 END_TIME = 60.0
@@ -93,8 +94,8 @@ class ServingAgent(Interface):
 class ServiceOffer:
     """Description of a service, as its program sends it.
 
-    :ivar anyone: whether anyone may connect; None if the program does not tell.
-    :ivar keys: keys of the only peers that may connect; None if the agent does not know all of them.
+    :ivar anyone: whether anyone may connect; None if the program does not say.
+    :ivar keys: keys of the only peers that may connect; None if the program has not sent all of them.
     :ivar allowed: number of peers that may connect, unless anyone may.
     :ivar allowed_sample: keys of some of these peers, for ``status``.
     :ivar offers: text about what peers get.
@@ -145,7 +146,7 @@ class Service(Factory):
         self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
 
     def admits(self, addr: IAddress) -> bool:
-        """Whether a peer may connect, by the keys that the program has sent.
+        """Whether a peer may connect, according to the keys that the program has sent.
 
         If the list of keys is not complete, every peer may connect, and the program decides.
         """
@@ -168,12 +169,12 @@ class Service(Factory):
         return bridge
 
     def take(self, number: int) -> None:
-        """Give a waiting stream to the program that has come for it."""
+        """Give a waiting stream to the connection over which its program accepts it."""
         self.stream_count += 1
         self.open.add(self._stop_waiting(number))
 
     def stream_ended(self, bridge: Bridge) -> None:
-        """Note that a stream has ended."""
+        """Remove a stream that has ended."""
         self.open.discard(bridge)
 
     def _stop_waiting(self, number: int) -> Bridge:
@@ -228,7 +229,7 @@ class ProgramConnection(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         if self._finished:
-            return  # These data were on their way when the stream ended.
+            return  # These data are dropped: they were on their way when the stream ended.
         self._reader.feed(data)
         try:
             if not self._has_request:
@@ -249,8 +250,8 @@ class ProgramConnection(Protocol):
                 self._end()
 
     def _say_last(self, error: BaseException) -> None:
-        """Send the reason for the end, and then read and discard data; otherwise the line would be lost with the
-        socket."""
+        """Send the reason for the end, and then read and discard data.  Closing the socket at once would lose the
+        line."""
         self._finished = True
         cancel_call(self._deadline_call)
         self.say(error_line(error))
@@ -300,7 +301,7 @@ class ProgramConnection(Protocol):
         self.transport.registerProducer(_ProgramProducer(bridge), True)  # type: ignore[attr-defined]
         bridge.start_passing()
         if self._reader.waiting:
-            # The program has sent more without waiting for the answer.
+            # The program has sent more without waiting for the answer, so these bytes are processed in the next turn.
             self.reactor.callLater(0, self.dataReceived, b"")
 
     def write(self, data: bytes) -> None:
@@ -308,8 +309,8 @@ class ProgramConnection(Protocol):
             self.transport.write(data)
 
     def finish(self) -> None:
-        # The program closes the connection. If the agent did, the program's next write would fail before it has read
-        # all data.
+        # The program closes the connection. If the agent closed it, the program's next write would fail before it has
+        # read all data.
         self._detach()
         self._deadline_call = self.reactor.callLater(END_TIME, self._end)
 
@@ -325,7 +326,7 @@ class ProgramConnection(Protocol):
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
 
     def _forget(self) -> None:
-        """Forget the stream of this connection."""
+        """Drop the reference to the stream of this connection."""
         bridge, self._bridge = self._bridge, None
         if bridge is not None:
             self._agent.bridges.discard(bridge)
@@ -369,7 +370,7 @@ class ProgramConnection(Protocol):
         self._agent.down()
 
     def on_wait(self, request: dict[str, object]) -> None:
-        """Answer when the client is online or, if asked, published."""
+        """Answer when the client is online or, if requested, when its entry is published."""
         client, timeout = self._agent.client, _seconds(request, "timeout", 15.0)
 
         async def work() -> None:
@@ -478,9 +479,9 @@ class ProgramConnection(Protocol):
 
 
 class _ProgramProducer:
-    """Producer of a program's connection: tells its stream that the program reads nothing for now.
+    """Producer registered at a program's connection, which tells the stream when the program does not read.
 
-    The program is read all the same: it may write, and read only then.
+    Reading from the program continues, because some programs write first and read afterwards.
     """
 
     def __init__(self, bridge: Bridge) -> None:

@@ -1,4 +1,4 @@
-"""Agent: a client that is online for as long as its user wants, and the socket for programs."""
+"""Agent: a client that stays online until its user stops it, and the socket for programs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Agent(TwistedService):
                     raise AgentError(f"{path}: this file exists and is not a socket: remove it, or choose another path")
                 if (other := find_agent(path)) is not None:
                     raise AgentError(f"{path}: an agent runs there already (process {other.pid})")
-                path.unlink()  # A killed agent has left the socket behind.
+                path.unlink()  # The file is removed: a killed agent has left it behind.
             before = os.umask(0o177)
             try:
                 port: IListeningPort = reactor.listenUNIX(os.fspath(path), self._factory, BACKLOG, 0o600)

@@ -77,7 +77,7 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
     try:
         answer = ask(path, {"do": "hello"})
     except (FileNotFoundError, ConnectionRefusedError):
-        return None  # There is no socket, or a killed agent has left it.
+        return None  # No agent answers: there is no socket, or a killed agent has left it.
     except OSError as error:
         raise AgentError(f"agent at {path}: {error.strerror or error}") from None
     except DmsgError as error:
@@ -99,7 +99,7 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
 
 
 def is_socket(path: Path) -> bool:
-    """Whether there is a socket.
+    """Whether there is a socket at the path.
 
     :raises AgentError: the socket belongs to another user.
     """

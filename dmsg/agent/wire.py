@@ -1,8 +1,8 @@
 """Protocol between a program and the agent over the agent's socket. No I/O.
 
-A connection begins with one request of the program, an object of JSON in one line, whose ``do`` says what is asked.
-The agent answers with one line: an object without ``error``, or ``{"error": NAME, "text": ...}``.  What follows
-depends on the request (docs/protocol/agent.md); behind ``connect`` and ``accept`` both sides send frames:
+A connection begins with one request of the program, an object of JSON in one line, whose member ``do`` names the
+request.  The agent answers with one line: an object without ``error``, or ``{"error": NAME, "text": ...}``.  The data
+that follow depend on the request (docs/protocol/agent.md).  After ``connect`` and ``accept``, both sides send frames:
 
 ====== ==== =========================================
 offset size field
@@ -46,14 +46,15 @@ MAX_STATUS = 4 * 1024 * 1024
 OFFERS_SIZE = 200
 """Maximum characters of a service's text about what peers get."""
 ALLOW_LIMIT = 500
-"""Maximum number of allowed keys that a program tells the agent, which can refuse others only if these are all."""
+"""Maximum number of allowed keys that a program sends to the agent.  The agent can refuse other peers only if it gets
+all allowed keys."""
 MAX_PAYLOAD = 65536
 """Maximum bytes of a frame after its header."""
 MAX_REASON = 4
-"""Maximum bytes of a close reason; those of 2019 have one, other families may have larger numbers."""
+"""Maximum bytes of a close reason; reasons of v2019 have one byte, other protocol families may have larger numbers."""
 WINDOW = 1024 * 1024
-"""Maximum bytes of a stream that its program has sent and the peer has not acknowledged, and also of those that the
-agent has sent and the program has not read."""
+"""Maximum bytes in flight on a stream, in each direction: sent by its program and not acknowledged by the peer, or sent
+by the agent and not read by the program."""
 WINDOW_FRAMES = 4096
 """Maximum number of unacknowledged DATA frames of a program, which may be empty."""
 
@@ -65,23 +66,26 @@ class Kind(IntEnum):
     """Type of a frame."""
 
     DATA = 0
-    """Bytes of the stream; an empty frame measures the round trip to the peer, whose dmsg acknowledges it."""
+    """Bytes of the stream; an empty frame measures the round trip, because the peer's end of the stream acknowledges
+    it."""
     TAKEN = 1
-    """Number of DATA frames (4 bytes, big-endian) that the peer has acknowledged; agent to program."""
+    """Number of DATA frames (4 bytes, big-endian) that the peer has acknowledged; sent by the agent to the program."""
     CLOSE = 2
     """End of the stream with its :class:`~dmsg.errors.CloseReason` (1 byte, or up to ``MAX_REASON`` if the number needs
-    them); last frame of its sender."""
+    them); the last frame that either side sends."""
     WAY = 3
-    """Path of the stream as JSON, agent to program: ``server``, and ``away``, the seconds without one."""
+    """Path of the stream as JSON, sent by the agent to the program: ``server``, and ``away``, the seconds without
+    one."""
     READ = 4
-    """Number of bytes (4 bytes, big-endian) that the program has read and the agent may send more; to the agent."""
+    """Number of bytes (4 bytes, big-endian) that the program has read, so that the agent may send as many more; sent by
+    the program to the agent."""
     END = 5
-    """End of its sender's data; the other direction continues.  From a program it is acknowledged as DATA is.  Sent
+    """End of its sender's data; the other direction continues.  An END from a program is acknowledged like DATA.  Sent
     only if the program's request and the agent's answer both have ``half_close``."""
 
 
 Answer = dict[str, Any]
-"""JSON object that the other side of the socket has sent; nothing in it is checked."""
+"""JSON object that the other side of the socket has sent; its members are not checked yet."""
 
 
 class WireError(DmsgError):
@@ -96,7 +100,7 @@ def encode_line(content: Mapping[str, object]) -> bytes:
 def parse_line(text: bytes) -> Answer:
     """Decode the object in a line.
 
-    :raises WireError: the line has none.
+    :raises WireError: the line contains no object.
     """
     try:
         content = json.loads(text)
@@ -130,7 +134,7 @@ END_FRAME = HEADER.pack(Kind.END, 0)
 def parse_count(payload: bytes) -> int:
     """Decode a number.
 
-    :raises WireError: it is not a number.
+    :raises WireError: the payload is not a number.
     """
     if len(payload) != _COUNT.size:
         raise WireError("a TAKEN or READ frame without a byte count")
@@ -140,7 +144,7 @@ def parse_count(payload: bytes) -> int:
 def parse_close(payload: bytes) -> int:
     """Return the close reason of a frame.
 
-    :raises WireError: there is none, or it has more than ``MAX_REASON`` bytes.
+    :raises WireError: there is no reason, or it has more than ``MAX_REASON`` bytes.
     """
     if not 0 < len(payload) <= MAX_REASON:
         raise WireError("a CLOSE frame without a reason")
@@ -157,7 +161,7 @@ class Reader:
 
     @property
     def waiting(self) -> int:
-        """Number of bytes that are no whole line or frame yet."""
+        """Number of bytes of an incomplete line or frame."""
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
@@ -181,7 +185,7 @@ class Reader:
     def next_frame(self) -> tuple[Kind, bytes] | None:
         """Remove and return the next frame; None if it is incomplete.
 
-        :raises WireError: its type is unknown, or it is longer than :data:`MAX_PAYLOAD`.
+        :raises WireError: the frame's type is unknown, or the frame is longer than :data:`MAX_PAYLOAD`.
         """
         if len(self._data) < HEADER.size:
             return None

@@ -32,7 +32,7 @@ def error_of(message: dict[str, object], before: str) -> TransferError:
 
 
 class ChunkReader:
-    """Parser that removes chunks from a buffer, which may hold any part of the stream."""
+    """Parser that removes chunks from a buffer, which may contain any part of the stream."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -76,6 +76,6 @@ def digest_of(message: dict[str, object], left: int) -> bytes:
 
 
 def encode_end(digest: bytes, *, changed: bool) -> bytes:
-    """Return the bytes that follow the last piece of a complete file."""
+    """Return the bytes that follow the last chunk of a complete file."""
     body = b'{"sha256":"%s"%s}' % (digest.hex().encode(), b',"changed":true' if changed else b"")
     return END + len(body).to_bytes(4, "big") + body

@@ -97,7 +97,8 @@ class Copy(Protocol):
         if self.done.called:
             return
         error, text = copy_error(failure, self._loss), str(failure.value)
-        if text.startswith(REFUSED) and IS_BUSY in text:  # If this side is busy, another attempt would not help.
+        if text.startswith(REFUSED) and IS_BUSY in text:
+            # Only a refusal by the other side leads to a new attempt.  If this side is busy, one would not help.
             error = CopyBusy(text)
         elif text.startswith(tuple(f"{REFUSED}: {old}" for old in OLD_LISTENERS)):
             error = TransferRefused(
@@ -123,7 +124,7 @@ def cut_error(reason: Failure) -> TransferError:
     """Return the error of a copy whose connection was lost."""
     if reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
         return CopyCut(lost_text(reason))
-    # Our own fault would occur again in another attempt.
+    # An error of this side is final, because it would occur again in another attempt.
     return TransferError(f"{type(reason.value).__name__}: {reason.value}")
 
 
@@ -150,7 +151,8 @@ class Put(Copy):
         hidden: bool = False,
         on_left_out: Callable[[WalkResult], object] = lambda walked: None,
     ) -> None:
-        """:param on_left_out: callback invoked before anything is sent, with what was found and what is left out."""
+        """:param on_left_out: callback invoked before anything is sent, with the files found and those that are left
+        out."""
         super().__init__(source.resolve().name if source.name in ("", "..") else source.name, on_started)
         self._hidden = hidden
         self._on_left_out = on_left_out

@@ -37,7 +37,7 @@ class CopyPeer(Protocol):
     :param root: directory that peers see.
     :param writable: whether peers may send files; they may always fetch files.
     :param hidden: whether names that begin with a dot are included.
-    :param busy: path that each connection of the listener writes.
+    :param busy: path that each connection of the listener writes to now.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class CopyPeer(Protocol):
     def _claim(self, path: Path) -> None:
         """Reserve a target for this connection until the connection ends.
 
-        :raises TransferError: another connection writes the target and is alive.
+        :raises TransferError: another connection that is still alive writes to the target.
         """
         other = self._busy.get(path)
         if other is not None:

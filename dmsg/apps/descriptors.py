@@ -53,7 +53,8 @@ def open_within(base: Path, path: Path, *, make: bool = False) -> int:
 
 
 class Descent:
-    """Cache of open directories below a top directory, each opened in its parent; the last ones stay open.
+    """Cache of open directories below a top directory.  Each is opened relative to its parent, and the last few stay
+    open.
 
     :param top: descriptor of the top directory; the caller closes it.
     """
@@ -112,8 +113,8 @@ def new_name() -> str:
 def is_ours(status: os.stat_result, at: int) -> bool:
     """Whether this user owns the file, and nobody else does.
 
-    :param at: descriptor of the directory that contains the file.  Some file systems have no owners, or show others:
-        all files there have the same owner, which a new file reveals.
+    :param at: descriptor of the directory that contains the file.  On file systems without owners, or with foreign
+        ones, all files have the same owner; a new file shows which.
     """
     if status.st_uid == os.geteuid():
         return True
@@ -156,11 +157,13 @@ def open_ours(name: str, at: int, display_name: str) -> int:
     try:
         descriptor = os.open(name, flags, dir_fd=at)
     except PermissionError:
-        _let_ourselves_in(name, at, status)  # The file was complete and has a mode that does not allow reading.
+        # The file was received completely before, and its mode forbids reading it, so the mode is changed first.
+        _let_ourselves_in(name, at, status)
         descriptor = os.open(name, flags, dir_fd=at)
     try:
         now = os.fstat(descriptor)
-        if not os.path.samestat(status, now):  # Somebody has replaced the file since it was checked.
+        if not os.path.samestat(status, now):
+            # The file is refused, because somebody has replaced it since it was checked.
             check_ours(now, at, display_name)
     except BaseException:
         os.close(descriptor)
@@ -179,13 +182,15 @@ def make_private(descriptor: int) -> bool:
         return True
     os.fchmod(descriptor, wanted)
     if stat.S_ISDIR(before) or not before & WRITABLE_BY_OTHERS:
-        return True  # An open descriptor of a directory gives no more access than its present mode.
-    # A file system without modes ignores the change; all its files are equally accessible.
+        # For directories this is enough, because an open descriptor of a directory gives no more access than its
+        # present mode.
+        return True
+    # On a file system without modes the change has no effect, and all files are equally accessible anyway.
     return stat.S_IMODE(os.fstat(descriptor).st_mode) == stat.S_IMODE(before)
 
 
 def _let_ourselves_in(name: str, at: int, status: os.stat_result) -> None:
-    """Change the mode of exactly the given file, which this user cannot open."""
+    """Change the mode of a file that this user cannot open, making sure that it is exactly this file."""
     descriptor = os.open(name, getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         if os.path.samestat(os.fstat(descriptor), status):

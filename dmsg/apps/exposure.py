@@ -1,9 +1,9 @@
 """Rules for the files that peers may see and write on this machine; both sides of a transfer apply them.
 
-* Names that begin with a dot (``.ssh``, ``.bash_profile``) are neither given nor taken unless an option allows them.
-* Files of dmsg itself are never given or taken: key files wherever they are, the directories of settings and of logs,
-  and the agent's socket.  They are recognised by device and inode, so that no link, hard link or bind mount leads to
-  them under another name.
+* Names that begin with a dot (``.ssh``, ``.bash_profile``) are neither sent nor accepted unless an option allows them.
+* Files of dmsg itself are never sent or overwritten: key files wherever they are, the directories of settings and of
+  logs, and the agent's socket.  They are recognised by device and inode, so that no link, hard link or bind mount leads
+  to them under another name.
 * A home directory, or one above it, is offered only if the user confirms it.
 """
 
@@ -31,7 +31,8 @@ OWN_FILES_LIMIT = 1000
 NAMED_FILES = ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_KEY_FILE")
 """Environment variables that name a file of dmsg's own."""
 OWN_AGE = 1.0
-"""Seconds for which the result of :func:`own_files` is cached, because a large directory asks for each file."""
+"""Seconds for which the result of :func:`own_files` is cached, because it is needed for each file of a large
+directory."""
 NEED_HIDDEN = "names that begin with a dot are refused, unless both ends say --hidden"
 """Reason of a refusal, which both sides recognise."""
 _PLACES = (*NAMED_FILES, "HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
@@ -40,12 +41,12 @@ _SECRET = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _WORDS = re.compile(rb"(?:#[^\n]*\n)*((?:[a-z]{3,8} ){11,23}[a-z]{3,8})\s*")
-"""Pattern of a whole file that may hold the words of a twin, written by hand."""
+"""Regular expression for the content of a file that may contain the secret words of a twin, written by hand."""
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC
 
 
 class OwnFile(OSError):
-    """Error: a file or directory is dmsg's own, and is neither given to a peer nor written for one."""
+    """Error: a file or directory is dmsg's own, and is neither sent to a peer nor written for one."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.EACCES, "is dmsg's own (a secret key, settings, logs): never given, never written", name)
@@ -55,7 +56,7 @@ class OwnFile(OSError):
 
 
 def has_dot(name: str) -> bool:
-    """Whether a name is hidden, so that programs and shells may read the file without being told to."""
+    """Whether a name begins with a dot.  Programs and shells may read such a file without being told to."""
     return name.startswith(".") and name not in (".", "..")
 
 
@@ -114,7 +115,7 @@ class OwnFiles:
 
 
 def own_files() -> OwnFiles:
-    """Return which files and directories are dmsg's own."""
+    """Return the set of dmsg's own files and directories."""
     return _look_for_own_files(tuple(map(os.environ.get, _PLACES)), int(time.monotonic() / OWN_AGE))
 
 
@@ -134,14 +135,15 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
         single.append(Path(f"{os.environ['DMSG_NAMES']}.groups"))
     if os.environ.get("DMSG_CONFIG"):
         beside = Path(os.environ["DMSG_CONFIG"]).absolute().parent
-        single.append(beside / "key")  # The agent creates its key there at its first start.
+        # This file is included even if absent, because the agent creates its key there at its first start.
+        single.append(beside / "key")
         if beside.name == "dmsg":
             whole.append(beside)
     sockets = socket_directory()
     if os.environ.get("XDG_RUNTIME_DIR"):
         whole.append(sockets)
     else:
-        # The other files of this directory can be made again, so only the socket counts.
+        # Only the socket is protected, because the other files of this directory can be made again.
         single.append(sockets / SOCKET_NAME)
     for path in (*whole, *single):
         names.update(_name_of(path))
@@ -187,7 +189,7 @@ def check_directory(descriptor: int, name: str, *, above: bool = False) -> None:
             if os.path.samestat(before, status):
                 return
     except PermissionError:
-        return  # This user may not look at the directories above.
+        return  # The check ends here, because this user may not read the directories above.
     finally:
         os.close(at)
 
@@ -195,7 +197,7 @@ def check_directory(descriptor: int, name: str, *, above: bool = False) -> None:
 def check_source(
     descriptor: int, name: str, *, path: str | os.PathLike[str] | None = None, own: OwnFiles | None = None
 ) -> None:
-    """Check a regular file that is open for reading, before it is given to a peer.
+    """Check a regular file that is open for reading, before it is sent to a peer.
 
     :param own: result of :func:`own_files`, for callers that check many files.
     :param path: path of the file, if its directory has not been checked.
@@ -235,7 +237,7 @@ def check_target(name: str, at: int) -> None:
     except OwnFile:
         raise
     except OSError:
-        return  # The file is absent, or unreadable, which no key file of this user is.
+        return  # This is allowed: the file is absent or unreadable, and this user's key files are readable.
     try:
         if has_secret(descriptor):
             raise OwnFile(name)
@@ -249,7 +251,7 @@ def check_written(path: Path) -> None:
     :raises OwnFile: the file is, or would be, dmsg's own.
     :raises OSError: its directory is absent.
     """
-    real = Path(os.path.realpath(path))  # Writing follows a link, so its target is checked.
+    real = Path(os.path.realpath(path))  # The target of a link is checked, because writing follows the link.
     at = os.open(real.parent, _LOOK | os.O_DIRECTORY)
     try:
         check_directory(at, os.fspath(path), above=True)
@@ -267,7 +269,8 @@ def has_secret(descriptor: int) -> bool:
         return False
     if _SECRET.search(data):
         return True
-    # dmsg accepts words only from a file that other users cannot access.
+    # Words are searched for only in files that other users cannot access, because dmsg accepts them only from such
+    # files.
     words = _WORDS.fullmatch(data) if private else None
     if words is None:
         return False
@@ -276,7 +279,7 @@ def has_secret(descriptor: int) -> bool:
     return set(words[1].decode().split()) <= set(word_list())
 
 
-# --- directories that hold more than the user may expect ---
+# --- directories that contain more than the user may expect ---
 
 
 def is_home_or_above(directory: Path) -> bool:

@@ -72,7 +72,7 @@ class ListingThreads:
             self._waiting[key].append(made)
         else:
             self._waiting[key] = [made]
-            # The waiting requests have received the error.
+            # The error is not logged here, because the waiting requests have received it.
             self._places.run(self._make, key, act).addErrback(lambda _: None)
 
         def left(_: object) -> None:
@@ -86,7 +86,7 @@ class ListingThreads:
     def _make(self, key: Hashable, act: Callable[[], bytes]) -> Deferred[None] | None:
         waiting = self._waiting.pop(key)
         if not waiting:
-            return None  # All clients have disconnected.
+            return None  # All clients that waited for this listing have disconnected.
 
         def tell(page: bytes | Failure) -> None:
             for one in waiting:
@@ -139,7 +139,7 @@ class ContainedFile(File):
         return source
 
     def getFileSize(self) -> int:
-        """Return the size of the opened file; the size by path may belong to another file."""
+        """Return the size of the opened file; the path may lead to another file by now."""
         return super().getFileSize() if self._size is None else self._size  # type: ignore[no-untyped-call]
 
     def makeProducer(self, request: Request, fileForReading: Source) -> StaticProducer:
@@ -153,7 +153,8 @@ class ContainedFile(File):
             try:
                 resume()  # type: ignore[no-untyped-call]
             except (SourceChanged, OSError):
-                # The header promised more bytes, so only a connection that breaks can report the error.
+                # The connection is aborted: the header has promised more bytes, so the error cannot be reported in
+                # another way.
                 producer.stopProducing()
                 request.unregisterProducer()
                 request.channel.transport.abortConnection()  # type: ignore[union-attr]
@@ -217,7 +218,7 @@ class Listing(Resource):
         with os.scandir(self._path) as found:
             for one in paced(found):
                 try:
-                    one.name.encode()  # A name that is not UTF-8 cannot be requested by URL.
+                    one.name.encode()  # A name that is not UTF-8 is left out: no URL could request it.
                     status = one.stat(follow_symlinks=False)
                     if stat.S_ISLNK(status.st_mode):
                         if not servable(one.path, self._root, hidden=self._hidden):

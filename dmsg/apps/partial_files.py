@@ -2,7 +2,7 @@
 
 ``NAME`` is written as ``.NAME.dmsg-part`` beside its final place.  A transfer holds a lock on its partial file, against
 other transfers in this process and in others.  Otherwise two connections of a listener, or commands in two terminals,
-would write to one file in turns or remove each other's file.  A partial file of another user is never used, because
+would write to one file alternately, or remove each other's file.  A partial file of another user is never used, because
 that user could read and change the data.
 """
 
@@ -86,18 +86,19 @@ def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
                 continue
             descriptor = open_ours(part, at, part)
         except FileNotFoundError:
-            continue  # Another transfer has just completed or removed the file.
+            continue  # The loop tries again, because another transfer has just completed or removed the file.
         try:
             if not lock_if_can(descriptor):
                 raise TransferError(f"{target} {IS_BUSY}")
             if not is_at(descriptor, part, at):
-                continue  # The file was completed or removed before it was locked.
+                continue  # The loop tries again, because the file was completed or removed before it was locked.
             status = os.fstat(descriptor)
             fits = stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode) and status.st_nlink == 1
             if not fits or not make_private(descriptor):
                 removed = take_away(part, at)
                 if removed is not None:
-                    removed.addErrback(lambda _: None)  # What is left has another name and disturbs nobody.
+                    # The error is ignored: the remaining files have another name and are in nobody's way.
+                    removed.addErrback(lambda _: None)
                 continue
             held = HeldPart(part, at, descriptor, 0 if directory else status.st_size)
             descriptor = -1
@@ -124,7 +125,7 @@ def take_away(name: str, at: int) -> Deferred[None] | None:
     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=at)
         return None
-    from twisted.internet import reactor  # The thread belongs to the global reactor, as with ``deferToThread``.
+    from twisted.internet import reactor  # The thread is one of the global reactor, as with ``deferToThread``.
 
     aside = f"{new_name()}{PART_SUFFIX}"
     os.rename(name, aside, src_dir_fd=at, dst_dir_fd=at)

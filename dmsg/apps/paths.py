@@ -23,7 +23,7 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
         raise TransferError("path is malformed")
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        # The path would be shown on terminals, which act upon control characters.
+        # Control characters are refused, because the path is shown on terminals, which interpret them.
         raise TransferError("path has control characters")
     check_names(text, hidden=hidden)
     base = root.resolve()
@@ -32,14 +32,15 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
         raise TransferError("the path leads outside the directory")
     if path.name.endswith(PART_SUFFIX):
         raise TransferError("path is malformed")
-    check_names(path.relative_to(base).as_posix(), hidden=hidden)  # The check covers the target of a link, too.
+    # The resolved path is checked, so that the target of a link is covered, too.
+    check_names(path.relative_to(base).as_posix(), hidden=hidden)
     return path
 
 
 def regular_size(path: Path) -> int:
     """Return the size in bytes of a file that can be sent.
 
-    :raises TransferError: the file is absent or not regular: a pipe would block, and a device has no size.
+    :raises TransferError: the file is absent or not regular: pipes would block, and devices have no size.
     """
     try:
         status = path.stat()

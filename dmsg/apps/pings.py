@@ -57,7 +57,7 @@ async def open_probe(
     on_seen: Callable[[str], None],
     via: PubKey | None = None,
 ) -> StreamTransport:
-    """Return the transport of a stream for measuring.
+    """Open a stream for measuring and return its transport.
 
     :param on_seen: callback invoked with the reason if the peer's program sees the stream, because the peer is too old.
     """
@@ -87,7 +87,7 @@ async def ping(
     :param on_event: callback invoked with each event.  The first is ``{"connected": KEY, "seconds": S}``.  One for each
         round trip follows, ``{"number": N, "seconds": S}`` or ``{"number": N, "error": TEXT}``.  ``{"notice": TEXT}``
         is for people.
-    :returns: Deferred that fails as that of :meth:`dmsg.v2019.client.Client.connect` does.
+    :returns: Deferred that fires at the end, or fails with the errors of :meth:`dmsg.v2019.client.Client.connect`.
     """
     started = reactor.seconds()
     transport = await open_probe(client, key, port, timeout, lambda text: on_event({"notice": text}))

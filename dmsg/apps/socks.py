@@ -1,4 +1,4 @@
-"""Part of SOCKS5 (RFC 1928) that a proxy to named peers needs: CONNECT to a host name, without authentication.
+"""The part of SOCKS5 (RFC 1928) that a proxy to peers needs: CONNECT to a host name, without authentication.
 
 :class:`SocksRequest` does no I/O; :class:`SocksProtocol` is the Twisted part.
 """
@@ -93,7 +93,7 @@ class SocksRequest:
         if command != CONNECT:
             raise SocksError(UNSUPPORTED_COMMAND)
         if kind != NAME:
-            raise SocksError(NOT_ALLOWED)  # Peers have names and keys, but no IP addresses.
+            raise SocksError(NOT_ALLOWED)  # IP addresses are refused, because peers have only names and keys.
         host = data[5 : 4 + size].decode("ascii", "replace")
         self.target = host, int.from_bytes(data[4 + size : 6 + size], "big")
         self.rest = data[6 + size :]
@@ -127,7 +127,8 @@ class SocksProtocol(SplicedConnection):
     def readConnectionLost(self) -> None:
         super().readConnectionLost()
         if self._request is not None and self.transport is not None:
-            self.transport.loseConnection()  # The connection has ended, so the request will never be complete.
+            # The error is ignored: the connection has ended, so the request will never be complete.
+            self.transport.loseConnection()
 
     def _give_up(self) -> None:
         self._timer = None

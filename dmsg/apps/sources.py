@@ -1,4 +1,4 @@
-"""Files to send: opened, measured, and compared with what was offered.
+"""Files to send: opens them, measures their sizes, and checks that they are still the files that were offered.
 
 The size that the system reports is a hint.  Files of ``/proc`` report none, those of ``/sys`` report more than they
 have, and others grow or shrink while they are read.
@@ -79,7 +79,9 @@ def named_path(path: Path) -> Path:
 
 def _descriptor(path: str) -> int | None:
     """Return the number of the open file of this process for which a path is another name, or None."""
-    for _ in range(8):  # For example, /dev/stdin leads to /proc/self/fd/0; a longer chain of links is something else.
+    for _ in range(8):
+        # Links are followed, because /dev/stdin, for example, leads to /proc/self/fd/0.  A longer chain of links is no
+        # descriptor.
         above, name = os.path.split(path)
         if (
             os.path.realpath(above or ".") in (f"/proc/{os.getpid()}/fd", "/dev/fd")
@@ -162,7 +164,7 @@ class Source:
         self._left = self.size
 
     def seek(self, offset: int) -> None:
-        """Continue reading at a position. The name is that of Python's interface of files."""
+        """Continue reading at a position. The method is called ``seek`` as in Python's file objects."""
         self._file.seek(offset)
         self._left = self.size - offset
 

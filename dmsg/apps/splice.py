@@ -2,8 +2,8 @@
 
 Each connection is the producer of the other, so back-pressure passes through.  When one direction ends cleanly, its
 data are sent, then the other connection's direction is half-closed, and the opposite direction continues.  When a
-connection is lost, the other one is aborted, so that no program takes a cut for a clean end.  A program at a TCP
-connection then sees a reset.
+connection is lost, the other one is aborted, so that no program takes a lost connection for a clean end.  A program at
+a TCP connection then sees a reset.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dmsg.net.socketopts import send_more, set_reset_on_close, write_now
 from dmsg.net.streams.transports import ApplicationTransport, transport_of
 
 READ_FRAMES = 4
-"""Number of stream frames that one read of the TCP connection beside the stream fills."""
+"""Number of stream frames that one read from the TCP connection can fill."""
 MAX_SPLICES = 1024
 """Maximum number of spliced pairs of one listener; further connections are refused."""
 
@@ -55,16 +55,16 @@ class SplicedConnection(Protocol):
             write_now(self.partner.transport, data)
 
     def readConnectionLost(self) -> None:
-        """Handle a half-close: pass it on to the other connection, and keep the other direction open."""
+        """Handle a half-close: half-close the other connection as well, and keep the opposite direction open."""
         if self.reading_ended:
-            return  # TCP reports the end again when reading resumes.
+            return  # The second report is ignored: TCP reports the end again when reading resumes.
         self.reading_ended = True
         if self.partner is not None:
             self.partner.end_writing()
         self._close_if_both_ended()
 
     def writeConnectionLost(self) -> None:
-        """Note that everything written has left, including the end of data."""
+        """Handle that all written data have been sent, including the end of data."""
         self._writing_ended = True
         self._close_if_both_ended()
 
@@ -75,7 +75,8 @@ class SplicedConnection(Protocol):
         transport.loseWriteConnection()
 
     def _close_if_both_ended(self) -> None:
-        # Twisted leaves a TCP connection open that is shut down in both directions; a stream closes itself.
+        # The TCP connection is closed here, because Twisted leaves it open after both directions are shut down; a
+        # stream closes itself.
         both = self.reading_ended and self._writing_ended and self.loss is None
         if both and self.transport is not None and not hasattr(self.transport, "can_half_close"):
             set_reset_on_close(self.transport, False)
@@ -83,7 +84,8 @@ class SplicedConnection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if reason.check(ConnectionDone) and getattr(self.transport, "unacknowledged", 0):
-            # The other end closed before it had all data, so the writer must not take this for a clean end.
+            # The connection is aborted: the other end closed before it had all data, so the writer must not take this
+            # for a clean end.
             reason = Failure(ConnectionLost("closed before all that was written had arrived"))
         self.loss = reason
         other, self.partner = self.partner, None
@@ -101,7 +103,8 @@ def _end(transport: ApplicationTransport, reason: Failure) -> None:
         transport.loseConnection()
         read_on = getattr(transport, "startReading", None)
         if read_on is not None and getattr(transport, "connected", False):
-            # Data are read and discarded; a peer that cannot write may not read either, and then nothing would leave.
+            # Data are read and discarded: a peer that cannot write may not read either, and then the remaining data
+            # would never be sent.
             read_on()
     else:
         transport.abortConnection()
@@ -111,8 +114,8 @@ def _end(transport: ApplicationTransport, reason: Failure) -> None:
 class _Source:
     """Producer that feeds one connection from the other.
 
-    When the other connection can take no more and stops its producer, this one is still read.  Otherwise its peer would
-    be blocked in writing for ever, and would not read the data that are left for it.
+    When the other connection is closed and stops its producer, this one is still read.  Otherwise its peer could block
+    in a write for ever, and never read the data that are left for it.
     """
 
     def __init__(self, transport: ApplicationTransport) -> None:
@@ -133,10 +136,11 @@ def join(left: SplicedConnection, right: SplicedConnection) -> None:
     for half, other in ((left, right), (right, left)):
         frame = getattr(other.transport, "max_frame", None)
         if frame is not None and isinstance(half.transport, Connection):
-            # A read that fills whole frames leaves no small frame behind them.
+            # The read size is a multiple of a frame's data, so that a full read leaves no small frame.
             half.transport.bufferSize = READ_FRAMES * frame
             send_more(half.transport)
-        # If this process is killed, or ends in the next turn, the program at the TCP connection must see no clean end.
+        # If this process is killed, or ends in the next turn, the program at the TCP connection must get a reset
+        # instead of a clean end.
         set_reset_on_close(half.transport, True)
     left.partner, right.partner = right, left
     assert left.transport is not None and right.transport is not None
@@ -144,7 +148,8 @@ def join(left: SplicedConnection, right: SplicedConnection) -> None:
     first.registerProducer(_Source(second), True)
     second.registerProducer(_Source(first), True)
     for half, other in ((left, right), (right, left)):
-        if half.reading_ended:  # The end of data came before the other connection was open.
+        if half.reading_ended:
+            # The end of data is passed on now, because it came before the other connection was open.
             other.end_writing()
     if not left.reading_ended:
         first.resumeProducing()
@@ -190,13 +195,13 @@ class SpliceFactory(Factory):
 
     @property
     def pair_count(self) -> int:
-        """Number of connections now."""
+        """Number of spliced pairs now."""
         return len(self._halves)
 
     def _make_room(self) -> bool:
         """Close a connection whose stream waits for another transport, to make room for a new connection."""
         away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
-        # A stream that is over, and only not read to its end, is closed first.
+        # A stream that has ended, but is not read to its end, is closed first.
         over = next((half for half in self._halves if getattr(half.transport, "over", False)), None)
         if not away and over is None:
             return False

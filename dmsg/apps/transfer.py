@@ -19,7 +19,7 @@ class TransferError(DmsgError):
 
 
 class TransferRefused(TransferError, Unwanted):
-    """Error: the other side does not accept the file, or does not give it."""
+    """Error: the other side refuses to receive the file, or to send it."""
 
 
 def lost_text(reason: Failure) -> str:

@@ -1,1 +1,2 @@
-"""Clients of any protocol family: finding servers, staying connected, and being found in discovery."""
+"""Common part of the clients of all protocol families: finds servers, keeps connections to them, and posts the client's
+entry to discovery."""

@@ -1,8 +1,8 @@
 """Address book: names that stand for public keys.
 
 The file ``names`` in the configuration directory (``$XDG_CONFIG_HOME/dmsg``, else ``~/.config/dmsg``), or the file
-named by ``DMSG_NAMES``, has a line ``NAME KEY`` for each name. The book belongs to this user alone: nobody else can
-add names.
+named by ``DMSG_NAMES``, has a line ``NAME KEY`` for each name. The book belongs to this user, and nobody else can add
+names.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ def check_name(name: str) -> str:
 
 _Stamp = tuple[int, int, int, int]
 SETTLED = 1.0
-"""Seconds after its last change from which a book is cached. Two changes at once may have the same time stamp."""
+"""Seconds after its last change from which a book is cached. A younger book is read again, because two changes in quick
+succession may have the same time stamp."""
 _last: dict[Path, tuple[_Stamp, dict[str, PubKey]]] = {}
 """Cache of the book that was read last. A proxy reads it for each connection, and 20,000 names take 0.1 s."""
 
 
 def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Iterate over the lines of a file that have words, with line number and words. Comments (``#``) are left out.
+    """Yield the line number and the words of each line of a file that is not empty.  Comments (``#``) are left out.
 
     :raises UnknownName: the file cannot be read.
     """
@@ -90,7 +91,7 @@ def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def changing_book(path: Path) -> Iterator[None]:
-    """Context in which no other program changes a file of lines.
+    """Context manager within which no other program changes the address book or the file of groups.
 
     :raises UnknownName: the file cannot be changed, or another program does not finish its change.
     """
@@ -108,7 +109,7 @@ def write_book(path: Path, lines: list[str]) -> None:
 
     :raises OSError: the file cannot be written.
     """
-    # A program that reads meanwhile sees the old book or the new one.
+    # The file is replaced as a whole, so that a program that reads it meanwhile sees the old or the new one.
     replace_file(path, "".join(f"{line}\n" for line in lines))
 
 
@@ -132,7 +133,8 @@ class AddressBook:
             return {}
         except OSError as error:
             raise UnknownName(f"{self.path}: {error.strerror}") from None
-        # The inode changes with each replacement by ``write_book``, and ctime with each change in place.
+        # Both are compared: the inode changes with each replacement by ``write_book``, and ctime with each change in
+        # place.
         stamp = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         last = _last.get(self.path)
         if last is not None and last[0] == stamp:
@@ -145,7 +147,7 @@ class AddressBook:
             except ValueError as error:
                 why = error if isinstance(error, DmsgError) else "not NAME KEY"
                 raise UnknownName(f"{self.path}, line {number}: {why}") from None
-        # Only one book is cached, so the cache stays small however many books a program opens.
+        # Only one book is cached, so the cache stays small even if a program opens many books.
         _last.clear()
         if abs(time.time() - status.st_ctime) > SETTLED:
             _last[self.path] = stamp, names

@@ -1,4 +1,5 @@
-"""Base of the clients of any family: finds servers, stays connected, is found, and connects to others."""
+"""Base class of the clients of all protocol families: finds servers, stays connected to them, posts the client's entry,
+and connects to other clients."""
 
 from __future__ import annotations
 
@@ -54,13 +55,13 @@ Opening: TypeAlias = Callable[[SessionT, float], Deferred[IProtocol]]
 
 
 class DelegatedClient(Service, Generic[SessionT]):
-    """Part of a client that handles servers and discovery; a family adds how to talk to servers.
+    """Part of a client that handles servers and discovery; each protocol family adds the sessions with servers.
 
     :param choice: servers that the client may use.
     :param features: features that the entry of this client offers (True) or withdraws (False).
     :param advertise_visits: see :class:`~dmsg.clients.servers.ServerUses`.
-    :param server_feature: feature that the entries of its servers offer. A server whose entry offers nothing may be of
-        2019, and is accepted.
+    :param server_feature: feature that the entries of its servers offer. A server whose entry offers no feature may be
+        of 2019, and is accepted.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._core = LifecycleCore()
         self._lifecycle = make_lifecycle(self._core)
 
-    # --- hooks of a family ---
+    # --- hooks for a protocol family ---
 
     def _session_opener(self, entry: Entry) -> SessionOpener[SessionT]:
         """Return the opener of sessions with the server of an entry.
@@ -128,17 +129,17 @@ class DelegatedClient(Service, Generic[SessionT]):
         raise NotImplementedError
 
     def _is_suitable(self, entry: Entry) -> bool:
-        """Whether a listed server speaks this client's protocol, as far as its entry says."""
-        # The entry of a program of 2019 names no features, so an entry without features excludes nothing.
+        """Whether a listed server speaks this client's protocol, as far as its entry shows."""
+        # The entry of a program of 2019 names no features, so an entry without features says nothing about its server.
         offered = entry_features(entry.version)
         return not offered or self._server_feature in offered
 
     def _can_carry(self, entry: Entry) -> bool:
-        """Whether a server carries everything that this client may open."""
+        """Whether a server can carry every kind of stream that this client may open."""
         return True
 
     def _migrate(self, stream: StreamTransport) -> None:
-        """Move a stream whose server is leaving or slow."""
+        """Move a stream, whose server is slow or shuts down, to another server."""
 
     # --- interface for applications ---
 
@@ -159,7 +160,7 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     @property
     def waiting_for(self) -> str:
-        """Description of what the client waits for, to be online or to be found."""
+        """Text that says what the client still waits for, to be online or to be found by others."""
         if self.last_error:
             return self.last_error
         if self.status == "online":
@@ -182,7 +183,8 @@ class DelegatedClient(Service, Generic[SessionT]):
         return self._set.sessions()
 
     def entry(self, remote: PubKey) -> Deferred[Entry]:
-        """Return the verified entry of ``remote``. The entry is a few seconds old at most, unless discovery is away."""
+        """Return the verified entry of ``remote``. The entry is a few seconds old at most, unless discovery does not
+        answer."""
         return Deferred.fromCoroutine(self._entries.get(remote))
 
     def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
@@ -192,12 +194,12 @@ class DelegatedClient(Service, Generic[SessionT]):
     async def claim_nameplate(self) -> Nameplate:
         """Claim a nameplate, a short number that leads to this client's key.
 
-        :raises DiscoveryError: none is available.
+        :raises DiscoveryError: no nameplate is available.
         """
         return await claim(self._lookups, self._key)
 
     async def find_nameplate(self, number: int) -> PubKey:
-        """Return the key to which a nameplate leads. Nothing vouches for this key.
+        """Return the key to which a nameplate leads. This key is not proved to be the right one.
 
         :raises ~dmsg.discovery.lookup.nameplates.NoSuchNameplate: there is no such nameplate.
         :raises DiscoveryError: no discovery answered.
@@ -268,7 +270,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        # The entry goes first. Otherwise it would lead others to servers that this client has left.
+        # The entry is withdrawn first; otherwise others would try servers from which this client has disconnected.
         await self._publisher.withdraw()
         await self._set.stop()
         await self._lookups.close()
@@ -286,11 +288,11 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._publisher.changed()
 
     def _discovery_failed(self, error: DiscoveryError) -> None:
-        """Note a failure of discovery. A discovery that will never answer also fails the Deferreds that have a
+        """Record a failure of discovery.  If this discovery can never answer, also fail the Deferreds that have a
         timeout.
         """
         self._set.last_error = str(error)
-        # A caller without a timeout has asked to wait for as long as it takes.
+        # Deferreds without a timeout stay pending, because their callers have asked to wait for as long as it takes.
         if isinstance(error, WrongDiscovery):
             for waiting in list(self._waiting):
                 if not waiting.called:
@@ -304,7 +306,8 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._publisher.soon()
 
     def _warn(self, text: str) -> None:
-        # Texts may contain what a server or another program has sent, so their number is bounded.
+        # Warnings may contain texts that a server or another program has sent, so only a limited number of different
+        # ones is remembered.
         if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(text)
             self._on_warning(text)
@@ -348,7 +351,8 @@ class DelegatedClient(Service, Generic[SessionT]):
         rounds = 0
         cached = remote in self._entries
         while True:
-            # A succession is signed by the old key, so following it needs no trust in discovery.
+            # The successor is used without further questions: the succession is signed by the old key, so discovery
+            # need not be trusted.
             remote, entry = await self._entries.successor(remote)
             if entry.client is None:
                 raise ConnectFailed(
@@ -376,17 +380,17 @@ class DelegatedClient(Service, Generic[SessionT]):
                     reasons[server] = getattr(error, "reason", None)
                     attempts.append((server.short, shorten(str(error)) or type(error).__name__))
             if cached:
-                # The remote may have moved since. Ask discovery once more.
+                # Discovery is asked once more, because the remote may have moved to other servers since.
                 cached = False
                 self._entries.mark_stale(remote)
                 continue
-            # A refusal by the remote itself is final, and a wait would only repeat it. A rate limit of a server is
-            # worth another round.
+            # A refusal by the remote itself is final, and would only be repeated.  After a rate limit of a server,
+            # another attempt may succeed.
             limited = {server for server, reason in reasons.items() if reason == CloseReason.RATE_LIMITED}
             delay = retry_delay(rounds, self._random)
             if not limited or CloseReason.REFUSED in reasons.values() or self._reactor.seconds() + delay >= deadline:
                 raise _not_reached(remote, attempts, reasons.values())
-            # A rate limit is over soon, and its cause may be somebody else.
+            # The attempt is repeated: a rate limit is over soon, and may be caused by somebody else.
             await deferLater(self._reactor, delay)
             rounds += 1
             tried -= limited
@@ -422,12 +426,12 @@ def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: Itera
 
 
 AnyClient: TypeAlias = DelegatedClient[Any]
-"""Client of any family, for code that does not open streams through a session itself."""
+"""Client of any protocol family, for code that does not open streams through a session itself."""
 
 
 @implementer(IListeningPort)
 class _ListeningPort:
-    """Port of a client, with the factory that accepts its streams."""
+    """Listening port of a client, with the factory that builds protocols for the streams that it accepts."""
 
     def __init__(self, client: AnyClient, factory: IProtocolFactory, port: int) -> None:
         self._client = client

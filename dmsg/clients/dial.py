@@ -25,7 +25,7 @@ from dmsg.keys import PubKey
 from dmsg.net.retry import retry_delay
 
 SHORT_SESSION = 5.0
-"""Seconds below which a session counts as a failed try."""
+"""Seconds; a session that ends earlier counts as a failed attempt."""
 
 
 SessionT = TypeVar("SessionT", bound=Session)
@@ -74,7 +74,8 @@ class _ServiceEndpoint(Generic[SessionT]):
                 protocol.connectionLost(Failure(DmsgError("session ended")))
 
             session.lost.addCallback(ended)
-            # Only after ClientService knows of the session, because a callback may stop the service at once.
+            # The session is announced only after ClientService knows of it, because a callback may stop the service at
+            # once.
             self._link.up_soon(session)
             return protocol
 
@@ -89,7 +90,7 @@ class ServerLink(Generic[SessionT]):
     """Connection to one server, which is re-established when it is lost.
 
     :param on_change: called when the session starts or ends.
-    :param on_lost: called with the link and the number of failed tries in a row.
+    :param on_lost: called with the link and the number of failed attempts in a row.
     :ivar session: current session, or None.
     """
 
@@ -107,16 +108,16 @@ class ServerLink(Generic[SessionT]):
         self.session: SessionT | None = None
         self.failures = 0
         self.short = 0
-        """Number of sessions in a row that ended soon after their start."""
+        """Number of consecutive sessions that ended soon after their start."""
         self.carries = True
-        """Whether the server carries everything that this client opens, as its entry says."""
+        """Whether the server can carry every kind of stream that this client opens, according to its entry."""
         self.entry: Entry | None = None
         """Entry with the address of the server."""
         self._at_once = False
         self.last_error = ""
         self.slow = False
         self.leaving = False
-        """Whether the server announced that it is leaving."""
+        """Whether the server announced that it shuts down."""
         self._reactor = reactor
         self._random = random
         self._on_change = on_change
@@ -144,12 +145,14 @@ class ServerLink(Generic[SessionT]):
         return float(self._reactor.seconds())
 
     def ended(self, session: SessionT, seconds: float) -> None:
-        """Note the end of a session that lasted ``seconds``."""
+        """Handle the end of a session that lasted ``seconds``."""
         self.last_error = session.why_lost
         if session.refused_extension:
-            self._at_once = True  # The next session does not use the extension.
+            # The next session does not use the extension that the server has refused, such as PING.
+            self._at_once = True
         elif session.is_doubtful:
-            self._at_once = True  # The server is probably well, and only the connection was forgotten on its way.
+            # This is no failure of the server: it probably runs, and only a router has dropped the connection.
+            self._at_once = True
         else:
             self.short = self.short + 1 if seconds < SHORT_SESSION else 0
 
@@ -157,14 +160,16 @@ class ServerLink(Generic[SessionT]):
         if self._at_once:
             self._at_once = False
             return 0.0
-        # A server that accepts connections and drops them is no better than one that accepts none.
-        self.failures = max(failures, self.short)  # ``short`` counts across reconnects, ClientService does not.
+        # A short session counts as a failure, because a server that accepts connections and drops them is no better
+        # than one that accepts none.
+        # ``short`` is counted across reconnects, which ClientService does not do.
+        self.failures = max(failures, self.short)
         self._on_lost(self, self.failures)
         return retry_delay(self.failures - 1, self._random)
 
     def up_soon(self, session: SessionT) -> None:
-        """Announce the session in the next turn."""
-        # The session may be lost before that turn; it must not be announced then.
+        """Announce the session in the next reactor turn."""
+        # The session may be lost before the next turn, when this function runs; then it must not be announced.
         self._reactor.callLater(0, lambda: None if session.lost.called else self._session_up(session))
 
     def _session_up(self, session: SessionT) -> None:
@@ -174,6 +179,6 @@ class ServerLink(Generic[SessionT]):
         self._on_change(self)
 
     def down(self) -> None:
-        """Note that the session has ended."""
+        """Handle the end of the session."""
         self.session = None
         self._on_change(self)

@@ -12,8 +12,8 @@ from dmsg.errors import ConnectFailed, DiscoveryError, EntryNotFound, KeyFormatE
 from dmsg.keys import PubKey
 
 ENTRY_CACHE_TIME = 10.0
-"""Seconds for which a fetched entry is used without asking again. The entry is kept longer for the case that discovery
-is away.
+"""Seconds for which a fetched entry is used without asking again. Older entries are kept for the case that discovery
+does not answer.
 """
 ENTRY_CACHE_SIZE = 1024
 """Maximum number of entries in the cache."""
@@ -24,7 +24,7 @@ SUCCESSORS = 4
 class _Query:
     """Query of discovery for one entry, whose answer is shared by all callers that ask before it arrives.
 
-    The query is cancelled when its last caller is.
+    The query is cancelled when its last caller cancels.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Query:
             self._asking.cancel()
 
     def _ended(self, result: Entry | Failure) -> None:
-        # A callback may add or cancel callers, so the list is read anew each time.
+        # A callback may add or cancel callers, so the list is read again before each call.
         while self._callers:
             self._callers.pop(0).callback(result)
 
@@ -73,16 +73,17 @@ class Entries:
         return known is not None and known[0] > self._reactor.seconds()
 
     def keep(self, remote: PubKey, entry: Entry, seconds: float) -> None:
-        """Use ``entry`` as the answer of discovery for ``seconds``."""
-        # The pop moves a refreshed entry to the end, so the cache evicts the entry that was fetched longest ago.
+        """Cache ``entry``, and use it like an answer of discovery for ``seconds``."""
+        # The pop makes the refreshed entry the newest one of the dictionary, so the cache evicts the entry that was
+        # fetched longest ago.
         self._known.pop(remote, None)
         self._known[remote] = (self._reactor.seconds() + seconds, entry)
         if len(self._known) > ENTRY_CACHE_SIZE:
             del self._known[next(iter(self._known))]
 
     def mark_stale(self, remote: PubKey) -> None:
-        """Ask discovery next time. The cached entry is only used if discovery is away."""
-        # The answer of a query that is under way may be as old as the entry in doubt.
+        """Make the next :meth:`get` ask discovery.  The cached entry is then used only if discovery does not answer."""
+        # A query under way is not shared with later callers, because its answer may be as old as the stale entry.
         self._queries.pop(remote, None)
         if remote in self._known:
             self._known[remote] = (0.0, self._known[remote][1])
@@ -93,10 +94,10 @@ class Entries:
         self._queries.clear()
 
     async def get(self, remote: PubKey) -> Entry:
-        """Return the entry of ``remote``, at most ``ENTRY_CACHE_TIME`` old unless discovery is away.
+        """Return the entry of ``remote``, at most ``ENTRY_CACHE_TIME`` old unless discovery does not answer.
 
         :raises EntryNotFound: discovery has no entry of ``remote``.
-        :raises DiscoveryError: discovery is away, and no entry is cached.
+        :raises DiscoveryError: discovery does not answer, and no entry is cached.
         """
         known = self._known.get(remote)
         if known is not None and self.is_fresh(remote):
@@ -108,12 +109,13 @@ class Entries:
         except DiscoveryError:
             if known is None:
                 raise
-            return known[1]  # An outdated entry is better than none.
+            return known[1]  # The cached entry is returned, because an outdated entry is better than none.
         self.keep(remote, entry, ENTRY_CACHE_TIME)
         return entry
 
     async def _query(self, remote: PubKey) -> Entry:
-        """Return the answer of discovery, from a query under way or a new one."""
+        """Return the answer of discovery.  A query for the same key that is under way is shared; otherwise a new one is
+        started."""
         query = self._queries.get(remote)
         if query is not None:
             return await query.answer()
@@ -121,7 +123,7 @@ class Entries:
         answer = query.answer()
 
         def forget(result: Entry | Failure) -> Entry | Failure:
-            # ``mark_stale`` may have removed this query, and a newer one may have taken its place.
+            # ``mark_stale`` may have removed this query, and a newer one may be in its place.
             if self._queries.get(remote) is query:
                 del self._queries[remote]
             return result
@@ -134,7 +136,7 @@ class Entries:
 
         :raises ConnectFailed: the chain of successors is longer than ``SUCCESSORS``.
         """
-        # The bound ends a cycle: two keys may name each other as successors.
+        # The number of steps is limited, because two keys may name each other as successors.
         for _ in range(SUCCESSORS):
             entry = await self.get(remote)
             if entry.successor is None:

@@ -15,7 +15,7 @@ MAX_GROUPS = 1000
 MAX_MEMBERS = 10_000
 """Maximum number of members of one group."""
 MARK = "@"
-"""Prefix of the name of a group, where a name or a key is possible too."""
+"""Prefix of the name of a group, in places where a name or a key is possible, too."""
 
 
 class Groups:

@@ -1,7 +1,7 @@
 """Limits of incoming handshakes, checked before the expensive Diffie-Hellman.
 
-To refuse a handshake here takes microseconds; to process one takes a fifth of a millisecond. Without limits, an
-attacker that replays recorded handshakes, or sends endless new ones, would keep a client from all other work.
+Refusing a handshake here takes microseconds; processing one takes a fifth of a millisecond. Without limits, an attacker
+that replays recorded handshakes, or sends endless new ones, would keep a client from all other work.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
 OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
-"""Rate per second and burst of handshakes of one known initiator. All streams of a lost server return together."""
+"""Rate per second and burst of handshakes of one known initiator. The burst is large, because all streams of a lost
+server return together."""
 ONE_STRANGER_RATE, ONE_STRANGER_BURST = 50.0, 200.0
-"""Rate per second and burst of handshakes of one unknown initiator. Data behind such a handshake waits for it."""
+"""Rate per second and burst of handshakes of one unknown initiator. Data that follow such a handshake wait for it."""
 OF_STRANGERS_RATE, OF_STRANGERS_BURST = 1000.0, 2000.0
 """Rate per second and burst of handshakes of all unknown initiators through one server: a fifth of a core.
 
-The initiators share this rate by key, so a new one gets in however often others ask. But keys cost nothing. Only the
-server, which sees addresses, can stop an attacker that keeps changing keys. The server passes on less than this rate
-(:data:`~dmsg.base.policing.DESTINATION_FACTOR`).
+The rate is shared fairly among the keys of initiators, so a new one is admitted even if others ask often.  But keys
+cost nothing. Only the server, which sees addresses, can stop an attacker that keeps changing keys. The server passes on
+less than this rate (:data:`~dmsg.base.policing.DESTINATION_FACTOR`).
 """
 OF_KNOWN_RATE, OF_KNOWN_BURST = 1000.0, 5000.0
 """Rate per second and burst of handshakes of all known initiators through one server."""
 RESERVED_RATE, RESERVED_BURST = 2.0, 20.0
-"""Rate per second and burst of handshakes that each known initiator may make, whatever others do."""
+"""Rate per second and burst of handshakes that each known initiator may make even if others use up the common rate."""
 MAX_SERVERS = 64
 """Maximum number of servers for which strangers are counted. The one with the oldest last handshake is forgotten
 first.
@@ -91,15 +92,15 @@ class HandshakeLimits:
         return reason
 
     def _reason(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
-        # The cheapest check comes first: a replayed handshake is one lookup in a table.
+        # The cheapest check comes first: a replayed handshake is found by one look-up in a table.
         if ephemeral in self._seen:
             return CloseReason.NOT_AUTHENTIC
         if not self._admitted(initiator):
             return CloseReason.REFUSED
         if not self._has_place(server, initiator):
             return CloseReason.RATE_LIMITED
-        # Only the keys of processed handshakes are remembered. Refused ones cost an attacker nothing, and would push
-        # the others out of the memory.
+        # Only the keys of processed handshakes are remembered. Refused ones cost an attacker nothing, and would evict
+        # the others from the table.
         if ephemeral is not None:
             self._seen.add(ephemeral)
         return None
@@ -132,5 +133,5 @@ class HandshakeLimits:
                 return False
             if admits(address):
                 return True
-        # A client without listeners still answers pings and resumes its own streams.
+        # A client without listeners checks no further: it still answers pings and resumes its own streams.
         return not listening

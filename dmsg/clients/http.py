@@ -1,4 +1,5 @@
-"""HTTP to public keys: the clients of Twisted and treq reach ``http://KEY/`` and ``http://NAME/`` over dmsg."""
+"""HTTP to public keys: with this module the HTTP clients of Twisted and treq reach ``http://KEY/`` and ``http://NAME/``
+over dmsg."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class DmsgEndpointFactory:
         self._timeout = timeout
 
     def endpointForURI(self, uri: URI) -> DmsgClientEndpoint:
-        """Return the endpoint for a URL (:class:`twisted.web.iweb.IAgentEndpointFactory`).
+        """Return the endpoint for a URL; see :class:`twisted.web.iweb.IAgentEndpointFactory`.
 
         :raises UnknownName: the host is neither a public key nor a name of the address book.
         """

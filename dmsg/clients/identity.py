@@ -1,4 +1,4 @@
-"""Discovery and key of a client, which scripts name by texts."""
+"""Discovery and key of a client, for scripts, which name both by texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Identity:
     """
 
     def __init__(self, discovery: str | Sequence[str] | None, key: KeySource) -> None:
-        """:raises ValueError: no discovery is named, or its text is no URL.
+        """:raises ValueError: no discovery is named, or the text is no URL.
         :raises KeyFileError: the key file cannot be used.
         """
         if discovery is None:
@@ -40,7 +40,7 @@ class Identity:
 
     @property
     def public_key(self) -> PubKey:
-        """Key at which others reach the client."""
+        """Public key, by which others reach the client."""
         return self.key.public
 
     def hold(self) -> None:

@@ -19,9 +19,10 @@ HOST                  host of the server, with flag 2 only; else it is discovery
 HOST is one byte and what follows it: 4 and an IPv4 address of 4 bytes, 6 and an IPv6 address of 16 bytes, or 0, one
 byte with the length, and a name of DNS in ASCII.
 
-An invitation holds no secret: it says where a network is, not that its reader may use it. The key of the server lets
-the reader notice that an address belongs to another network: only the server could sign the entry for that key.
-Anybody who has recorded the entry can present it too, so the entry is no proof; a connection to the server is one.
+An invitation contains no secret: it says where a network is, but does not allow its reader to use it. The key of the
+server lets the reader notice that an address belongs to another network: only the server could sign the entry for that
+key.  Anybody who has recorded the entry can present it too, so the entry is no proof; a connection to the server is
+one.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 _TLS, _OWN_HOST, _PATH = 1, 2, 4
 _NAME, _IPV4, _IPV6 = 0, 4, 6
 _URL_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
-"""Path of a URL in the characters of RFC 3986."""
+"""Regular expression for the path of a URL, with the characters that RFC 3986 allows."""
 
 
 class NotAnInvitation(WrongUse, ValueError):
@@ -97,7 +98,8 @@ def parse_invitation(text: str) -> Invitation:
 
     :raises NotAnInvitation: ``text`` is not an invitation, or was copied with a mistake; the error says which.
     """
-    # Mail programs and terminals break the long line, and QR codes are shorter in upper case.
+    # White space and upper case are removed: mail programs and terminals break the long line, and QR codes are shorter
+    # in upper case.
     text = "".join(text.split()).lower()
     if len(text) > MAX_INVITATION or not text.startswith(PREFIX):
         raise NotAnInvitation(f"an invitation begins with {PREFIX}; 'dmsg host' prints it")
@@ -157,7 +159,8 @@ class _Reader:
         return name
 
     def path(self) -> str:
-        """:raises ValueError: the path has characters or steps that the path of a URL does not have."""
+        """:raises ValueError: the path has characters, or parts such as ``..``, that the path of a URL does not
+        have."""
         path = self.text()
         if not _is_path(path):
             raise ValueError("discovery's path has characters that a URL cannot have")
@@ -166,7 +169,7 @@ class _Reader:
 
 def _read(payload: _Reader) -> Invitation:
     flags = payload.number(1)
-    # An unknown flag may add a field, so the rest of the payload could not be read correctly.
+    # An unknown flag is an error, because it may add a field, and then the rest of the payload would be misread.
     if flags & ~(_TLS | _OWN_HOST | _PATH):
         raise ValueError("a newer version of dmsg is needed to read this invitation")
     scheme = "https" if flags & _TLS else "http"
@@ -179,7 +182,7 @@ def _read(payload: _Reader) -> Invitation:
     own = payload.host() if flags & _OWN_HOST else host
     address = at_port(own, payload.number(2))
     name = payload.text()
-    # A second text for the same network would pass for another invitation, so only one encoding is valid.
+    # Only one encoding is valid, because a second text for the same network could be taken for another invitation.
     if payload.rest:
         raise ValueError("bytes follow the last field")
     shown = _bracket(host) if port == DEFAULT_PORTS[scheme] else at_port(host, port)
@@ -218,7 +221,7 @@ def _number(value: int) -> bytes:
 def _short(text: str) -> bytes:
     """Return the length of an ASCII text in one byte, and the text.
 
-    :raises NotAnInvitation: it is longer than 255 characters, or has others.
+    :raises NotAnInvitation: the text is longer than 255 characters, or not ASCII.
     """
     try:
         data = text.encode("ascii")

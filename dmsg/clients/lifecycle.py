@@ -31,10 +31,10 @@ class Lifecycle(Protocol):
         """Start the service."""
 
     def server_up(self) -> None:
-        """Note that a server is connected."""
+        """Handle that the first server is connected."""
 
     def no_server(self) -> None:
-        """Note that the last server is lost."""
+        """Handle that the last server is lost."""
 
     def stop(self) -> None:
         """Stop the service."""
@@ -65,7 +65,7 @@ _stopped = _builder.state("stopped")
 _searching = _builder.state("searching")
 _online = _builder.state("online")
 
-# Transitions without effect.
+# These transitions change nothing.
 _searching.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.server_up).loop().returns(None)

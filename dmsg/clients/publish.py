@@ -21,8 +21,8 @@ from dmsg.net.retry_loop import RetryLoop
 PUBLISH_DELAY = 0.05
 """Seconds for which changes of the server list are collected into one POST."""
 FEWER_DELAY = 1.0
-"""Seconds to wait, plus or minus a random half, before a lost server is removed from the entry while
-others are left.
+"""Seconds to wait, plus or minus up to half at random, before a lost server is removed from the entry, if others are
+left.
 """
 WITHDRAW_TIMEOUT = 2.0
 """Seconds to wait for discovery when the client stops."""
@@ -32,7 +32,7 @@ _log = Logger()
 
 
 class EntryPublisher:
-    """Publisher of the entry of ``key``, which posts changes and what discovery has lost.
+    """Publisher of the entry of ``key``, which posts it after changes, and again if discovery has lost it.
 
     :param delegated: returns the connected servers as hexadecimal keys, in order.
     :param features: features that the entry offers (True) or withdraws (False).
@@ -92,7 +92,8 @@ class EntryPublisher:
 
     def soon(self, delay: float = PUBLISH_DELAY) -> None:
         """Post within ``delay`` seconds if the entry has changed or discovery has lost it."""
-        # After a failure the delay grows. A change must not cut it short, or a failing discovery would be flooded.
+        # After a failure the delay grows. A change of the entry must not shorten it; otherwise a failing discovery
+        # would be flooded.
         if not self._failures or not self._publishing.is_planned:
             self._publishing.soon(delay)
 
@@ -145,7 +146,7 @@ class EntryPublisher:
         self.published = wanted
         self._posted_at = self._reactor.seconds()
         if wanted != self._delegated():
-            return PUBLISH_DELAY  # The servers changed while the POST was under way.
+            return PUBLISH_DELAY  # The servers changed while the POST was under way, so the entry is posted again.
         if wanted:
             waiting, self._waiting = self._waiting, []
             for deferred in waiting:
@@ -166,13 +167,13 @@ class EntryPublisher:
         return replace(entry, version=version, client=ClientMeta(delegated))
 
     async def _is_missing(self, delegated: tuple[str, ...]) -> bool:
-        """Return whether to post again: discovery may have lost its store, or another program may have posted."""
+        """Return whether to post again, because discovery has lost the entry or another program has replaced it."""
         try:
             entry = await self._lookups.entry(self._key.public)
         except EntryNotFound:
             return True
         except DiscoveryError:
-            return False  # Discovery is away: nothing can be done now.
+            return False  # Nothing can be done now, because discovery does not answer.
         is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
         if is_said and entry.client is not None and entry.client.delegated_servers == delegated:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)

@@ -1,4 +1,4 @@
-"""Servers that a client may use."""
+"""Choice of the servers that a client may use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_SERVERS = 2
 class ServerChoice:
     """Choice of the servers that a client uses, and of their number.
 
-    :ivar min_servers: number of servers to stay connected to, if there are as many; at least 1.
+    :ivar min_servers: number of servers to stay connected to, if discovery lists as many; at least 1.
     :ivar prefer: servers to use before others when they are available.
     :ivar only: servers to use exclusively; empty for any.
     """

@@ -1,9 +1,9 @@
-"""Servers of one client: lasting connections to some, and visits to others.
+"""Set of the servers of one client: lasting connections to some, and short ones (visits) to others.
 
 A client stays connected to ``min_servers``. The choice is a race: the client connects to a few more than needed, and
-keeps those that answer first. The race measures round trip and load in one. Later the round trips measured by PING
-decide. A server that is slow, away or leaving is replaced, and streams move to another server before they are
-disturbed.
+keeps those that answer first. The race measures round trip and load in one. Later, the round trips measured by PING are
+compared.  A server that is slow, does not answer or shuts down is replaced, and streams move to another server before
+they are disturbed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from dmsg.net.streams.stream import StreamTransport
 RACE = 2
 """Number of servers tried beyond those that are needed."""
 AWAY_AFTER = 2
-"""Number of failed tries in a row after which another server is sought."""
+"""Number of consecutive failed attempts after which another server is searched for."""
 MAX_WORKED = 16
 """Maximum number of servers remembered because they have worked. These servers are used before others that discovery
 lists.
 """
 MAX_HINTS, HINTS_FOR = 8, 60.0
-"""Maximum number of servers that a leaving server may suggest, and seconds for which they are preferred."""
+"""Maximum number of servers that a server that shuts down may suggest, and seconds for which these are preferred."""
 AVOID_FOR = 60.0
-"""Seconds for which a server that was away, slow or leaving is not chosen again."""
+"""Seconds for which a server that did not answer, was slow or shut down is not chosen again."""
 CHECK_INTERVAL = 60.0
 """Seconds between checks of the servers when nothing happens, before jitter."""
 SLOW_FACTOR = 4.0
@@ -57,9 +57,9 @@ class ServerUses(Generic[SessionT]):
     """Callbacks and settings of a client for its set of servers.
 
     :ivar opener: returns the opener of sessions with the server of an entry; raises DmsgError if there is none.
-    :ivar suits: returns whether a listed server speaks the client's protocol, as far as its entry says.
-    :ivar carries: returns whether a server carries everything that the client may open. Others are used if there is
-        none.
+    :ivar suits: returns whether a listed server speaks the client's protocol, as far as its entry shows.
+    :ivar carries: returns whether a server can carry every kind of stream that the client may open.  Other servers are
+        used if there is none.
     :ivar key_shared: called with the address of another program that is connected with this client's key.
     :ivar migrate: called with each stream that should move to another server.
     :ivar advertise_visits: whether others can reach this client through visited servers, too, while the visit lasts.
@@ -120,8 +120,8 @@ class ServerSet(Generic[SessionT]):
         return kept + [session for server, session in self._visited.items() if server not in self.links]
 
     def delegated(self) -> tuple[str, ...]:
-        """Return the servers for this client's entry, in order. A leaving server is only included while there is no
-        other.
+        """Return the servers for this client's entry, in order. A server that shuts down is only included if there is
+        no other.
         """
         here = [link for link in self.links.values() if link.session is not None]
         staying = [link for link in here if link.session is not None and not link.session.leaving]
@@ -134,7 +134,7 @@ class ServerSet(Generic[SessionT]):
         """Return the session with ``server``, or None."""
         link = self.links.get(server)
         session = (link.session if link is not None else None) or self._visited.get(server)
-        # A session that is being closed accepts nothing.
+        # A session that is being closed is left out, because it accepts no streams.
         return session if session is not None and session.connected else None
 
     def session(self, server: PubKey) -> Deferred[SessionT]:
@@ -196,12 +196,14 @@ class ServerSet(Generic[SessionT]):
 
         :returns: seconds until the next check.
         """
-        # Jitter, because clients that lost the same server would otherwise keep asking in step.
+        # The interval has jitter, because clients that lost the same server would otherwise keep asking at the same
+        # times.
         delay = CHECK_INTERVAL * self._random.uniform(1 - JITTER, 1 + JITTER)
         good = self._good_links()
         missing = self._min_servers - len(good)
         if missing <= 0 and not self._only and not any(link.carries for link in good):
-            missing = 1  # Seek a server that carries what the present ones do not.
+            # One more server is searched for: it must carry the kinds of streams that the present ones cannot.
+            missing = 1
         if missing > 0:
             now = self._reactor.seconds()
             self._avoid = {server: until for server, until in self._avoid.items() if until > now}
@@ -246,7 +248,7 @@ class ServerSet(Generic[SessionT]):
     def _good_links(self) -> list[ServerLink[SessionT]]:
         """Return the links to keep: they work, or have not failed too often, and are not slow."""
         measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
-        # A server is slow only in comparison with others: on a slow network all are.
+        # A server is slow only in comparison with others, because on a slow network all servers are slow.
         best = min(measured, default=0.0)
         good = []
         for link in self.links.values():
@@ -272,17 +274,17 @@ class ServerSet(Generic[SessionT]):
                 if not entries:
                     self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
             except DiscoveryError as error:
-                # Known servers are tried all the same, so clients survive an outage of discovery.
+                # Known servers are tried even if discovery does not answer, so that clients survive its outage.
                 self.last_error = str(error)
                 self._uses.on_failure(error)
-            # The order of discovery's list would bring all clients to the same servers.
+            # The list is shuffled, because the order of discovery's list would lead all clients to the same servers.
             self._random.shuffle(entries)
         known = {entry.key: entry for entry in entries}
         hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []
         first = list(dict.fromkeys((*self._only, *self._prefer, *hints)))
         if not self._only:
-            # Servers that have worked come first, the latest before the others. So nobody can draw this client to other
-            # servers by adding them to discovery.
+            # Servers that have worked before come first, the most recent one at the front. So nobody can draw this
+            # client to other servers by adding them to discovery.
             worked = [server for server in reversed(self._worked) if server not in first]
             entries = [known.get(server, self._worked[server]) for server in worked] + [
                 entry for entry in entries if entry.key not in self._worked
@@ -324,7 +326,7 @@ class ServerSet(Generic[SessionT]):
         link.stop()
 
     def _drop_surplus(self) -> None:
-        """End the race if there are enough servers, and drop those that are away, leaving or slow.
+        """End the race if there are enough servers, and drop those that do not answer, shut down or are slow.
 
         A server that still carries streams stays until they have moved.
         """
@@ -341,7 +343,7 @@ class ServerSet(Generic[SessionT]):
             if link.session is None:
                 if link.failures >= AWAY_AFTER:
                     self._remove(link, "stays away")
-                # A link that is still connecting stays if it carries what none of the kept ones does.
+                # A link that is still connecting is kept if its server carries a kind of stream that no kept one does.
                 elif carried or not link.carries:
                     del self.links[link.server]
                     link.stop()
@@ -379,7 +381,7 @@ class ServerSet(Generic[SessionT]):
         if failures >= AWAY_AFTER and self.links.get(link.server) is link:
             self.search_soon(0.1)
 
-    # --- a server that leaves ---
+    # --- announcements of servers: shared key, shutdown ---
 
     def _adopt_session(self, session: SessionT) -> None:
         session.keeper = self
@@ -389,7 +391,7 @@ class ServerSet(Generic[SessionT]):
         self._uses.key_shared(address)
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
-        """Replace a leaving server (:class:`~dmsg.clients.session.SessionKeeper`)."""
+        """Replace a server that shuts down (:class:`~dmsg.clients.session.SessionKeeper`)."""
         _log.info(
             "server {server} announced that it will leave in {seconds} s", server=session.server.short, seconds=seconds
         )
@@ -398,7 +400,7 @@ class ServerSet(Generic[SessionT]):
         link = self.links.get(session.server)
         if link is not None and link.session is session:
             link.leaving = True
-            # Suggestions count only from a server that this client keeps, and while it seeks a replacement.
+            # Suggestions count only from a server that this client keeps, and while it searches for a replacement.
             self._hints = [server for server in servers if server != session.server][:MAX_HINTS]
             self._hints_until = now + HINTS_FOR
         self.search_soon(0)

@@ -1,7 +1,8 @@
-"""Session of a client with a server, for any family: the counterpart of :mod:`dmsg.servers.serving`.
+"""Session of a client with a server, for all protocol families: the counterpart of :mod:`dmsg.servers.serving`.
 
-The core of the family has the rules. A :class:`Session` feeds received data to the core, and hands its events to the
-methods of the family. The session sends the core's output, and reports when the connection is lost or about to end.
+The core of the protocol family has the rules.  A :class:`Session` passes received data to the core, and the core's
+events to methods of the family's subclass. The session sends the core's output, and reports when the connection is lost
+or about to end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _log = Logger()
 
 
 class SessionCore(Protocol):
-    """Interface of the core of a family: the rules for one connection, without I/O.
+    """Interface of the core of a protocol family, which has the rules for one connection, without I/O.
 
     :ivar accepting: whether streams opened by others are offered to the application.
     :ivar has_frames_left: whether the last read may have left whole frames behind.
@@ -53,23 +54,24 @@ class SessionKeeper(Protocol):
     """Interface of the owner of a client's sessions, which reacts to announcements of their servers."""
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
-        """Seek another server, because that of ``session`` leaves in ``seconds``. It suggests ``servers``."""
+        """Search for another server, because that of ``session`` shuts down in ``seconds`` seconds and suggests
+        ``servers``."""
 
     def key_shared(self, address: str) -> None:
-        """Warn: another program, at ``address``, is connected with the same key."""
+        """Warn that another program, at ``address``, is connected with the same key."""
 
 
 class Session:
     """Session of a client with one server.
 
     :param accept: returns the factory for streams opened by others, or None to refuse them.
-    :ivar core: core of the family.
+    :ivar core: core of the protocol family.
     :ivar server: key of the server.
     :ivar lost: Deferred that fires with None when the connection is lost.
     :ivar keeper: owner to which the server's announcements are passed, or None.
     :ivar connected: whether the session can be used.
     :ivar writable: whether the link accepts more data; False while it is congested.
-    :ivar leaving: whether the server announced that it is leaving.
+    :ivar leaving: whether the server announced that it shuts down.
     :ivar why_lost: reason why the connection was lost.
     :ivar carrier: carrier by which the server was reached.
     :ivar carriers_failed: error messages of the carriers that did not work.
@@ -79,7 +81,7 @@ class Session:
     """
 
     _handle: Mapping[type, Callable[..., None]]
-    """Methods of the family, by type of event."""
+    """Methods of the protocol family that handle events, by type of event."""
 
     core: SessionCore
 
@@ -103,7 +105,7 @@ class Session:
         self.carrier = PLAIN
         self.carriers_failed: Mapping[Carrier, str] = {}
 
-    # --- hooks of a family ---
+    # --- hooks for a protocol family ---
 
     @property
     def round_trip(self) -> float | None:
@@ -134,15 +136,13 @@ class Session:
         raise NotImplementedError
 
     def _event_lost(self, event: Any) -> None:
-        """End the stream of an event whose handler raised. The stream cannot continue as if the event had been
-        handled.
-        """
+        """End the stream of an event whose handler raised. It cannot continue, because the event was not handled."""
         raise NotImplementedError
 
     def _forget_streams(self, reason: Failure) -> Callable[[], None]:
         """Remove every stream from the core, because the link is lost.
 
-        :returns: function that tells the streams; called after :attr:`lost` has fired.
+        :returns: function that notifies the streams; called after :attr:`lost` has fired.
         """
         raise NotImplementedError
 
@@ -159,7 +159,7 @@ class Session:
             self._send_all()
             self._link.close()
 
-    # --- the link's side ---
+    # --- calls of the link ---
 
     def link_up(self, link: Link) -> None:
         self._link = link
@@ -183,7 +183,7 @@ class Session:
         return taken
 
     def _deliver(self, events: Sequence[object]) -> None:
-        """Call the family's methods for events of the core, and send their output."""
+        """Call the protocol family's methods for events of the core, and send their output."""
         # Output is collected during the dispatch and sent once, so that the answers to a read share a record.
         self._receiving = True
         dispatch(events, self._handle, self, self._event_lost)
@@ -202,13 +202,14 @@ class Session:
         self._link = None
         self.connected = False
         tell = self._forget_streams(Failure(TransportClosed(CloseReason.PEER_DISCONNECTED, self.why_lost)))
-        # First announce that this server is lost: a stream that seeks another must not find this one.
+        # The loss of this server is announced first, so that a stream that searches for another server does not find
+        # this one.
         self.lost.callback(None)
         tell()
 
     def _server_leaves(self, seconds: int, servers: list[PubKey]) -> None:
-        """Tell the keeper, once, that the server leaves in ``seconds`` and suggests ``servers``."""
-        if not self.leaving:  # Repeated, it would start a search each time.
+        """Tell the keeper, once, that the server shuts down in ``seconds`` seconds and suggests ``servers``."""
+        if not self.leaving:  # The announcement is passed on only once, because each would start a search.
             self.leaving = True
             if self.keeper is not None:
                 self.keeper.server_leaves(self, seconds, servers)
@@ -244,7 +245,7 @@ def wait_for_answer(
     """
 
     def failed(failure: Failure) -> Failure:
-        # A refused or lost request is closed already.
+        # For a refused or lost request, ``give_up`` has no effect, because it is closed already.
         if session.connected:
             give_up()
             session.flush()
@@ -283,8 +284,8 @@ def start_opened(stream: StreamTransport, factory: IProtocolFactory, close: Call
 
 
 def build_accepted(factory: IProtocolFactory | None, stream: StreamTransport) -> IProtocol | None:
-    """Build the application protocol of a stream that another client opened. Return None if there is none, or on an
-    error.
+    """Build the application protocol of a stream that another client opened. Return None if the factory builds none or
+    raises an error.
     """
     try:
         return factory.buildProtocol(stream.getPeer()) if factory is not None else None

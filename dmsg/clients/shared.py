@@ -25,7 +25,7 @@ C = TypeVar("C", bound=AnyClient)
 
 
 class SharedClients(Generic[C]):
-    """Clients of one family, by their settings.
+    """Clients of one protocol family that the process shares, by their settings.
 
     :param make: makes a client, given the reactor, the key, the URLs, and whatever else distinguishes clients.
     """
@@ -49,7 +49,7 @@ class SharedClients(Generic[C]):
                 f"{self._prefix}: the endpoint needs discovery=URL or the environment variable DMSG_DISCOVERY"
             )
         key = key or os.environ.get("DMSG_KEY_FILE", "")
-        # A client belongs to one reactor, so the reactor is a part of the name.
+        # A client belongs to one reactor, so the reactor is a part of the table's key.
         name = (id(reactor), urls, key, *others)
         client = self._clients.get(name)
         if client is None:

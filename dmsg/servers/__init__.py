@@ -1,1 +1,2 @@
-"""Servers of any protocol family: listening, admission, registration and draining."""
+"""Common part of the servers of all protocol families: listening, admission of clients, registration in discovery, and
+orderly shutdown."""

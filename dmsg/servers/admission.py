@@ -48,7 +48,7 @@ _log = Logger()
 
 
 class ListError(DmsgError):
-    """A list cannot be used."""
+    """A list of keys cannot be read, is too long, or has an invalid line."""
 
 
 def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
@@ -94,11 +94,12 @@ class KeyList:
         return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
     def reload(self, *, force: bool = False) -> bool:
-        """Read the list again if its file has changed, and return whether the keys have."""
+        """Read the list again if its file has changed, and return whether the keys have changed."""
         stamp = self._stat()
         if stamp == self._stamp and not force:
             return False
-        # The stamp is stored even if the list is unreadable, so that an error is logged once and the old keys stay.
+        # The stamp is stored even if the list is unreadable, so that an error is logged only once and the old keys stay
+        # in force.
         self._stamp = stamp
         try:
             keys = read_keys(self.path)
@@ -137,7 +138,7 @@ class Hook:
     def ask(self, key: PubKey) -> bool | Deferred[bool]:
         """Return whether ``key`` is admitted, from the cache or by a request."""
         known = self._known.get(key)
-        # An expired answer stays in the table until it is replaced or evicted; it only must not be used.
+        # An expired answer is not used, but stays in the table until it is replaced or evicted.
         if known is not None and known[0] > self._reactor.seconds():
             return known[1]
         return Deferred.fromCoroutine(self._ask(key))
@@ -151,7 +152,8 @@ class Hook:
             await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
             answer = {200: True, 403: False}.get(response.code)
             problem = f"status {response.code}"
-        except Exception as error:  # HTTP, DNS and TCP raise many errors, which all mean that there is no answer.
+        except Exception as error:
+            # Exception is caught: HTTP, DNS and TCP raise many types, which all mean that there is no answer.
             problem = shorten(str(error)) or type(error).__name__
         if answer is None:
             self.unanswered += 1
@@ -177,7 +179,7 @@ class Admission:
         self._call: IDelayedCall | None = None
 
     def listed(self, key: PubKey) -> bool | None:
-        """Return the decision of the lists, or None if they decide nothing."""
+        """Return the decision of the lists, or None if they do not decide about the key."""
         # The deny list comes first, so that an operator can shut out a key that the allow list still has.
         if self.deny is not None and key in self.deny.keys:
             return False
@@ -188,7 +190,7 @@ class Admission:
     def check(self, key: PubKey) -> bool | Deferred[bool]:
         """Return whether ``key`` may connect, by the lists first and then by the hook.
 
-        An allow list decides about every key, so the hook is not asked if there is one.
+        If there is an allow list, it decides about every key, and the hook is not asked.
         """
         said = self.listed(key)
         if said is not None:
@@ -211,7 +213,8 @@ class Admission:
                 on_change()
 
         def look() -> None:
-            # The next check is planned whatever this one raises: a server must not keep an old list for ever.
+            # The next check is planned even if this one raises an error, because a server must not keep an old list for
+            # ever.
             call_isolated(look_and_tell)
             self._call = reactor.callLater(CHECK_INTERVAL, look)
 

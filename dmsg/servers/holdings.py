@@ -1,4 +1,4 @@
-"""Memory that a server holds for its clients, as a source of :mod:`dmsg.base.memory`."""
+"""Memory that a server uses for its clients, as reported to the memory limit (:mod:`dmsg.base.memory`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dmsg.servers.serving import AnyServing, ServedSession
 SMALL = 4096
 """Number of bytes below which the buffers of a client are ignored."""
 HANDSHAKE_SIZE = 8192
-"""Number of bytes that a handshake under way is assumed to hold."""
+"""Number of bytes of memory that a handshake under way is assumed to use."""
 
 
 class LinkHoldings(MemoryWatch[Link]):
-    """Source of holdings: data buffered for the clients of one server, by address block and key.
+    """Report for the memory limit: data buffered for the clients of one server, by address block and key.
 
     :param factory: factory of the server's connections.
     """
@@ -39,13 +39,13 @@ class LinkHoldings(MemoryWatch[Link]):
         for link in list(stirred):
             session = link.user
             if not isinstance(session, ServedSession) or link.remote is None:
-                # The link reads or writes before it holds anything, and is then added again.
+                # A link without buffered data can be removed: it is added again when it reads or writes.
                 stirred.pop(link, None)
                 continue
             link.free_buffers()
             size = link.buffered_bytes + session.backlog
             if size < SMALL:
-                # A few bytes may stay. The link stays in the table unless it holds nothing.
+                # Links with few buffered bytes are not reported, but stay in the table unless they have none.
                 if not size:
                     stirred.pop(link, None)
                 continue

@@ -19,8 +19,8 @@ CHECK_TIMEOUT = 10.0
 
 
 class _Visitor:
-    """User of the test link, which closes it after the handshake. The handshake proves that the key is
-    the right one.
+    """User of the test link, which closes it after the handshake. The handshake has proved that the server has the
+    expected key.
     """
 
     def link_up(self, link: Link) -> None:
@@ -30,13 +30,13 @@ class _Visitor:
         return end
 
     def link_congested(self) -> None:
-        """Do nothing: nothing is sent."""
+        """Do nothing, because this end sends nothing."""
 
     def link_relieved(self) -> None:
-        """Do nothing: nothing is sent."""
+        """Do nothing, because this end sends nothing."""
 
     def link_lost(self, reason: Failure) -> None:
-        """Do nothing: this end closed the link."""
+        """Do nothing, because this end closed the link."""
 
 
 def check_reachability(
@@ -56,5 +56,6 @@ def check_reachability(
     carrier = next((one for one in carriers if one.port == port), PLAIN)
     endpoint = carrier_endpoint(reactor, address, carrier, encrypted=False, timeout=CHECK_TIMEOUT)
     connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())
-    # The endpoint limits only the TCP connection. A wrong program at the address may accept it and then say nothing.
+    # The endpoint limits only the TCP connection. So the whole check has a timeout: another program at the address may
+    # accept the connection and then send nothing.
     return connecting.addTimeout(CHECK_TIMEOUT, reactor)

@@ -75,7 +75,7 @@ class Registration:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is a discovery to register in."""
+        """Whether the server is to be registered in a discovery."""
         return self._lookups is not None
 
     @property
@@ -85,7 +85,7 @@ class Registration:
 
     @property
     def current(self) -> bool:
-        """Whether discovery accepted the last POST."""
+        """Whether discovery has accepted the last POST."""
         return self._failures == 0 and self._posted is not None
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class Registration:
             self._post_soon(CHANGE_DELAY)
 
     async def other_servers(self) -> list[PubKey]:
-        """Return the other servers that have room, to which clients can go."""
+        """Return other servers with free places, to which clients can move."""
         if self._lookups is None:
             return []
         try:
@@ -133,7 +133,8 @@ class Registration:
             return
         call = self._call
         if call is not None and call.active():
-            # After a failure the delay grows. A change must not cut it short, or a failing discovery would be flooded.
+            # After a failure the delay grows. A change must not shorten it; otherwise a failing discovery would be
+            # flooded.
             if self._failures or call.getTime() <= self._reactor.seconds() + delay:
                 return
             call.cancel()
@@ -141,7 +142,7 @@ class Registration:
 
     def _register(self) -> None:
         assert self._lookups is not None
-        # One POST at a time: discovery accepts only the next sequence, so the second one would fail.
+        # There is only one POST at a time: discovery accepts only the next sequence, so the second one would fail.
         if self._registering is not None:
             return
         available = self._available()
@@ -150,7 +151,8 @@ class Registration:
         def make(entry: Entry) -> Entry:
             nonlocal other
             assert self.address is not None
-            # Before the first POST, another address may be this server's own from its last run.
+            # Before the first POST a different address is ignored, because it may be this server's own from its last
+            # run.
             there = entry.server
             other = there.address if there is not None and self._posted is not None else None
             return replace(entry, version=self._mark(entry.version), server=ServerMeta(self.address, available))
@@ -186,7 +188,7 @@ class Registration:
                     return
             else:
                 self.shared_with = None
-            # The number may have changed while the POST was under way.
+            # The number of free places may have changed while the POST was under way, so it is checked again.
             self._post_soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
 
         self._has_posted = True

@@ -1,4 +1,4 @@
-"""Interfaces of the relay of any family, as the server uses it."""
+"""Interfaces of a relay, independent of its protocol family, that the server uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmsg.net.links.link import Link
 
 
 class ServedPeer(Hashable, Protocol):
-    """Interface of a connected client in the relay.
+    """Interface of the relay's record of a connected client.
 
     :ivar congested: whether the client reads more slowly than the relay sends to it.
     :ivar frames_in: number of frames that the client has sent.
@@ -43,7 +43,7 @@ LimitsT = TypeVar("LimitsT", bound=ClientLimits)
 
 
 class ServedRelay(Protocol[PeerT, LimitsT]):
-    """Interface of the relay of a family, without its sockets.
+    """Interface of the relay of a protocol family, without its sockets.
 
     :ivar limits: limits of one client, which may be changed at any time.
     :ivar drops: number of drops by :class:`~dmsg.errors.DropReason`.
@@ -66,11 +66,11 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
 
     @property
     def frames(self) -> int:
-        """Frames received since the start."""
+        """Number of frames received since the start."""
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of frames received since the start."""
+        """Number of bytes in the frames received since the start."""
 
     def add(self, key: PubKey, port: Link) -> PeerT:
         """Serve a client."""
@@ -82,7 +82,7 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
         """Process whole frames, at most ``limit`` of them one by one. Return the number of bytes processed."""
 
     def congest(self, peer: PeerT) -> None:
-        """Send less to a client: its queue is above the high-water mark."""
+        """Mark a client congested, because its queue is above the high-water mark."""
 
     def relieve(self, peer: PeerT) -> None:
-        """Send to a client again: its queue is empty."""
+        """Send queued data to a client, because its queue is empty again."""

@@ -1,4 +1,5 @@
-"""Base of the servers of any family: listens, admits, relays, registers in discovery, and drains."""
+"""Base class of the servers of all protocol families: listens, admits clients, registers in discovery, and shuts down
+in an orderly way."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from dmsg.servers.status_page import ServerStatus
 from dmsg.telemetry.metrics import ServerMetrics
 
 DRAIN_CHECK_INTERVAL = 0.1
-"""Seconds between checks whether everything has ended."""
+"""Seconds between checks whether all transports have ended, while the server drains."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to wait at the end until clients have received their last frames."""
 
@@ -42,7 +43,7 @@ _log = Logger()
 class RelayServer(ListeningService):
     """Entity with a :class:`~dmsg.servers.serving.ServingFactory`, its discovery entry and its status page.
 
-    :param factory: factory of the family.
+    :param factory: factory of the protocol family.
     :param settings: settings of the operator.
     :param mark: returns the version of the entry, with the features of the server.
     :ivar ready: Deferred that fires with the listening ports.
@@ -91,7 +92,7 @@ class RelayServer(ListeningService):
             reactor, settings.metrics, settings.page_token, self._page_model(), metrics.render, self.health
         )
 
-    # --- hooks of a family ---
+    # --- hooks for a protocol family ---
 
     async def _leave(self) -> None:
         """Withdraw the entry, and give clients time to move to other servers."""
@@ -111,7 +112,7 @@ class RelayServer(ListeningService):
         }
 
     def _with_carriers(self, version: str) -> str:
-        """Name the carriers of this server in the version of its entry, instead of those of its last entry."""
+        """Return the version of the entry with this server's carriers, in place of those that it named before."""
         here = {WEBSOCKET_HERE, *self.settings.carriers}
         for carrier in carriers_of(features(version)):
             version = with_feature(version, carrier.feature, carrier in here)
@@ -150,7 +151,7 @@ class RelayServer(ListeningService):
         return self._status.port
 
     def _page_model(self) -> ServerStatus:
-        """Return the model of the status page."""
+        """Return the content of the status page."""
         return ServerStatus(self, str(self.name).replace("-", " "))
 
     def client_name(self, key: bytes) -> str:
@@ -162,8 +163,8 @@ class RelayServer(ListeningService):
 
         def looked(result: object) -> None:
             self._reachability_check = None
-            # The server stays registered even if the check fails: some routers do not lead connections to their own
-            # public address back inside.
+            # The server stays registered even if the check fails: some routers do not forward connections from inside
+            # to their own public address.
             self.reachable = not isinstance(result, Failure)
             if not self.running or not isinstance(result, Failure):
                 return
@@ -178,11 +179,11 @@ class RelayServer(ListeningService):
         return check_reachability(self._reactor, address, self._make_visit, self.settings.carriers).addBoth(looked)
 
     def _make_visit(self, make_user: MakeUser, on_failure: OnFailure) -> Link:
-        """Return a link of the family to this server itself."""
+        """Return a link of the protocol family, for a connection to this server itself."""
         raise NotImplementedError
 
     async def _stop(self) -> None:
-        # Posting stops before anything else. A POST in the middle of the shutdown would bring the entry back.
+        # Posting is stopped first, because a POST in the middle of the shutdown would restore the entry.
         if self._reachability_check is not None:
             self._reachability_check.cancel()
         self.registration.stop()
@@ -202,7 +203,7 @@ class RelayServer(ListeningService):
             await self._clean_up()
             await self.registration.close()
         finally:
-            # The status page closes last, so that monitoring sees the server drain.
+            # The status page is closed last, so that monitoring can watch the shutdown.
             await self._status.stop()
 
     # --- statistics (ServerStatistics) ---
@@ -212,7 +213,7 @@ class RelayServer(ListeningService):
         return self.factory.by_connections()
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """Return the gauges: help text and value by name."""
+        """Return the help text and the value of each gauge, by name."""
         factory = self.factory
         return {
             "connections": ("Number of connected clients", len(factory.sessions)),
@@ -240,7 +241,7 @@ class RelayServer(ListeningService):
         }
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """Return the counters: help text and value by name."""
+        """Return the help text and the value of each counter, by name."""
         relay = self.factory.relay
         hook = self.factory.admission.hook
         return {
@@ -273,5 +274,5 @@ class RelayServer(ListeningService):
         }
 
     def drops(self) -> dict[DropReason, int]:
-        """Return the number of drops by reason."""
+        """Return the number of dropped frames and refused clients, by reason."""
         return self.factory.relay.drops

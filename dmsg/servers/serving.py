@@ -1,4 +1,4 @@
-"""Server side of the clients' connections: admitted clients are handed to one relay."""
+"""Server side of clients' connections: checks admission, and gives admitted clients to the relay."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ control frames, frames of no transport, and frames to another destination than t
 CLOSED_AT_ONCE = 512
 """Maximum number of transports of a lost connection that are closed in one turn of the reactor."""
 STRAY_RATE = 2_000.0
-"""Frames of no transport per second that one address may send beyond what each client may; then its connection ends."""
+"""Number of frames without a transport, above the limits of its clients, that one address may send per second; above
+it, the sending connection is ended."""
 STRAY_BURST = 200_000.0
-"""Frames of no transport that one address may send at once.  They may fill the windows of many transports whose other
-ends are lost."""
+"""Number of such frames that one address may send in a burst.  When the other ends of many transports are lost, the
+windows of all of them may be full."""
 REFUSED_RATE = 2_000.0
-"""REQUESTs or OpenChannels per second of one address that may exceed the rate of their destinations. Beyond it, the
+"""REQUESTs or OpenChannels per second of one address that may exceed the rate of their destinations. Above it,
 connections that continue are ended.
 """
 REFUSED_BURST = 4_000.0
-"""REQUESTs or OpenChannels above the rate of their destinations that one address may send at once."""
+"""REQUESTs or OpenChannels above the rate of their destinations that one address may send in a burst."""
 _COUNTED_BY_RELAY = frozenset(
     {
         DropReason.REPLACED,
@@ -66,16 +67,16 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
     @property
     def backlog(self) -> int:
-        """Number of bytes that the relay keeps for the client, before they reach its link."""
+        """Number of bytes that the relay has queued for the client and not yet given to its link."""
         return self._factory.backlog_of(self._peer) if self._peer is not None else 0
 
-    # --- hooks of a family ---
+    # --- hooks for a protocol family ---
 
     def _connected(self, link: Link) -> None:
-        """Prepare the session; the handshake is done, and admission is not decided."""
+        """Prepare the session after the handshake, before admission is decided."""
 
     def _serve(self, link: Link) -> PeerT:
-        """Hand the admitted client to the relay.
+        """Add the admitted client to the relay.
 
         :returns: the relay's object for the client.
         """
@@ -83,7 +84,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
         return self._factory.relay.add(link.remote, link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
-        """End the link: there is no room, or the key is not admitted, or no longer."""
+        """End the link, because the server is full, or the key is not admitted or no longer."""
         assert self.link is not None
         self.link.close(reason)
 
@@ -93,13 +94,13 @@ class ServedSession(Generic[PeerT, LimitsT]):
         return self._peer is None or not self._factory.is_busy(self._peer)
 
     def crowd_out(self) -> None:
-        """End the link to give its place to another client. Old clients reconnect, and are then refused as by any full
-        server.
+        """End the link to give its place to another client. Clients that know no DRAIN reconnect, and are then refused,
+        as by any full server.
         """
         assert self.link is not None
         self.link.close(DropReason.CROWDED_OUT)
 
-    # --- the link's side ---
+    # --- calls of the link ---
 
     def link_up(self, link: Link) -> None:
         self.link = link
@@ -117,7 +118,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
         def decided(result: bool | Failure) -> None:
             if self.link is not None:
                 link.release(HoldReason.PENDING)
-                # Only True admits: a failed hook refuses.
+                # Only True admits the client; a failed hook refuses it.
                 self._decided(result is True)
                 link.read_again()
 
@@ -133,7 +134,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         if self._peer is None:
-            # Admission is not decided: the frames stay in the link's buffer. After a refusal they are dropped.
+            # The frames stay in the link's buffer until admission is decided.  After a refusal they are dropped.
             return 0 if self.link is not None and self.link.ended_for is None else end
         relay, link = self._factory.relay, self.link
         # At most STEPS frames are handled one by one in a call. Otherwise one read of tiny frames could hold up all
@@ -141,7 +142,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
         taken = relay.receive_frames(self._peer, buffer, end, STEPS)
         if relay.steps and link is not None:
             if relay.steps >= STEPS:
-                # The relay stopped at its limit, so whole frames may be left in the buffer.
+                # The relay stopped at the limit of frames, so whole frames may be left in the buffer.
                 link.note_frames_left()
             self._factory.charge_frames(link, self._peer, relay.steps, relay.strays, relay.refused)
         return taken
@@ -171,10 +172,10 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
 
 class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
-    """Factory that accepts links, admits their keys, and hands them to one relay.
+    """Factory that accepts links, checks the admission of their keys, and adds them to one relay.
 
-    :ivar relay: relay of the family.
-    :ivar relay_seconds: histogram of the relay's time in one turn of the reactor.
+    :ivar relay: relay of the protocol family.
+    :ivar relay_seconds: histogram of the seconds that the relay takes in one turn of the reactor.
     """
 
     relay: ServedRelay[PeerT, LimitsT]
@@ -210,7 +211,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
 
     @property
     def draining(self) -> bool:
-        """Whether no new clients are taken, because the server is draining or closing."""
+        """Whether new clients are refused, because the server shuts down."""
         return self.relay.draining
 
     def _sessions_changed(self) -> None:
@@ -247,11 +248,12 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         :param refused: number of these frames that were refused to protect their destinations.
         :raises RemoteProtocolError: there are more of these than can be an accident.
         """
-        # The address pays, not the connection: an attacker can open many connections, each of them within its limits.
+        # The address is charged and not the connection: an attacker can open many connections, each of them within its
+        # limits.
         now = self._reactor.seconds()
         owner = str(link.owner)
         wait = self._frames.charge(owner, steps, now)
-        # A client above the rate is read more slowly. Ending its connection would only make it reconnect.
+        # A client above the rate is read more slowly. Its connection is not ended, because it would only reconnect.
         if wait > 0.0 and HoldReason.TOO_FAST not in link.held_by:
             self.slowed += 1
             link.hold(HoldReason.TOO_FAST)
@@ -262,7 +264,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             raise RemoteProtocolError(DropReason.FLOOD, "too many requests above the rate of their destinations")
 
     def is_busy(self, peer: PeerT) -> bool:
-        """Whether a client has anything open."""
+        """Whether a client has transports or channels open."""
         raise NotImplementedError
 
     def backlog_of(self, peer: PeerT) -> int:
@@ -270,11 +272,12 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         return 0
 
     def _close_relay(self) -> None:
-        """Close all transports of clients, and take no new clients."""
+        """Close all transports of clients, and refuse new clients."""
         raise NotImplementedError
 
     def drain(self) -> Deferred[None]:
-        """Close everything and take no new clients. Return a Deferred that fires when all clients have left."""
+        """Close all transports, end all connections and refuse new clients. Return a Deferred that fires when all
+        clients have left."""
         self._close_relay()
         for timer in self._timers.values():
             timer.cancel()
@@ -283,4 +286,4 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
 
 
 AnyServing: TypeAlias = ServingFactory[Any, Any]
-"""Factory of any family, for code that passes no client or limits of its own to it."""
+"""Factory of any protocol family, for code that passes neither clients nor limits of a certain family to it."""

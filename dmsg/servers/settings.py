@@ -1,4 +1,4 @@
-"""Settings of an operator for a server of any family."""
+"""Settings that an operator makes for a server, for all protocol families."""
 
 from __future__ import annotations
 

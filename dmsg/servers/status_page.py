@@ -42,7 +42,7 @@ CHARTS_OF_LINKS = (
     *(chart for chart in CHARTS if chart.title not in ("Transports", "New connections and transports")),
     Chart("New connections", "/s", (Line("connections", "connections_opened", rate=True),)),
 )
-"""Charts for a family without transports."""
+"""Charts for a protocol family without transports."""
 
 
 class WatchedServer(Protocol):
@@ -58,20 +58,20 @@ class WatchedServer(Protocol):
         """Return the content of ``/health``."""
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """Return the gauges: help text and value by name."""
+        """Return the help text and the value of each gauge, by name."""
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """Return the counters: help text and value by name."""
+        """Return the help text and the value of each counter, by name."""
 
     def drops(self) -> dict[DropReason, int]:
-        """Return the number of drops by reason."""
+        """Return the number of dropped frames and refused clients, by reason."""
 
     def client_name(self, key: bytes) -> str:
         """Return the name of a client on the page."""
 
 
 class ServerStatus(StatusSource):
-    """Model of the status page of a server of any family."""
+    """Content of the status page of a server, for all protocol families."""
 
     def __init__(self, server: WatchedServer, kind: str) -> None:
         self._server = server
@@ -216,7 +216,7 @@ class ServerStatus(StatusSource):
 
 
 def _values(counts: dict[str, tuple[str, float]]) -> dict[str, float]:
-    """Return the values without their help texts."""
+    """Return gauges or counters as values by name, without the help texts."""
     return {name: value for name, (_, value) in counts.items()}
 
 

@@ -1,4 +1,5 @@
-"""Codes: a few words that two people tell each other instead of keys, and the stream that a code leads to.
+"""Codes: a few words that two people tell each other instead of keys, and the stream that two programs open with a
+code.
 
 :func:`offer_code` and :func:`accept_code` are the two sides.  ``docs/protocol/word-codes.md`` is the specification.
 """

@@ -1,9 +1,10 @@
-"""Codes on the network of this machine, without discovery: interfaces, and the race of those who may be the sender.
+"""Codes on the network of this machine, without discovery: interfaces, and a race between the peers that may be the
+sender.
 
-Anybody on the network can say that they offer a code.  So the receiver may have to try several, and begins with the
-next one when the last one has failed or is slow: somebody who accepts connections and says nothing delays the sender,
-but cannot keep it away.  Two agreements with one sender must not succeed, because a code for many receivers would lose
-two places; therefore they do not begin at the same time.
+Anybody on the network can claim to offer a code.  So the receiver may have to try several peers, and begins with the
+next one when the last one has failed or is slow.  A peer that accepts connections and sends nothing thus delays the
+true sender, but cannot block it.  Two agreements with one sender must not succeed, because a code for many receivers
+would lose two places; therefore they do not begin at the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from dmsg.net.reactor import cancel_call
 STAGGER = 2.0
 """Seconds that an agreement may take before the next one begins beside it."""
 GRACE = 3.0
-"""Seconds to search on after somebody judged the code wrong: the true sender may answer, too."""
+"""Seconds for which the search continues after a peer called the code wrong, because the true sender may still
+answer."""
 MAX_TEXTS = 2
 """Maximum number of errors that are told together: one of the network, and one of the way through a server."""
 MAX_WAITING = 16
@@ -43,7 +45,7 @@ class Stoppable(Protocol):
     """Interface of an offer or of a search."""
 
     def stop(self) -> Deferred[None]:
-        """End it; the Deferred fires when its ports are closed."""
+        """End the offer or search; the Deferred fires when its ports are closed."""
 
 
 class NearbyOffer(Stoppable, Protocol):
@@ -59,7 +61,7 @@ class NearbySearch(Stoppable, Protocol):
 
     @property
     def interfaces(self) -> Sequence[object]:
-        """Addresses of this machine from which others are asked."""
+        """Addresses of this machine from which questions are sent."""
 
     @property
     def announcers(self) -> int:
@@ -67,7 +69,7 @@ class NearbySearch(Stoppable, Protocol):
 
 
 class NearbyPeer(Protocol):
-    """Interface of somebody who says that they offer the code."""
+    """Interface of a peer on the network that says that it offers the code."""
 
     key: PubKey
 
@@ -76,13 +78,13 @@ class NearbyPeer(Protocol):
 
 
 class Nearby(Protocol):
-    """Interface of this machine among those on its networks."""
+    """Interface of this machine as a peer on its local networks."""
 
     def offer(self, nameplate: int, factory: IProtocolFactory, port: int) -> NearbyOffer:
-        """Answer those who ask for ``nameplate``, and accept their streams."""
+        """Answer peers that ask for ``nameplate``, and accept their streams."""
 
     def search(self, nameplate: int, found: Callable[[NearbyPeer], object]) -> NearbySearch:
-        """Ask who offers ``nameplate``, until the search is stopped."""
+        """Ask the networks which peer offers ``nameplate``, until the search is stopped."""
 
 
 Begin = Callable[[], "Deferred[CodeAgreement] | None"]
@@ -90,11 +92,11 @@ Begin = Callable[[], "Deferred[CodeAgreement] | None"]
 
 
 class AgreementRace:
-    """Agreements with those who may have made the code; the first that succeeds ends the others.
+    """Agreements with the peers that may have made the code; the first that succeeds ends the others.
 
     :param sources: number of sources of candidates; see :meth:`source_ended`.
-    :ivar first: Deferred that fires with the first :class:`CodeAgreement`; fails with the most telling error when all
-        sources have ended and no agreement has succeeded.  Cancelling it ends all agreements.
+    :ivar first: Deferred that fires with the first :class:`CodeAgreement`; fails with the most informative error when
+        all sources have ended and no agreement has succeeded.  Cancelling it ends all agreements.
     """
 
     def __init__(self, reactor: IReactorTime, sources: int) -> None:
@@ -114,7 +116,7 @@ class AgreementRace:
             self._go_on()
 
     def source_ended(self, error: Failure | None = None) -> None:
-        """Note that one of the sources adds no further candidates.
+        """Record that one of the sources adds no further candidates, and end the race if it was the last one.
 
         :param error: why the source had none.
         """
@@ -175,7 +177,7 @@ class AgreementRace:
 
 
 class NearbySource:
-    """Candidates of a race who are on the network.
+    """Source of candidates for a race: peers on the network.
 
     :param timeout: seconds after which the search ends, and seconds that opening one stream may take.
     """
@@ -194,7 +196,7 @@ class NearbySource:
 
     def _found(self, peer: NearbyPeer) -> None:
         def begin() -> Deferred[CodeAgreement] | None:
-            # A key whose owner has had its guess gets no other one at another address.
+            # A key that was tried is not tried again at another address, because its owner may guess only once.
             return None if peer.key in self._reached else Deferred.fromCoroutine(self._agree(peer))
 
         self._race.add(begin)
@@ -215,7 +217,7 @@ class NearbySource:
             raise
         except CancelledError:
             raise
-        except Exception as error:  # Twisted's errors of connecting have no common base class.
+        except Exception as error:  # Exception is caught, because Twisted's connection errors have no common base class.
             if peer.key in self._reached:
                 raise
             raise NobodyNearby(
@@ -229,7 +231,7 @@ class NearbySource:
         self._race.source_ended(error)
 
     def stop(self) -> Deferred[None]:
-        """End the search; streams to those who were found continue."""
+        """End the search; streams to peers that were found continue."""
         cancel_call(self._until)
         if self._stopped is None:
             self._stopped = self._search.stop()

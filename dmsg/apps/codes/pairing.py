@@ -1,4 +1,4 @@
-"""Pairing: two people who know a code exchange the keys by which they will know each other in future.
+"""Pairing: two people who know a code exchange the keys by which they will recognise each other in future.
 
 Both sides send ``length(4) || {"key": HEX, "signature": HEX}``, big endian.  The lasting key signs ``dmsg pair 1 ``,
 ``sender `` or ``receiver ``, the binding of the stream (32 bytes), and itself (33 bytes).  So nobody can pass off
@@ -41,9 +41,9 @@ def signed_bytes(role: Role, binding: bytes, key: PubKey) -> bytes:
 class Pairing(Protocol):
     """End of a pairing.
 
-    ``key`` fires with the other's lasting key once the other side has proved it, ``done`` once both sides have stored
-    the keys.  After a failure the next of the two fails with :class:`PairingError`.  The caller that gets ``key``
-    calls :meth:`confirm_stored` when it has stored the key, or :meth:`refuse`.
+    ``key`` fires with the lasting key of the other side, once that side has proved it, ``done`` once both sides have
+    stored the keys.  After a failure the next of the two fails with :class:`PairingError`.  The caller that gets
+    ``key`` calls :meth:`confirm_stored` when it has stored the key, or :meth:`refuse`.
     """
 
     def __init__(self, reactor: IReactorTime, role: Role, key: SecKey) -> None:
@@ -131,7 +131,7 @@ class Pairing(Protocol):
         self._lost(reason)
 
     def _lost(self, reason: str) -> None:
-        """Fail the Deferred of the key or, if the key has come, the Deferred of the end."""
+        """Fail the Deferred of the key or, if the key has arrived, ``done``."""
         waiting: Deferred[None] | Deferred[PubKey] = self.done if self.key.called else self.key
         if not waiting.called and not self._given_up:
             self._given_up = True

@@ -69,7 +69,7 @@ class Agreement:
     :param password: secret of a :class:`~dmsg.apps.codes.words.Code`.
     :param local: key of this end, which the stream has proved.
     :param remote: key of the other end, which the stream has proved.
-    :param binding: 32 bytes that are unique to the stream, so that an agreement over another stream is worthless.
+    :param binding: 32 bytes that are unique to the stream, so that an agreement cannot be used over another stream.
     :param entropy: returns random bytes; for tests.
     :ivar verifier: digits for people to compare, once the agreement is done; else None.
     """
@@ -158,8 +158,8 @@ class Agreement:
         try:
             self._key = self._spake.finish(body[1:])
         except Exception as error:
-            # The element is not a point, is of the wrong side, or is our own, sent back.  The library has an error for
-            # each.
+            # The element is not a point, is of the wrong side, or is our own, sent back.  The library raises a
+            # different error for each case.
             raise CodeProtocolError(f"the other side's message is malformed: {type(error).__name__}") from None
         if self._role is Role.SENDER:
             self._outgoing += _message(PAKE, bytes((VERSION,)) + self._element)

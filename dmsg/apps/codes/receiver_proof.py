@@ -1,4 +1,4 @@
-"""Receiver's part of a key agreement, over any stream to the peer who may have made the code."""
+"""Receiver's part of a key agreement, over any stream to the peer that may have made the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmsg.apps.codes.stream import CodeAgreement, CodeEnd, CodeUsedUp
 from dmsg.apps.codes.words import Code
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds to wait until the other side has heard the result."""
+"""Seconds to wait until the other side has received the result."""
 
 
 async def prove_code(

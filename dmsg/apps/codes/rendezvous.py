@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from dmsg.discovery.lookup.nameplates import Nameplate
 
 FIRST_NAMEPLATE, NAMEPLATES = 1000, 9000
-"""Smallest number of a code that discovery does not know, and how many there are: four digits, as discovery's."""
+"""Smallest number of a code that discovery does not know, and how many such numbers there are: they have four digits,
+like those of discovery."""
 FAILURES_TOLD = 2
 """Number of failed renewals in a row after which the program is warned."""
 
@@ -41,7 +42,7 @@ _log = Logger()
 
 
 class CodeClient(StreamOpener, Protocol):
-    """Interface of a client, as codes need it."""
+    """Interface that codes need of a client."""
 
     async def claim_nameplate(self) -> Nameplate:
         """Claim a number that leads to this client's key."""
@@ -108,7 +109,7 @@ def offer_code(
 
 
 class OfferedCode:
-    """Code that waits for the peer who knows it; made by :func:`offer_code`.
+    """Code that is offered until the peer that knows it has connected; made by :func:`offer_code`.
 
     :ivar code: the :class:`Code`, whose ``str()`` is what one person says to the other.
     :ivar agreed: Deferred that fires with :class:`CodeAgreement` when the last receiver has proved that it knows the
@@ -126,7 +127,7 @@ class OfferedCode:
         nameplate: Nameplate | None,
         on_warning: Callable[[str], object],
     ) -> None:
-        """:param stops: functions that end the offer, each in its place."""
+        """:param stops: functions that end the offer, one for discovery and one for the network."""
         self._reactor = reactor
         self._stops = stops
         self._nameplate = nameplate
@@ -134,7 +135,8 @@ class OfferedCode:
         self._renewing: Deferred[None] | None = None
         if nameplate is not None:
             self._renewing = Deferred.fromCoroutine(self._renew(nameplate))
-            self._renewing.addErrback(lambda _: None)  # The renewal ends by being cancelled.
+            # The error is expected, because the renewal ends by being cancelled.
+            self._renewing.addErrback(lambda _: None)
         self.code = code
         self.agreed: Deferred[CodeAgreement] = factory.agreed.addErrback(_used_up)
         self.agreed.addBoth(self._ended)
@@ -146,7 +148,7 @@ class OfferedCode:
 
     async def _release(self) -> None:
         if self._nameplate is not None:
-            with suppress(DiscoveryError):  # A nameplate that cannot be released expires.
+            with suppress(DiscoveryError):  # The error is ignored, because a nameplate that cannot be released expires.
                 await self._nameplate.release()
         for stop in self._stops:
             await maybeDeferred(stop)

@@ -30,17 +30,17 @@ EARLY_LIMIT = 512 * 1024
 """Maximum bytes to buffer from a peer before a protocol takes over the stream; a peer that sends more is
 disconnected."""
 CLOSE_TIMEOUT = 1.0
-"""Seconds to wait until a peer with a wrong code has heard so."""
+"""Seconds to wait until a peer with a wrong code has been told so."""
 AT_ONCE = 8
-"""Maximum concurrent key agreements for one code.  For a further one, an agreement whose peer has not spoken is
-ended."""
+"""Maximum concurrent key agreements for one code.  To begin a further one, an agreement whose peer has not sent
+anything is ended."""
 SLOW_RUN = 5.0
-"""Seconds after which an agreement may be ended to make room, even though its peer has spoken."""
+"""Seconds after which an agreement may be ended to make room, even though its peer has sent something."""
 TRIES = 5
-"""Number of wrong guesses that end a code.  With fewer, strangers who find the number could end it; with more, they
-could guess better."""
+"""Number of wrong guesses that end a code.  With a lower number, strangers who find the nameplate could end the code
+more easily; with a higher one, they could guess it more easily."""
 RUNS_BURST, RUNS_RATE = 64.0, 20.0
-"""Key agreements of one code that may begin at once, and per second; each takes one or two milliseconds of
+"""Number of key agreements of one code that may begin in a burst, and per second; each takes one or two milliseconds of
 computation."""
 
 
@@ -49,7 +49,7 @@ class CodeUsedUp(Unwanted):
 
 
 class CodeExpired(NobodyThere):
-    """Error: nobody, or not everybody, used the code in time."""
+    """Error: the code was not used in time, or not by all receivers."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class CodeEnd(Protocol):
         self.has_spoken = True
         agreement = self._agreement
         if agreement is None or self._given_up:
-            return  # The agreement has failed, so no protocol will take the data.
+            return  # The data are dropped: the agreement has failed, so no protocol will read them.
         if agreement.done:
             self._early_data.append(data)
             if sum(map(len, self._early_data)) > EARLY_LIMIT:
@@ -181,7 +181,7 @@ class CodeEnd(Protocol):
             self._abort()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
-            # A peer that reads nothing must not keep the connection open.
+            # The connection is aborted after a while, because a peer that reads nothing must not keep it open.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
         if not self.agreed.called:
             self.agreed.errback(Failure(error))
@@ -197,7 +197,7 @@ class CodeEnd(Protocol):
 
 
 class CodeFactory(Factory):
-    """Factory that waits for the peers who know a code; too many wrong guesses end the code.
+    """Factory that accepts the peers that know a code; too many wrong guesses end the code.
 
     Each peer has a key agreement of its own. Wrong guesses are counted for the code as a whole, and a right one gives
     none of them back: a code for many receivers is no easier to guess than a code for one.
@@ -252,7 +252,8 @@ class CodeFactory(Factory):
             return
         if isinstance(result, Failure):
             if result.check(WrongCode) is None:
-                return  # The peer has learnt nothing, because its own confirmation is compared first.
+                # This counts as no guess: the peer has learnt nothing, because its own confirmation is compared first.
+                return
             self.tries -= 1
             if self.tries > 0:
                 self._on_wrong_guess(self.tries)
@@ -266,7 +267,7 @@ class CodeFactory(Factory):
         self._is_over = True
         self._end()
         if isinstance(result, Failure):
-            # The peer must hear that its code is wrong before this program ends.
+            # The end is delayed, because the peer must be told that its code is wrong before this program ends.
             end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
             end.closed.addBoth(lambda _: agreed.callback(result))
         else:

@@ -2,7 +2,7 @@
 
 The words are drawn so that they fit the number: a hash of both begins with ``CHECK_BITS`` zeros.  So a mistyped code is
 recognised before anything is sent, and nobody else's code is tried by accident.  An attacker who knows the number can
-skip words that do not fit, so these bits do not count as secret.
+skip words that do not fit, so these bits are not counted as secret.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dmsg.errors import DmsgError
 WORDS = 3
 """Default number of words: 33 bits, of which 26 are secret from those who know the number."""
 MIN_WORDS = 3
-"""Minimum number of words.  A code with a word left out is thus malformed, and not a wrong guess."""
+"""Minimum number of words.  So a code with a word left out is malformed, and is not counted as a wrong guess."""
 CHECK_BITS = 7
 """Number of bits of the words that follow from the number and the other words: 127 of 128 mistyped codes are
 recognised."""
@@ -46,7 +46,7 @@ class CodeError(DmsgError):
 @cache
 def word_list() -> tuple[str, ...]:
     """Return the list's 2048 words of three to eight letters, sorted."""
-    from mnemonic import Mnemonic  # This import reads a file, which most commands do not need.
+    from mnemonic import Mnemonic  # The import is here, because it reads a file that most commands do not need.
 
     return tuple(Mnemonic("english").wordlist)
 
@@ -110,7 +110,7 @@ class Code:
         return "-".join((str(self.nameplate), *self.words))
 
     def __repr__(self) -> str:
-        return f"<Code {self.nameplate}-...>"  # Words must not appear in logs.
+        return f"<Code {self.nameplate}-...>"  # The words are left out, because they must not appear in logs.
 
 
 def looks_like_code(text: str) -> bool:
@@ -142,7 +142,7 @@ def _as_typed(text: str) -> str:
     plain = (
         "-" if one == "\u2212" or category(one) == "Pd" else " " if one.isspace() else one
         for one in normalize("NFKC", text)
-        # The category contains soft hyphens, zero-width spaces and marks of writing direction.
+        # Characters of this category are removed: soft hyphens, zero-width spaces and marks of writing direction.
         if category(one) != "Cf"
     )
     return "".join(plain).strip()

@@ -1,4 +1,5 @@
-"""Parcels: files and directories, a text, or the output of a program, offered to one peer who may accept.
+"""Parcels: files and directories, a text, or the output of a program, which are offered to one peer that may accept
+them.
 
 ``manifest`` describes the content of a parcel, ``destination`` the directory that it is written to, and ``wire`` the
 messages.  ``sender`` and ``receiver`` are the two sides.  ``docs/protocol/word-codes.md`` is the specification.

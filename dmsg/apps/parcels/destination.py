@@ -1,8 +1,9 @@
 """Destination of a parcel: files stay inside its directory, and get their names only when they are complete.
 
-An item ``NAME`` is written as ``.NAME.dmsg-part`` beside its final place.  What an earlier transfer of the same item
-left there is resumed; what belongs to another item is removed.  No link is followed on any path, and no file of another
-user is used.  A file that somebody replaces after it was checked is not used either (:mod:`dmsg.apps.descriptors`).
+An item ``NAME`` is written as ``.NAME.dmsg-part`` beside its final place.  A partial file that an earlier transfer of
+the same item left there is resumed; one of another item is removed.  No link is followed on any path, and no file of
+another user is used.  A file that somebody replaces after it was checked is not used either
+(:mod:`dmsg.apps.descriptors`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dmsg.directories import free_bytes
 CHUNK = 256 * 1024
 HELD_PARTS = 64
 """Maximum number of items of a parcel that are locked during the transfer, each with one descriptor.  Another transfer
-of the same parcel meets the first lock, so the rest need none."""
+of the same parcel fails at the first lock, so the rest need none."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -56,7 +57,7 @@ class Destination:
         self._overwrite = overwrite
         self._copies = copies
         self._same: str | None = None
-        """Name of a file that exists already and is the same, unless the sender contradicts."""
+        """Name of a file that exists already and is assumed to be the same, until the sender denies this."""
         self._mask = ~umask()
         """Permissions that this user's umask allows, which limits the modes that the sender asks for."""
         self._held: list[HeldPart] = []
@@ -81,7 +82,7 @@ class Destination:
             except FileNotFoundError:
                 if self._base is None:
                     raise
-                continue  # The directory is created when the parcel is accepted.
+                continue  # An absent directory is no error: it is created when the parcel is accepted.
             check_target(name, at)
             try:
                 there = os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -93,7 +94,7 @@ class Destination:
                 raise _exists(name)
 
     def free(self) -> int | None:
-        """Return the number of free bytes; None if the file system does not tell."""
+        """Return the number of free bytes; None if the file system does not report it."""
         try:
             return free_bytes(self._directory)
         except FileNotFoundError:
@@ -146,7 +147,7 @@ class Destination:
     def _parent(self, entry: Item) -> tuple[int, str]:
         """Return the descriptor of the directory that contains an entry, valid until the next call, and the name
         there."""
-        parts = entry.path.split("/")  # The parts of the path were checked when the entry arrived.
+        parts = entry.path.split("/")  # The parts of the path need no check, because they were checked when the entry arrived.
         parts[0] = part_name(parts[0])
         self._root_descriptor()
         assert self._descent is not None
@@ -186,7 +187,8 @@ class Destination:
         return 0
 
     def _has_same(self, entry: Item) -> bool:
-        """Whether a file of that name and size exists, so that the sender is asked whether it is the same.
+        """Whether a file of that name and size exists, in which case the sender is asked whether the content is the
+        same.
 
         :raises TransferError: a file of another size exists and must not be replaced.
         """
@@ -267,14 +269,14 @@ class Destination:
             mode = entry.mode & self._mask
             if self._copies and "/" not in entry.path:
                 before = find_replaced(entry.path, self._root_descriptor())
-                if before is not None:  # A new mode must not give access to users who had none before.
+                if before is not None:  # The file's old mode limits the new one, which must not give access to users who had none before.
                     mode = stat.S_IMODE(before.st_mode)
             os.fchmod(file.fileno(), mode)
             os.utime(file.fileno(), ns=(entry.mtime, entry.mtime))
             if "/" not in entry.path:
                 os.fsync(file.fileno())
 
-    # --- the end ---
+    # --- end of the transfer ---
 
     def finish(self, entries: Sequence[Item]) -> Iterator[object]:
         """Complete the parcel in small steps: create links, set modes and times of directories, and then give all items
@@ -290,7 +292,7 @@ class Destination:
                 os.symlink(entry.target, name, dir_fd=at)
                 os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=at, follow_symlinks=False)
             yield None
-        # Inner directories come first, because each change in a directory sets its time.
+        # Inner directories are finished first, because each change in a directory sets its time.
         for entry in reversed(entries):
             if entry.kind == DIRECTORY:
                 with self._open_inside(entry) as inside:
@@ -310,12 +312,12 @@ class Destination:
             raise _replaced_error(entry.path)
         if entry.kind == FILE and not self._overwrite:
             try:
-                # A hard link, unlike a rename, never replaces an existing file.
+                # The name is made by a hard link, which, unlike a rename, never replaces an existing file.
                 os.link(part, target, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
             except FileExistsError:
                 raise _exists(entry.path) from None
             except OSError:
-                os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # The file system has no hard links.
+                os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # A rename is used instead, because the file system has no hard links.
             else:
                 os.unlink(part, dir_fd=at)
         else:

@@ -1,4 +1,4 @@
-"""Manifest of a parcel, as the sender writes it and the receiver checks it.
+"""Manifest of a parcel: list of its files, directories and links, which the sender writes and the receiver checks.
 
 A path is relative, with ``/`` between its parts; the first part is the name of a top-level item.  Names are bytes on
 both sides: bytes that are no UTF-8 are transferred as surrogates (PEP 383).
@@ -74,7 +74,7 @@ def parts_of(path: object) -> list[str]:
 def stays_inside(path: str, target: object) -> bool:
     """Whether a link at ``path`` leads to something in the same tree, whatever other links the tree has.
 
-    Parts ``..`` may only come first.  Behind the name of another link, nobody could tell where they lead.
+    Parts ``..`` may only come first.  After the name of another link, their target would be unknown.
     """
     if not isinstance(target, str) or not target or "\0" in target or not _is_name(target):
         return False
@@ -158,7 +158,8 @@ class CheckedItems:
 
     @property
     def tops(self) -> list[TopLevelItem]:
-        """Summaries to show to a person: name, kind, bytes, files and directories of each sent file or directory."""
+        """Summaries to show to a person: for each top-level item its name, kind, bytes, number of files and of
+        directories."""
         return list(self._tops.values())
 
 

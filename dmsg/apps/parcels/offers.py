@@ -1,4 +1,4 @@
-"""Offers: what a sender tells the receiver before the receiver accepts."""
+"""Offers: descriptions of a parcel, which the sender sends before the receiver accepts."""
 
 from __future__ import annotations
 

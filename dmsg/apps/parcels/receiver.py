@@ -128,7 +128,7 @@ class ParcelReceiver(ParcelEnd):
         self._changed: list[str] = []
         self._sha256 = ""
         self._pausing = False
-        """Whether reading is paused only to give other connections their turn."""
+        """Whether reading is paused only to give other connections their time in the reactor turn."""
         self._task: CooperativeTask[Iterator[object]] | None = None
         self.done: Deferred[ReceivedParcel] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
@@ -178,13 +178,14 @@ class ParcelReceiver(ParcelEnd):
             except TransferError as error:
                 self._fail(error)
                 return
-            transport.resumeProducing()  # Without reading, the end of the connection would not be seen.
+            # Reading is resumed, because otherwise the end of the connection would not be noticed.
+            transport.resumeProducing()
             if not self.done.called:
                 self._proceed()
 
         waiting.addBoth(known)
 
-    # --- the offer ---
+    # --- accepting the offer ---
 
     def _take_offer(self) -> bool:
         message = self._messages.take()
@@ -209,7 +210,8 @@ class ParcelReceiver(ParcelEnd):
                 self._finished([])
                 return
             if self._offer.kind == "files":
-                # If the file exists in part, the number of missing bytes is not known yet.
+                # The free space is checked now only if no file exists in part; otherwise the number of missing bytes is
+                # not known yet.
                 if not self._place.has_begun([name for name, *_ in self._offer.things]):
                     self._check_room(0)
                 self._place.hold([(name, kind) for name, kind, *_ in self._offer.things])
@@ -326,7 +328,7 @@ class ParcelReceiver(ParcelEnd):
         self._step = self._take_offsets
 
     def _check_room(self, existing: int) -> None:
-        """Raise TransferError unless there is room for all bytes of the parcel but ``existing``, which need none."""
+        """Raise TransferError unless the disk has room for all bytes of the parcel except the ``existing`` ones."""
         free = self._place.free()
         needed = self._offer.size - existing
         if free is not None and needed > free:
@@ -405,7 +407,8 @@ class ParcelReceiver(ParcelEnd):
 
     def _store(self, data: bytes) -> None:
         assert self._file is not None
-        # An unbuffered write may take only a part of the data, for example if the disk is full.
+        # The result is checked, because an unbuffered write may write only a part of the data, for example if the disk
+        # is full.
         view = memoryview(data)
         while view:
             view = view[self._file.write(view) :]
@@ -417,7 +420,7 @@ class ParcelReceiver(ParcelEnd):
     def _end_file(self, digest: bytes) -> None:
         assert self._file is not None
         if digest != self._hash.digest():
-            # The file must not be resumed, because nobody knows which of its bytes are wrong.
+            # The file is removed and not resumed, because nobody knows which of its bytes are wrong.
             self._file.truncate(0)
             raise TransferError(f"the SHA-256 of {self._item.path} differs from the sender's: send it again")
         if len(self._checked.entries) == 1:
@@ -426,7 +429,7 @@ class ParcelReceiver(ParcelEnd):
         self._place.finish_file(self._item, file)
         self._step = self._next_file
 
-    # --- the end ---
+    # --- end of the transfer ---
 
     def _with_shown_name(self, error: OSError) -> TransferError:
         """Return the error of a file, with the name that the user knows."""
@@ -443,7 +446,7 @@ class ParcelReceiver(ParcelEnd):
             self.done.callback(ReceivedParcel(self._offer, self._size, paths, seconds, changed, self._sha256))
 
     def refuse(self, reason: str) -> None:
-        """Give up because of a problem on this side, and tell the other side; the caller ends ``done``."""
+        """Give up because of a problem on this side, and tell the other side; the caller fires ``done``."""
         self._given_up = True
         self._say(error=reason)
         self._stop()
@@ -477,7 +480,7 @@ class ParcelReceiver(ParcelEnd):
         self._place.release()
 
     def _take_last_words(self) -> None:
-        """Process data that came before the end of the stream while this side was busy."""
+        """Process data that arrived before the end of the stream, while this side was busy."""
         if self._pausing:
             self._waits = self._pausing = False
             self._proceed(math.inf)

@@ -1,4 +1,4 @@
-"""Sending side of a parcel, which offers the parcel and sends what the other side accepts."""
+"""Sending side of a parcel, which offers the parcel, and sends it if the other side accepts."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class ParcelSender(ParcelEnd):
         self._error = error  # An abort calls ``connectionLost`` at once, which needs the error, too.
         self._stop()
         transport = transport_of(self)
-        # Without chunks, the other side would take a message for bytes of the file.
+        # The connection is aborted: without chunks, the other side would take a message for bytes of the file.
         if self._in_bytes and not self._pieces:
             transport.abortConnection()
         else:
@@ -209,7 +209,7 @@ class ParcelSender(ParcelEnd):
         if flow is not None:
             self.transport.unregisterProducer()  # type: ignore[union-attr]
             with suppress(TaskFinished):
-                flow.task.stop()  # Stopping the task closes its file.
+                flow.task.stop()  # The task is stopped, which also closes its file.
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
@@ -299,14 +299,16 @@ class FilesSender(ParcelSender):
         size = 0
         for entry in self._entries:
             some.append(entry.to_list())
-            size += 6 * (len(entry.path) + len(entry.target)) + 80  # This is an upper bound of the size as JSON.
+            # The number is an upper bound of the entry's size as JSON.
+            size += 6 * (len(entry.path) + len(entry.target)) + 80
             if size >= MESSAGE_FULL:
                 self._say(entries=some)
                 some, size = [], 0
                 yield None
         if some:
             self._say(entries=some)
-        # The other side cannot know which parts it has before it has the whole list.
+        # The answer is expected only after the whole list, because before it the other side cannot know which parts it
+        # has.
         self._next = self._on_offsets
         self._say(whole=True)
 
@@ -350,7 +352,7 @@ class FilesSender(ParcelSender):
     def _all_contents(self, digests: dict[int, HASH]) -> Iterator[None]:
         """Send the bytes that the other side lacks.
 
-        :param digests: hash of what the other side has, by index of the entry.
+        :param digests: hash of the part that the other side has, by index of the entry.
         """
         there = sum(self._have[index][0] for index in digests)
         self._progress(there)

@@ -1,7 +1,7 @@
 """Walk over the files and directories to send; each file is opened again when its turn comes.
 
 Both steps use descriptors, so that a link which replaces a directory meanwhile is not followed.  A file that is opened
-again is compared with what was offered.
+again is compared with the offered one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class OfferedFiles:
         self._descriptor = -1
 
     def open(self, index: int) -> IO[bytes]:
-        """Open a file and check that it is still the one that was offered.
+        """Open a file, and check that it is still the file that was offered.
 
         :raises SourceChanged: the file has changed or is another one.
         """
@@ -156,7 +156,7 @@ class OfferedFiles:
 def walk(
     paths: Sequence[Path], *, hidden: bool = False, called: str | None = None, base: Path | None = None
 ) -> WalkResult:
-    """Find everything to send below some files and directories; blocks while the disk works.
+    """Find everything to send below some files and directories; blocks while it reads the disk.
 
     :param hidden: whether to include names that begin with a dot.
     :param called: name under which a single path is sent instead of its own.
@@ -176,7 +176,7 @@ def walk(
         real = top
         try:
             if base is None:
-                real = top.resolve()  # A link that the user names stands for its target.
+                real = top.resolve()  # If the user names a link, its target is sent.
             if name in walked.tops:
                 raise TransferError(f"two of the given files are called {name}")
             name = called or name
@@ -263,7 +263,7 @@ def _add_entry(walked: WalkResult, name: str, path: str, at: int, own: OwnFiles)
 
 
 def _names(walked: WalkResult, at: int, path: str) -> list[str]:
-    """Add the entry of a directory, and return the names in it."""
+    """Add a directory's entry to the manifest, and return the names in the directory."""
     inside = os.open(".", _READ_DIRECTORY, dir_fd=at)
     try:
         status = os.fstat(inside)

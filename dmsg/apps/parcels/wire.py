@@ -59,13 +59,13 @@ class GivenUp(ParcelCut, Unwanted):
 
 
 class PartKept(ParcelCut, CutShort):
-    """Error: only a part of the parcel has arrived; the same parcel, sent again, resumes there."""
+    """Error: only a part of the parcel has arrived, and is kept; if the same parcel is sent again, it resumes there."""
 
 
 def lost_error(reason: Failure, moved: int) -> TransferError:
     """Return the error for a connection that was lost too early.
 
-    :param moved: number of bytes that have arrived.
+    :param moved: number of bytes that were transferred before.
     """
     gone = reason.check(ConnectionDone) or getattr(reason.value, "close_reason", None) == CloseReason.ABORTED
     why = GAVE_UP if gone else lost_text(reason)
@@ -119,7 +119,7 @@ class Messages:
         return take_framed(self._buffer, CHUNK_LIMIT, WHAT)
 
     def part_of_piece(self, reader: ChunkReader, left: int) -> bytes | None:
-        """See :meth:`~dmsg.apps.chunks.ChunkReader.take`."""
+        """Return bytes of the current chunk; see :meth:`~dmsg.apps.chunks.ChunkReader.take`."""
         return reader.take(self._buffer, left)
 
     def take_some(self, limit: int) -> bytes:
