@@ -217,7 +217,9 @@ class NearbySource:
             raise
         except CancelledError:
             raise
-        except Exception as error:  # Exception is caught, because Twisted's connection errors have no common base class.
+        except (
+            Exception
+        ) as error:  # Exception is caught, because Twisted's connection errors have no common base class.
             if peer.key in self._reached:
                 raise
             raise NobodyNearby(

@@ -147,7 +147,9 @@ class Destination:
     def _parent(self, entry: Item) -> tuple[int, str]:
         """Return the descriptor of the directory that contains an entry, valid until the next call, and the name
         there."""
-        parts = entry.path.split("/")  # The parts of the path need no check, because they were checked when the entry arrived.
+        parts = entry.path.split(
+            "/"
+        )  # The parts of the path need no check, because they were checked when the entry arrived.
         parts[0] = part_name(parts[0])
         self._root_descriptor()
         assert self._descent is not None
@@ -269,7 +271,9 @@ class Destination:
             mode = entry.mode & self._mask
             if self._copies and "/" not in entry.path:
                 before = find_replaced(entry.path, self._root_descriptor())
-                if before is not None:  # The file's old mode limits the new one, which must not give access to users who had none before.
+                if (
+                    before is not None
+                ):  # The file's old mode limits the new one, which must not give access to users who had none before.
                     mode = stat.S_IMODE(before.st_mode)
             os.fchmod(file.fileno(), mode)
             os.utime(file.fileno(), ns=(entry.mtime, entry.mtime))
@@ -317,7 +321,9 @@ class Destination:
             except FileExistsError:
                 raise _exists(entry.path) from None
             except OSError:
-                os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # A rename is used instead, because the file system has no hard links.
+                os.rename(
+                    part, target, src_dir_fd=at, dst_dir_fd=at
+                )  # A rename is used instead, because the file system has no hard links.
             else:
                 os.unlink(part, dir_fd=at)
         else:
