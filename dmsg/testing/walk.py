@@ -21,6 +21,8 @@ from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublish
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
+from dmsg.net.streams.transports import stream_of
+from dmsg.streams.carrier import ClientStream
 from dmsg.testing import faults
 from dmsg.testing.bystanders import HARBOUR, Bystanders, check_blame
 from dmsg.testing.determinism import KEPT, Trace
@@ -32,6 +34,7 @@ from dmsg.testing.lying_discovery import KINDS as DISCOVERY_KINDS, LyingDiscover
 from dmsg.testing.plan import LIES, Plan, Step, draw
 from dmsg.testing.promise import Fixed, PromiseBroken, Talker, Talkers
 from dmsg.testing.shrink import Shrinker, as_test, signature
+from dmsg.testing.strangers import Strangers
 from dmsg.v2019.client import Client
 
 PORT = 7
@@ -70,6 +73,7 @@ class Walk:
         self._liars: dict[str, Liar] = {}
         self._last_liar = ""
         self._discovery: LyingDiscovery | None = None
+        self._strangers: Strangers | None = None
         self._bystanders: Bystanders | None = None
         self._own: dict[str, Callable[[Step], None]] = {
             LIES: self._lie,
@@ -77,6 +81,8 @@ class Walk:
             "open": self._open,
             "finish": self._finish,
             "clock jump": self._clock_jump,
+            "strangers flood": self._flood,
+            "strangers resume": self._resume,
         }
         self._own.update(dict.fromkeys(_OF_DISCOVERY, self._lie_of_discovery))
 
@@ -120,6 +126,7 @@ class Walk:
         remotes: list[Client] = [self.bob, self.bob]
         if self._bystanders is not None:
             self._bystanders.start()
+            self._strangers = Strangers(lab, HARBOUR, self._bystanders.dave.public_key)
             remotes[1] = self._bystanders.dave
             remotes[1].listen(self._talkers, PORT)
         for number, remote in enumerate(remotes):
@@ -155,7 +162,9 @@ class Walk:
             # A stream that never opened at its responder may fail at its initiator, too.
             if talker.lost is not None and not self._is_unheard(talker):
                 raise PromiseBroken(f"a stream was lost: {talker.lost.value}")
-        check_blame((name, server) for name, server in self.lab.servers.items() if name not in self._liars)
+        # The server that strangers flooded has somebody to blame.
+        spared = {*self._liars, HARBOUR} if self._strangers is not None and self._strangers.flooded else {*self._liars}
+        check_blame((name, server) for name, server in self.lab.servers.items() if name not in spared)
         if self._bystanders is not None:
             self._bystanders.check()
 
@@ -212,6 +221,21 @@ class Walk:
             liar = self._liars[name] = Liar(self.lab.network.host(name), server, self._alliance, KINDS)
         liar.tell(step.lies)
         self._last_liar = name
+
+    def _flood(self, step: Step) -> None:
+        """Let strangers flood a bystander with REQUESTs, over the server that is honest."""
+        assert self._strangers is not None
+        self._strangers.flood(Random(step.chance))
+        self.lies[step.fault] += 1
+
+    def _resume(self, step: Step) -> None:
+        """Let strangers try to take over the stream between a bystander and another client."""
+        assert self._strangers is not None
+        stream = stream_of(self._streams[2])
+        if isinstance(stream, ClientStream) and self._streams[2].lost is None:
+            self.lies[step.fault] += 1
+            for answer in self._strangers.resume(stream.secure_end, Random(step.chance)):
+                answer.addErrback(lambda failure: failure.trap(DmsgError))
 
     def _lie_of_discovery(self, step: Step) -> None:
         """Let discovery lie from now on."""
@@ -276,6 +300,7 @@ class Walk:
 
 _OF_DISCOVERY = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
 """Lies of discovery, by the name of their fault."""
+_OF_STRANGERS = ("strangers flood", "strangers resume", "strangers resume")
 FAULTS = (*faults.BY_NAME, "open", "open", "finish")
 """Faults of a walk; a fault that is named twice happens twice as often."""
 
@@ -286,7 +311,7 @@ def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
     :param lies: whether servers lie.
     """
     if lies:
-        return draw(seed, steps, (*FAULTS, *_OF_DISCOVERY, "honest"), list(KINDS))
+        return draw(seed, steps, (*FAULTS, *_OF_DISCOVERY, *_OF_STRANGERS, "honest"), list(KINDS))
     return draw(seed, steps, FAULTS)
 
 

@@ -45,7 +45,7 @@ chance = Random()
 junk = [bytearray(chance.randrange(16, 600)) for _ in range(20_000)]  # Moves what is made later in memory.
 del junk[::2]
 from dmsg.testing.walk import walk
-found = [walk(int(seed), steps=20) for seed in sys.argv[1:]]
+found = [walk(int(seed), steps=20, lies=number > 0) for number, seed in enumerate(sys.argv[1:])]
 print(json.dumps([(one.trace.digest(), one.trace.count) for one in found]))
 """
 
