@@ -133,7 +133,7 @@ class Relay(RouteTable):
                         route = routes.get(own_id)
                         last_id = own_id
                         if route is not None and not route.accepted:
-                            route = None  # Frames of transports that are not accepted yet are handled by _early.
+                            route = None  # _forward_early handles frames of transports that are not accepted.
                     if route is not None:
                         if route is not last_route:
                             if steps >= limit:
