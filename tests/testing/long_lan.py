@@ -56,6 +56,8 @@ SNIFFER = """
 # Writes each frame at one end of a cable to standard output, in hexadecimal.
 import socket, sys
 cable = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+# Room for all frames of the test (SO_RCVBUFFORCE), because they come faster than they are written.
+cable.setsockopt(socket.SOL_SOCKET, 33, 1 << 26)
 cable.bind((sys.argv[1], 0))
 print("sniffs", flush=True)
 while True:
@@ -156,6 +158,9 @@ class OneNetworkTests(LanCase):
         time.sleep(1.0)
         self.assertEqual(self.mdns(sniffer.output), [])
         self.check_arrived(self.receives(code), sender)
+        until = time.monotonic() + 20.0
+        while len(sniffer.output) < 2 * 2 * len(CONTENT) and time.monotonic() < until:
+            time.sleep(0.2)
         packets = self.mdns(sniffer.output)
         self.assertTrue(any(b"_dmsg-code" in packet for packet in packets))
         # Alice answers Bob alone: in addresses of groups the lowest bit of the first byte is set.
