@@ -1,7 +1,8 @@
 """dmsg connects two programs that know only each other's public key.
 
-This package has what all families share: keys, errors, streams and their endpoints, discovery, admission, events.
-:class:`Client` is that of today's network, :class:`dmsg.v2019.Client`.  The other names of a family are in
+This package has the names that all protocol families share: keys, errors, streams and their endpoints, discovery,
+admission, events.
+:class:`Client` is that of today's network, :class:`dmsg.v2019.Client`.  The other names of each protocol family are in
 :mod:`dmsg.v2019`, :mod:`dmsg.messaging` and :mod:`dmsg.rmb`, and a lab for tests is in :mod:`dmsg.testing`.  All other
 modules are private and may change.
 """

@@ -1,7 +1,7 @@
 """All errors of dmsg, and the named reasons for refusals, drops and ends.
 
-There are two families of protocol errors, as in h11.  :class:`LocalProtocolError` means that *our* program misused an
-API; it is raised to the caller.  :class:`RemoteProtocolError` means that the *peer* broke a rule; it ends the peer's
+There are two kinds of protocol errors, as in h11.  :class:`LocalProtocolError` means that *our* program misused an API;
+it is raised to the caller.  :class:`RemoteProtocolError` means that the *peer* broke a rule; it ends the peer's
 connection and nothing else.
 """
 
@@ -13,9 +13,9 @@ from enum import Enum, IntEnum
 class CloseReason(IntEnum):
     """Reason for which a stream or a transport has ended.
 
-    Inside the library a reason is any number from 0 on, listed here or not (see ``close_reason_text``).  A family
-    writes what fits into its frames (``fit_close_reason``).  A CLOSE frame of 2019 has one byte for the reason; the
-    2019 reference writes only 0 and does not read it.
+    Inside the library a reason is any number from 0 on, listed here or not (see ``close_reason_text``).  Each protocol
+    family writes as much of it as fits into its frames (``fit_close_reason``).  A CLOSE frame of 2019 has one byte for
+    the reason; the 2019 reference writes only 0 and does not read it.
     """
 
     UNSPECIFIED = 0
@@ -94,12 +94,13 @@ NOBODY_LISTENS = "nobody listens at"
 
 
 def not_listening(address: str) -> str:
-    """Return the text of a CLOSE with ``REFUSED`` for a person; a listener for other keys looks the same from here."""
+    """Return the text of a CLOSE with ``REFUSED`` for a person; a port that listens only for other keys cannot be
+    distinguished."""
     return f"{NOBODY_LISTENS} {address}, or not for this key"
 
 
 def as_close_reason(reason: int) -> int:
-    """Return the :class:`CloseReason` for a listed number, and any other number as it is."""
+    """Return the :class:`CloseReason` with this number, or the number itself if there is none."""
     return CloseReason(reason) if reason in _CLOSE_TEXTS else reason
 
 
@@ -114,7 +115,7 @@ def fit_close_reason(reason: int, size: int = 1) -> int:
 class DropReason(Enum):
     """Reason for which something was refused, dropped or ended; each value is a metric label."""
 
-    # These end a connection before its handshake is done.
+    # The following reasons end a connection before its handshake is done.
     TOO_MANY_CONNECTIONS = "too_many_connections"
     DRAINING = "draining"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
@@ -122,7 +123,7 @@ class DropReason(Enum):
     HANDSHAKE_EVICTED = "handshake_evicted"
     HANDSHAKE_ABANDONED = "handshake_abandoned"
     HTTP_REQUEST = "http_request"
-    # These end an established connection.
+    # The following reasons end an established connection.
     BAD_WEBSOCKET = "bad_websocket"
     BAD_RECORD = "bad_record"
     REPLAYED_RECORD = "replayed_record"
@@ -133,20 +134,20 @@ class DropReason(Enum):
     STALLED = "stalled"
     NO_OK_FRAME = "no_ok_frame"
     REPLACED = "replaced"
-    # These refuse a REQUEST.
+    # The following reasons refuse a REQUEST.
     BAD_REQUEST = "bad_request"
     NO_SUCH_PEER = "no_such_peer"
     ID_IN_USE = "id_in_use"
     TOO_MANY_TRANSPORTS = "too_many_transports"
     REFUSED = "refused"
-    # These drop a frame or end a transport.
+    # The following reasons drop a frame or end a transport.
     NO_SUCH_TRANSPORT = "no_such_transport"
     QUEUE_FULL = "queue_full"
     PEER_DISCONNECTED = "peer_disconnected"
     BAD_FRAME = "bad_frame"
     BUFFER_FULL = "buffer_full"
     BAD_RECEIPT = "bad_receipt"
-    # These follow from limits that the operator sets.
+    # The following reasons come from limits that the operator sets.
     RATE_LIMITED = "rate_limited"
     DESTINATION_RATE = "destination_rate"
     FLOOD = "flood"
@@ -169,7 +170,7 @@ class NobodyThere(DmsgError):
 
 
 class Unwanted(DmsgError):
-    """Error: the other side was reached and refused."""
+    """Error: the other side was reached, and refused the request."""
 
 
 class WrongUse(DmsgError):
@@ -193,7 +194,7 @@ class KeyFileError(DmsgError):
 
 
 class LocalProtocolError(DmsgError):
-    """Error: the caller asked for something that the protocol does not allow now."""
+    """Error: the caller asked for an operation that the protocol does not allow now."""
 
 
 class RemoteProtocolError(DmsgError):
@@ -250,7 +251,7 @@ class DmsgTimeout(DmsgError, TimeoutError):
 
 
 class SendBufferFull(LocalProtocolError):
-    """Error: more was written to a transport than its send buffer may hold."""
+    """Error: more bytes were written to a transport than its send buffer may contain."""
 
 
 class ConnectFailed(NobodyThere):
@@ -271,7 +272,7 @@ class ConnectFailed(NobodyThere):
 
 
 class ConnectTimeout(ConnectFailed, DmsgTimeout):
-    """Error: the time for ``connect`` passed; ``attempts`` lists what was tried until then."""
+    """Error: the time for ``connect`` passed; ``attempts`` lists the servers that were tried until then."""
 
 
 class DiscoveryError(DmsgError):
@@ -305,5 +306,5 @@ class EntryError(DmsgError, ValueError):
 
 
 def needs_extra(extra: str) -> str:
-    """Return how to install an extra of setup.cfg, for an error message."""
+    """Return a text, for an error message, that says how to install an extra of setup.cfg."""
     return f"more packages are needed; in dmsg's directory: pip install -e '.[{extra}]'"

@@ -1,4 +1,5 @@
-"""Advisory locks on open files, by flock(2); a lock ends with the process that holds it, however the process ends."""
+"""Advisory locks on open files, by flock(2); a lock ends with the process that has it, even if the process is
+killed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class NoLocks(OSError):
 def take_lock(descriptor: int, *, share: bool = False) -> bool:
     """Lock an open file, without waiting.
 
-    :param share: whether other holders that share the lock are accepted.
+    :param share: whether other processes that share the lock are accepted.
     :returns: False if another process holds the lock.
     :raises NoLocks: the file system has no locks.
     """
@@ -32,7 +33,7 @@ def take_lock(descriptor: int, *, share: bool = False) -> bool:
 
 
 def lock_if_can(descriptor: int) -> bool:
-    """Take a lock as :func:`take_lock` does; return True also where the file system has no locks."""
+    """Take a lock like :func:`take_lock`; on a file system without locks, return True as well."""
     try:
         return take_lock(descriptor)
     except NoLocks:
@@ -40,7 +41,7 @@ def lock_if_can(descriptor: int) -> bool:
 
 
 def is_at(descriptor: int, path: str | Path, at: int | None = None) -> bool:
-    """Whether an open file still has this name; the former holder of its lock may have removed it.
+    """Whether an open file still has this name.  The process that had its lock before may have removed it.
 
     :param at: descriptor of the directory that the path begins in.
     """

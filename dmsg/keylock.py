@@ -2,7 +2,7 @@
 
 Two programs with one key disturb each other: servers send new requests to the newest connection, and each program
 replaces the other's entry in discovery.  The lock is ``FILE.lock`` beside the key file, or the key file itself if
-nothing can be written beside it.  It ends with the process that holds it, however the process ends.
+nothing can be written beside it.  It ends with the process that has it, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeyLock:
         if descriptor is None or any(other.descriptor == descriptor for other in holders):
             return
         if self.lock_file is not None:
-            # The lock is still held, so this removes no other program's file.
+            # The file is removed while the lock is still held, so that it cannot be another program's file.
             with suppress(OSError):
                 os.unlink(self.lock_file)
         os.close(descriptor)
@@ -60,7 +60,7 @@ def hold_key(
 ) -> KeyLock:
     """Lock a key file, or another file, for ``program``; the same process may do so several times.
 
-    :param share: whether other holders that share the lock are accepted.
+    :param share: whether other programs that share the lock are accepted.
     :param advice: what a user can do who finds the file in use.
     :param display_path: name, for the message, of the thing in use; by default the path of the file.
     :raises KeyInUse: another program holds the lock; the message says which one, and what to do.
@@ -97,12 +97,13 @@ def _hold_beside(real: str, program: str, share: bool, advice: str, display_path
             if share:
                 return KeyLock(real, None, None)
             raise KeyInUse(_in_use(display_path, who, advice))
-        # The former holder may just have removed the file that was opened.
+        # The file that was opened may just have been removed by the program that had the lock.
         if is_at(descriptor, Path(beside)):
             break
         os.close(descriptor)
     os.ftruncate(descriptor, 0)
-    with suppress(OSError):  # The lock works even if a full disk prevents the note about its holder.
+    with suppress(OSError):
+        # The error is ignored: the lock works even if a full disk prevents writing the name of the program.
         os.pwrite(descriptor, f"{os.getpid()} {time.strftime('%H:%M')} {program}\n".encode()[:_WHO_SIZE], 0)
     return KeyLock(real, descriptor, beside)
 
@@ -132,5 +133,5 @@ def _in_use(display_path: str, holder: str, advice: str) -> str:
 
 
 def this_program(*words: str) -> str:
-    """Return the name of this process for programs that find the key in use; other arguments are never shown."""
+    """Return the name of this process for programs that find the key in use; its other arguments are never shown."""
     return " ".join((Path(sys.argv[0]).name or "python", *words))

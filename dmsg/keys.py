@@ -52,7 +52,7 @@ def _from_hex(text: str, size: int, name: str) -> bytes:
     if len(text) != size * 2:
         raise KeyFormatError(f"{name} must be {size * 2} hexadecimal characters, not {len(text)}")
     try:
-        # The function bytes.fromhex() would accept a key with blanks in it.
+        # The characters are checked first, because bytes.fromhex() would accept a key with blanks in it.
         if not text.isalnum():
             raise ValueError
         return bytes.fromhex(text)
@@ -64,7 +64,7 @@ def _from_hex(text: str, size: int, name: str) -> bytes:
 def _point(data: bytes) -> coincurve.PublicKey:
     """Return the decompressed point of a key, from a cache.
 
-    Decompression is a tenth of a key agreement, and a handshake needs the same point two or three times.
+    Decompression takes a tenth of the time of a key agreement, and a handshake needs the same point two or three times.
 
     :raises ValueError: the key is no point of the curve.
     """
@@ -116,7 +116,8 @@ class PubKey(bytes):
         except (binascii.Error, ValueError):
             raise KeyFormatError("public key is not base32") from None
         key = cls(data)
-        # The last character has one bit more than the key, so two texts could stand for one key.
+        # The text is compared with the key's own, because the last character has one bit more than the key, so that two
+        # texts could stand for one key.
         if key.text != text.lower():
             raise KeyFormatError("public key is not valid base32: the last character has a spare bit set")
         return key
@@ -189,7 +190,7 @@ class Signature(bytes):
         try:
             point = coincurve.PublicKey.from_signature_and_message(bytes(self), digest, hasher=None)
             return bytes.__new__(PubKey, point.format())
-        except Exception:  # In one case coincurve raises a bare Exception.
+        except Exception:  # Exception is caught, because coincurve raises a bare Exception in one case.
             raise SignatureError("no public key can be recovered from the signature") from None
 
     def __str__(self) -> str:
@@ -197,7 +198,7 @@ class Signature(bytes):
 
 
 class _PrivateKey(coincurve.PrivateKey):
-    """Private key without the x-only key of Schnorr signatures, which would double the cost of its construction."""
+    """Private key without the x-only key of Schnorr signatures, which would double the time of its construction."""
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
@@ -270,7 +271,7 @@ class SecKey:
     def ecdh(self, public: PubKey) -> bytes:
         """Return the shared secret: SHA-256 of the compressed product point, 32 bytes (``cipher.ECDH``)."""
         secret = ffi.new("unsigned char [32]")
-        # This is coincurve's ecdh() without its decompression of the point at each call.
+        # This does the same as coincurve's ecdh(), but without decompressing the point at each call.
         lib.secp256k1_ecdh(
             self._key.context.ctx, secret, _point(public).public_key, self._key.secret, ffi.NULL, ffi.NULL
         )
@@ -301,7 +302,7 @@ class SecKey:
 def write_key_file(path: str | os.PathLike[str], key: SecKey) -> None:
     """Write a new key file, mode 0600.
 
-    The file holds two lines, ``secret HEX`` and ``public HEX``.
+    The file has two lines, ``secret HEX`` and ``public HEX``.
 
     :raises KeyFileError: the file exists or cannot be written.
     """
@@ -327,8 +328,9 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, target)  # A hard link, unlike a rename, never replaces a file.
-        except PermissionError:  # The file system has no hard links.
+            # The name is made by a hard link, which, unlike a rename, never replaces a file.
+            os.link(temporary, target)
+        except PermissionError:  # A rename is used instead, because the file system has no hard links.
             os.rename(temporary, target)
             temporary = None
     except FileExistsError:
@@ -347,7 +349,7 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
         group or others.
     """
     try:
-        # Opening a pipe would otherwise block until somebody writes to it.
+        # Without O_NONBLOCK, opening a pipe would block until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -374,7 +376,8 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
 def load_or_create_key(path: str | os.PathLike[str], *, create: bool = True) -> SecKey:
     """Read the key file, or create it with a new key if it is absent.
 
-    :param create: whether to create it; otherwise an absent file is an error, as when its name was mistyped.
+    :param create: whether to create it; otherwise an absent file is an error, for example because its name was
+        mistyped.
     :raises KeyFileError: as in :func:`read_key_file` and :func:`write_key_file`.
     """
     if os.path.lexists(path):

@@ -14,8 +14,8 @@ from importlib import import_module
 def public(
     package: str, modules: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package; interactive shells complete what the last one
-    lists.
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package; interactive shells complete the names that the
+    last one lists.
 
     :param modules: public names by module, separated by spaces.
     """

@@ -1,8 +1,8 @@
 """Small files that several programs change: one change at a time, and each change is atomic.
 
-A program that reads a file, changes the content and writes it back holds :func:`exclusive_change` meanwhile; otherwise
-the second of two programs would overwrite the change of the first.  The lock is ``FILE.lock``; it ends with the process
-that holds it, so a file that a killed program has left behind blocks nobody.
+A program that reads a file, changes the content and writes it back does so within :func:`exclusive_change`; otherwise
+the second of two programs would overwrite the change of the first.  The lock is ``FILE.lock``; the lock ends with the
+process that has it, so a lock file that a killed program has left blocks nobody.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dmsg.filelock import is_at, lock_if_can
 
 LOCK_SUFFIX = ".lock"
 LOCK_TIMEOUT = 5.0
-"""Seconds to wait for another program's change, which takes milliseconds unless that program is stopped."""
+"""Seconds to wait for another program's change, which takes milliseconds unless that program is suspended."""
 _LOCK_RETRY = 0.02
 
 
@@ -29,7 +29,7 @@ class FileBusy(DmsgError):
 
 @contextmanager
 def exclusive_change(path: Path, *, timeout: float | None = None) -> Iterator[None]:
-    """Context in which no other program changes a file; missing directories are made, with mode 0700.
+    """Context manager within which no other program changes a file; missing directories are made, with mode 0700.
 
     :param timeout: seconds to wait for another program; None for ``LOCK_TIMEOUT``.
     :raises FileBusy: another program holds the lock for longer.
@@ -42,7 +42,7 @@ def exclusive_change(path: Path, *, timeout: float | None = None) -> Iterator[No
     try:
         yield
     finally:
-        # The lock is still held, so this removes no other program's file.
+        # The file is removed while the lock is still held, so that it cannot be another program's file.
         with suppress(OSError):
             os.unlink(lock)
         os.close(descriptor)
@@ -51,7 +51,7 @@ def exclusive_change(path: Path, *, timeout: float | None = None) -> Iterator[No
 def _take(lock: str, target: Path, deadline: float) -> int:
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        # The former holder may just have removed the file that was opened.
+        # The file that was opened may just have been removed by the program that had the lock.
         if lock_if_can(descriptor) and is_at(descriptor, lock):
             return descriptor
         os.close(descriptor)
@@ -77,7 +77,8 @@ def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
             file.write(text)
             file.flush()
             os.fchmod(descriptor, mode)
-            # Without this, a crash of the machine could leave an empty file in place of the old one.
+            # The data are synced to disk first; otherwise a crash of the machine could leave an empty file in place of
+            # the old one.
             os.fsync(descriptor)
         os.replace(temporary, target)
     except BaseException:

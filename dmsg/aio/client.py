@@ -31,7 +31,7 @@ class Client:
     :param discovery: URL of a discovery, or several; by default those in the variable ``DMSG_DISCOVERY``.
     :param key: secret key, or the path of a key file, which is made if it is absent; by default a new key.
     :param options: further arguments of :class:`dmsg.Client`, such as ``min_servers`` and ``encryption``.
-    :ivar twisted: the :class:`dmsg.Client` below, inside ``async with``.
+    :ivar twisted: the underlying :class:`dmsg.Client`, inside ``async with``.
     """
 
     twisted: TwistedClient
@@ -50,7 +50,7 @@ class Client:
 
     @property
     def public_key(self) -> PubKey:
-        """Key at which others reach this client."""
+        """Public key, by which others reach this client."""
         return self._identity.public_key
 
     async def __aenter__(self) -> Self:
@@ -138,7 +138,7 @@ class Client:
 class Listener:
     """Port on which a client serves streams.
 
-    :ivar key: public key at which others reach the port.
+    :ivar key: public key by which others reach the port.
     """
 
     def __init__(self, key: PubKey, port: int) -> None:
@@ -181,14 +181,14 @@ async def listen(
 
 
 async def _close(stream: Stream) -> None:
-    """Close a stream, and abort it if what was written is not acknowledged in time."""
+    """Close a stream, and abort it if the written data are not acknowledged in time."""
     stream.writer.close()
     try:
         await asyncio.wait_for(stream.writer.wait_closed(), CLOSE_TIMEOUT)
     except TimeoutError:
         stream.writer.transport.abort()
     except (DmsgError, OSError):
-        pass  # The reader or writer of the stream has already got this error.
+        pass  # The error is ignored, because the reader or writer of the stream has already got it.
 
 
 async def _run_handler(handler: Handler, stream: Stream) -> None:

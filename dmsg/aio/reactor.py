@@ -57,7 +57,7 @@ def _start_reactor(reactor: object) -> Reactor:
     found = cast(Reactor, reactor)
     if not found.running:
         use_monotonic_clock(found)
-        # Signals are left to the program that runs the loop.
+        # The reactor installs no signal handlers, because signals are left to the program that runs the loop.
         cast(Any, found).startRunning(installSignalHandlers=False)
         let_process_end(found)
     return found

@@ -54,14 +54,15 @@ class _Transport(asyncio.Transport):
             raise NotImplementedError(
                 "the peer's program does not support half-close: after an end of data it would stop sending"
             )
-        self._stream.unregisterProducer()  # A stream with a producer waits for its last data.
+        # The producer is unregistered, because a stream with a producer waits for its last data.
+        self._stream.unregisterProducer()
         self._stream.loseWriteConnection()
 
     def is_closing(self) -> bool:
         return self._closing
 
     def close(self) -> None:
-        """Close after everything written was acknowledged."""
+        """Close the stream after all written data were acknowledged."""
         if not self._closing:
             self._closing = True
             self._stream.unregisterProducer()
@@ -89,7 +90,7 @@ class _Transport(asyncio.Transport):
 
 @implementer(IHalfCloseableProtocol, IPushProducer)
 class StreamBridge(Protocol):
-    """Protocol of Twisted that hands a stream to asyncio's :class:`asyncio.StreamReaderProtocol`.
+    """Twisted protocol that passes a stream to asyncio's :class:`asyncio.StreamReaderProtocol`.
 
     :ivar stream: reader and writer, once the stream is open.
     :param on_opened: called with the bridge when the stream is open.
@@ -109,7 +110,7 @@ class StreamBridge(Protocol):
         stream = stream_of(self)
         transport = _Transport(stream, self._aio)
         self._aio.connection_made(transport)
-        # From now on drain() waits while more is written than the stream takes.
+        # A producer is registered, so that drain() waits while more is written than the stream accepts.
         stream.registerProducer(self, True)
         self.stream = Stream(self._reader, asyncio.StreamWriter(transport, self._aio, self._reader, self._loop))
         self._on_opened(self)

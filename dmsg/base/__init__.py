@@ -1,1 +1,2 @@
-"""Basic building blocks without I/O that any other package may import."""
+"""Basic building blocks without I/O, such as rate limits, tables, options and units, which any other package may
+import."""

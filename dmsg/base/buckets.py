@@ -1,4 +1,4 @@
-"""Token buckets and rate limits by address.  The caller passes the time in."""
+"""Token buckets, and rate limits for each address.  The time is an argument of each call."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _alone(address: str) -> Sequence[tuple[str, int]]:
 
 
 class RateLimit:
-    """Rate limit that allows each address ``rate`` requests per second and ``burst`` requests at once.
+    """Rate limit that allows each address ``rate`` requests per second and ``burst`` requests in a burst.
 
-    :param blocks: returns the names that a request of an address counts for, such as address blocks, each with the
-        factor by which its rate and burst are multiplied.  By default, a request counts for its address alone.
+    :param blocks: returns the names to which a request of an address is charged, such as address blocks, each with the
+        factor by which its rate and burst are multiplied.  By default, a request is charged to its address alone.
     """
 
     def __init__(self, rate: float, burst: float, blocks: Callable[[str], Sequence[tuple[str, int]]] = _alone) -> None:
@@ -83,7 +83,7 @@ class RateLimit:
         return wait
 
     def is_exhausted(self, address: str, now: float) -> bool:
-        """Whether the limit has no request left."""
+        """Whether the limit of an address is used up."""
         return bool(self._rate) and any(
             self._tokens_left(name, factor, now) < 1.0 for name, factor in self._blocks(address)
         )
@@ -99,7 +99,7 @@ class RateLimit:
             self._buckets.popitem(last=False)
 
     def allow(self, address: str, now: float) -> bool:
-        """Whether ``address`` may make a request now; counts the request if so.
+        """Return whether ``address`` may make a request now, and count the request if so.
 
         :param now: seconds of a monotonic clock.
         """

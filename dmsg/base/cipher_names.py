@@ -1,4 +1,5 @@
-"""Names of the ciphers on which two clients can agree, and values of the setting for the preferred one."""
+"""Names of the ciphers on which two clients can agree, and the values of the option ``--cipher``, which names the
+preferred one."""
 
 from __future__ import annotations
 
@@ -13,6 +14,6 @@ class Cipher(Enum):
 
 
 AUTO = "auto"
-"""Setting with which the cipher that is faster on this machine is preferred."""
+"""Value of ``--cipher`` with which the cipher that is faster on this machine is preferred."""
 CIPHER_SETTINGS = (AUTO, *(one.value for one in Cipher))
-"""Values of the setting."""
+"""Values that the option ``--cipher`` accepts."""

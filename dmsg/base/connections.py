@@ -1,8 +1,8 @@
 """Table of a server's connections by the keys of their clients.
 
 New requests for a key go to its newest connection, because a client that connects again has often lost the older
-connection without the server's having noticed.  Older connections keep what they have, because they may belong to
-another program that works.
+connection, which the server may not have noticed yet.  Older connections keep their transports, because they may belong
+to another program that still uses them.
 """
 
 from __future__ import annotations

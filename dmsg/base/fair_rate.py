@@ -1,7 +1,9 @@
-"""Rate limit that several sources share fairly: a source below its part is served, however much others ask for.
+"""Rate limit that several sources share fairly: a source that asks for less than its part is always served, even if
+others ask for much more.
 
-A source has a path of names, from the coarsest to the finest: the address blocks that contain it, then its key.  At
-each level the siblings share what their parent has.  So many keys at one address get no more than one key there.
+A source is named by a path, from the largest group to the smallest: the address blocks that contain it, then its key.
+At each level, the members of a group share the part of the group.  So many keys at one address together get no more
+than one key there.
 
 While the common bucket is more than half full, sources are not counted, and a single source may use the whole rate.
 Below that, each source gets its part and no more.  A tenth of the rate and the lower half of the bucket are reserved
@@ -20,7 +22,7 @@ ASSIGNED = 0.9
 UNCOUNTED = 0.5
 """Part of the common bucket above which sources are not counted separately."""
 FIRST = 1.0
-"""Minimum number of requests that a new source may make at once, whatever others ask for."""
+"""Minimum number of requests that a new source may make at once, even if others use up the rate."""
 FORGET_AFTER = 30.0
 """Seconds without a request after which a source counts as new."""
 MAX_SOURCES = 4096
@@ -30,16 +32,16 @@ MAX_CROWDED = 64
 """Maximum number of rates of one server that count sources separately; the least recently used rate forgets its
 sources."""
 BURST_SECONDS = 2.0
-"""Seconds of its part that a source may use at once."""
+"""Number of seconds whose part of the rate a source may use in a burst."""
 START_SECONDS = 0.1
-"""Seconds of its part with which a new source starts, so that keys of a new address block need not wait for their first
-tokens."""
+"""Number of seconds whose part of the rate a new source has at its start, so that keys of a new address block need not
+wait for their first tokens."""
 
 
 class _Source:
     """Record of one source.
 
-    :ivar bucket: tokens left of the source's part.
+    :ivar bucket: bucket with the tokens left of the source's part.
     :ivar seen: time of its last request, in seconds.
     :ivar below: sources that share its part.
     """
@@ -57,7 +59,7 @@ class _Source:
 
 
 class FairRate:
-    """Token bucket that distinguishes its users once it runs low.  It is full at first use."""
+    """Token bucket that counts its sources separately once it runs low.  It is full at first use."""
 
     __slots__ = ("_common", "_count", "_sources")
 
@@ -78,14 +80,14 @@ class FairRate:
 
     @property
     def sources(self) -> int:
-        """Number of sources of the coarsest level that are counted separately now."""
+        """Number of the largest groups (the outermost address blocks) that are counted separately now."""
         return 0 if self._sources is None else len(self._sources)
 
     def take(self, path: Sequence[Hashable], rate: float, burst: float, now: float) -> bool:
         """Count a request of the source at ``path`` and return whether it is within the rate.
 
         :param rate: requests per second of all sources together.
-        :param burst: requests at once of all sources together.
+        :param burst: requests of all sources together in a burst.
         """
         common = self._common
         if common is None:
@@ -93,7 +95,7 @@ class FairRate:
         common.fill(rate, burst, now)
         if common.level >= UNCOUNTED * burst:
             if common.level + 1.0 > burst:
-                self.forget()  # After so long a pause all sources may count as new.
+                self.forget()  # All sources are forgotten, because after so long a pause they count as new.
         elif common.level < 1.0 or not self._take_part(path, rate, now):
             return False
         common.level -= 1.0
@@ -135,7 +137,7 @@ class FairRate:
         return True
 
     def _forget_one(self) -> None:
-        """Forget the source with the oldest last request, at the coarsest level that has more than one source."""
+        """Forget the source with the oldest last request, at the outermost level that has more than one source."""
         sources = self._sources
         assert sources is not None
         while len(sources) == 1 and (below := next(iter(sources.values())).below):
@@ -159,7 +161,8 @@ class CrowdedRates:
         return len(self._rates)
 
     def take(self, rate: FairRate, path: Sequence[Hashable], per_second: float, burst: float, now: float) -> bool:
-        """Take a token as :meth:`FairRate.take` of ``rate`` does."""
+        """Count a request with :meth:`FairRate.take` of ``rate``, and add ``rate`` to the set if it counts sources
+        separately."""
         may = rate.take(path, per_second, burst, now)
         self._rates.pop(rate, None)
         if rate.remembered:

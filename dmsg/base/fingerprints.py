@@ -2,7 +2,7 @@
 
 An entry is 8 bytes in a flat table, and no Python object.  Long-lived objects among short-lived ones would fragment the
 heap, and the system would not get memory back.  A fingerprint is Python's hash of the bytes, which is keyed with a
-secret of the process.  So nobody can construct a collision, and by chance one occurs in 10**14 cases.
+secret of the process.  So nobody can construct a collision, and by chance one occurs once in 10**14 cases.
 """
 
 from __future__ import annotations

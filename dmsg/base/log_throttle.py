@@ -39,7 +39,7 @@ class LogThrottle:
         return count
 
     def suffix(self, kind: Hashable = "") -> str | None:
-        """Return the result of :meth:`count_left_out` as words for the end of a line."""
+        """Return the result of :meth:`count_left_out` as text for the end of a log line."""
         count = self.count_left_out(kind)
         if count is None:
             return None

@@ -1,12 +1,13 @@
-"""Account of the memory that a process holds for others, and the choice of what to drop.  No I/O, no clock.
+"""Limit of the memory that a process uses for its peers: adds up what is buffered, and chooses the data to drop.  No
+I/O, no clock.
 
-Every queue has a limit of its own; this is the limit of their sum.  A *source* is anything that holds data for others.
-The account asks all sources from time to time what they hold and for whom.  So nothing is counted on the path of a
-frame, and the account cannot drift from the truth.
+Every queue has a limit of its own; this is the limit of their sum.  A *source* is an object that buffers data for
+peers.  The account asks all sources from time to time how much they buffer, and for whom.  So nothing is counted when
+frames are processed, and the account cannot become wrong.
 
 Above the limit, old data are dropped before young data, because a live reader would have read old data.  Among data of
-one age group, the owner that has most loses its largest holding first.  The age is that of the oldest byte, so a reader
-that takes a little now and then gains nothing.
+one age group, the owner that has most loses its largest buffer first.  The age is that of the oldest byte, so a reader
+that reads a little now and then gains nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CHECK_INTERVAL = 0.25
 OLD = 2.0
 """Age in seconds above which data count as old; a live reader would have read them by then."""
 ENOUGH = 0.8
-"""Part of the limit down to which old data are dropped; young data are dropped only down to the limit itself."""
+"""Fraction of the limit down to which old data are dropped; young data are dropped only down to the limit itself."""
 SHARE = 4
 """Divisor of the machine's memory that gives the default limit."""
 LEAST = 64 * 1024 * 1024
@@ -34,12 +35,12 @@ LEAST = 64 * 1024 * 1024
 
 @frozen
 class Holding:
-    """Data that a source holds for one owner.
+    """Data that a source buffers for one owner.
 
     :ivar owner: owner of the data: first its address block or other place, then its key.
-    :ivar kind: kind of data, as metrics name it.
+    :ivar kind: kind of data, as named in the metrics.
     :ivar size: number of bytes.
-    :ivar age: seconds for which the oldest byte has been held.
+    :ivar age: seconds for which the oldest byte has been buffered.
     :ivar drop: drops the data, or ends the connection or stream that they belong to.
     :ivar around: wider address blocks around the owner's place, each with the factor by which its share is larger.
     """
@@ -62,9 +63,11 @@ UNKNOWN = 1024 * 1024 * 1024
 def default_limit() -> int:
     """Return the default limit: a quarter of the memory of this machine or container."""
     said = []
-    with suppress(OSError, ValueError):  # Some systems do not have these values, or return -1.
+    with suppress(OSError, ValueError):
+        # The default is used, because some systems do not have these values, or return -1.
         said.append(max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
-    with suppress(OSError, ValueError):  # The file is absent without cgroups, and says "max" without a limit.
+    with suppress(OSError, ValueError):
+        # There is no limit: the file is absent without cgroups, and contains "max" without a limit.
         said.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     have = min((size for size in said if size > 0), default=UNKNOWN)
     return max(LEAST, have // SHARE)
@@ -79,10 +82,10 @@ def resident() -> int:
 
 
 class Memory:
-    """Account of the memory that a process holds for others.
+    """Account of the memory that a process uses for its peers.
 
     :ivar limit: maximum bytes of all sources together.
-    :ivar held: bytes by kind, at the last inspection.
+    :ivar held: bytes buffered by kind of data, at the last inspection.
     :ivar dropped: number of holdings dropped, by kind.
     """
 
@@ -96,7 +99,7 @@ class Memory:
     def add(self, source: Source, on_drop: Callable[[Holding], None] | None = None) -> None:
         """Add a source.
 
-        :param on_drop: callback invoked with each holding that is about to be dropped, whichever source has it.
+        :param on_drop: callback invoked with each holding that is about to be dropped, of any source.
         """
         self._sources[source] = on_drop
 
@@ -106,7 +109,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes held at the last inspection."""
+        """Bytes buffered at the last inspection."""
         return sum(self.held.values())
 
     def check(self) -> int:
@@ -137,11 +140,11 @@ class Memory:
 
 
 CLIENTS = Memory()
-"""Account that the clients of this process share."""
+"""Memory account that the clients of this process share."""
 
 
 class _Sizes:
-    """Bytes held for each owner and for each address block."""
+    """Bytes buffered for each owner and for each address block."""
 
     def __init__(self, group: list[Holding]) -> None:
         self._sizes: Counter[tuple[Hashable, ...]] = Counter()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "days": 86400}
-"""Factors from units in which people state values to bytes or seconds, the units of the settings; other units have
-1."""
+"""Factor for each unit by which a value on the command line is multiplied to get the value of the setting, in bytes or
+seconds.  Units that are not in this table have the factor 1."""
 NETWORK, KEY, ACCESS, LIMITS = "Network", "Key", "Who may connect", "Limits"
 STORAGE, TELEMETRY, LOGS, OTHER = "Storage", "Telemetry", "Logs and metrics", "Other"
 GROUPS = (NETWORK, KEY, ACCESS, LIMITS, STORAGE, TELEMETRY, LOGS, OTHER)
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 class Text:
     """Kind of an option whose value is a text.
 
-    :ivar takes: description of the text, for the documentation.
+    :ivar takes: description, for the documentation, of the values that the option accepts.
     :ivar convert: converts the text to the value; raises ValueError, DmsgError or OSError.
     """
 
@@ -59,8 +59,8 @@ class Number:
 
     :ivar low: minimum value.
     :ivar high: maximum value.
-    :ivar unit: unit as a plural noun; :data:`SIZES` has the factor to the value of the setting.  Empty if the number
-        only names something.
+    :ivar unit: unit as a plural noun; the value is multiplied by the unit's factor in :data:`SIZES`.  Empty if the
+        number has no unit.
     :ivar is_integer: whether only whole numbers are allowed.
     """
 
@@ -71,7 +71,7 @@ class Number:
 
     @property
     def accepted_text(self) -> str:
-        """Description of the accepted text, for the documentation."""
+        """Description, for the documentation, of the values that the option accepts."""
         return f"{self.low} to {self.high} {self.unit}".rstrip()
 
     def read(self, text: str) -> float:
@@ -109,7 +109,7 @@ class Choice:
 
     @property
     def accepted_text(self) -> str:
-        """Description of the accepted text, for the documentation."""
+        """Description, for the documentation, of the values that the option accepts."""
         return _alternatives([f"`{word}`" for word in self.values])
 
     def read(self, text: str) -> object:
@@ -191,7 +191,7 @@ def option(
     secret: bool = False,
     group: str = OTHER,
 ) -> _T:
-    """Make a field of a settings class that is an option; see :class:`Option`."""
+    """Return a dataclass field, of a settings class, that declares an option; see :class:`Option`."""
     row = Option(
         name=name,
         help=help,
@@ -207,7 +207,7 @@ def option(
 
 
 def rate_option(default: float) -> float:
-    """Make the field of ``--rate-limit``, for services that answer over HTTP."""
+    """Return the dataclass field that declares ``--rate-limit``, for services that answer over HTTP."""
     return option(
         default,
         "Requests per second that one address may send; 0 disables the limit",
@@ -218,12 +218,12 @@ def rate_option(default: float) -> float:
 
 
 def burst_option(default: float) -> float:
-    """Make the field of ``--burst``, which goes with ``--rate-limit``."""
+    """Return the dataclass field that declares ``--burst``, for services with ``--rate-limit``."""
     return option(default, "Requests that one address may send in a burst", Number(1, 10**6, "requests"), group=LIMITS)
 
 
 def proxied_option() -> bool:
-    """Make the field of ``--proxied``."""
+    """Return the dataclass field that declares the option ``--proxied``."""
     return option(
         False,
         "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
@@ -252,7 +252,8 @@ def rows_of(settings: Callable[..., object]) -> tuple[Option, ...]:
 
 
 def checked_by(check: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a function that calls ``check`` with a text and returns the text."""
+    """Return a function that calls ``check`` with a text, and returns the text unchanged if ``check`` raises no
+    error."""
 
     def checked(text: str) -> str:
         check(text)

@@ -1,7 +1,7 @@
 """Limits on what one client may ask of a server: token buckets for each kind of frame.
 
-A frame above its rate is refused with a reason.  A client that continues regardless loses its connection.  Frames that
-other clients provoke are not counted against it (:class:`ProvokedFrames`).
+A frame above its rate is refused with a reason.  A client that continues nevertheless loses its connection.  Frames
+that other clients provoke are not counted against it (:class:`ProvokedFrames`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from dmsg.base.options import LIMITS, Number, option
 from dmsg.errors import DropReason, RemoteProtocolError
 
 BURST_SECONDS = 2.0
-"""Seconds of its rate that a client may use at once."""
+"""Number of seconds whose rate a client may use in a burst."""
 ANSWER_FACTOR = 4.0
 """Factor between the allowed rate of answers and that of requests."""
 FLOOD_FACTOR = 4.0
 """Factor between the bucket of refused frames and the rate of requests; a client that empties the bucket is
 disconnected."""
 PROVOKED_LASTS = 30.0
-"""Seconds for which a frame that others provoked is expected; it is forgiven for at most twice as long."""
+"""Seconds for which a frame that others provoked is expected; it is accepted without charge for at most twice as
+long."""
 DESTINATION_FACTOR = 1.6
 """Requests per second to one destination from all sources, as a multiple of those that one connection may send.  The
 default is 800, less than a client accepts from unknown initiators, so that the server's limit takes effect first."""
 DESTINATION_BURST = 4.0
-"""Requests to one destination at once, as a multiple of those that one connection may send per second."""
+"""Requests to one destination in a burst, as a multiple of those that one connection may send per second."""
 HEEDLESS = 64.0
 """Number of refused frames after which a connection counts as flooding.  If connections of one address flood together,
-only these are closed, and not a connection beside them that was refused because of them."""
+only these are closed, and not another connection of the address whose frames were refused because of them."""
 HEEDED = 8.0
 """Number of refused frames of one connection that are forgotten per second."""
 
@@ -74,7 +75,8 @@ class ProvokedFrames:
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits that servers of all families have, and rates that follow from the request rate of one connection."""
+    """Limits that servers of all protocol families have, and rates that are computed from the request rate of one
+    connection."""
 
     max_connections: int = option(
         10_000,
@@ -112,7 +114,7 @@ class ClientLimits:
 
     @property
     def destination_burst(self) -> float:
-        """Requests at once to one destination from all other clients together."""
+        """Requests in a burst to one destination from all other clients together."""
         return self.basic_rate * DESTINATION_BURST
 
 
@@ -144,7 +146,7 @@ class Policer:
         return False
 
     def within(self, kind: IntEnum, rate: float, now: float) -> bool:
-        """Count a frame and return whether it is within the rate of its kind, without consequences."""
+        """Count a frame and return whether it is within the rate of its kind, without ending the connection if not."""
         burst = rate * BURST_SECONDS
         bucket = self._buckets[kind]
         if bucket is None:
@@ -152,7 +154,7 @@ class Policer:
         return bucket.take(1, rate, burst, now)
 
     def refuse(self, kind: IntEnum, flood: float, now: float) -> None:
-        """Count a refused frame, whichever rate it exceeded.
+        """Count a refused frame, for any of the rates.
 
         :raises RemoteProtocolError: too many frames were refused, so the connection must end.
         """

@@ -1,4 +1,4 @@
-"""Pool of large buffers, which saves the kernel's zeroing of new memory."""
+"""Pool of large buffers that are reused, so that the kernel need not zero new memory for each."""
 
 from __future__ import annotations
 

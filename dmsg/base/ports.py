@@ -1,4 +1,4 @@
-"""Interface by which a relay without I/O reaches the other end of a connection."""
+"""Interface through which a relay core, which does no I/O, sends frames to a connection."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ MAX_WORDS_OF_STRANGERS = 300
 """Maximum characters of a text that a peer or a server wrote."""
 _USERINFO = re.compile(r"://[^/?#\s]*@")
 UNPRINTABLE = "\ufffd"
-"""Replacement for a character that a terminal might act upon."""
+"""Replacement for a character that a terminal might interpret."""
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -35,6 +35,6 @@ def shorten(text: str, limit: int = MAX_ERROR) -> str:
         return line
     kept = line[: limit - 3]
     if not line[limit - 3].isspace():
-        # A single word of this length can only be cut inside.
+        # A single word of this length is cut inside the word.
         kept = kept.rpartition(" ")[0] or kept
     return kept.rstrip() + "..."

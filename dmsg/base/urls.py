@@ -11,7 +11,7 @@ from dmsg.base.printable import without_userinfo
 def check_url(url: str) -> str:
     """Return ``url`` if it is an HTTP URL with a host, without a user and password, blanks and control characters.
 
-    :raises ValueError: it is not; the text says why in one line.
+    :raises ValueError: it is not; the error's text says why in one line.
     """
     try:
         parts = urlsplit(url)

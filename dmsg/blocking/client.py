@@ -25,7 +25,7 @@ CONNECT_TIMEOUT = 10.0
 ONLINE_TIMEOUT = 15.0
 """Default timeout in seconds until others can find a listening client."""
 WAITING_LIMIT = 64
-"""Number of streams that wait until the program takes them; peers that open more are refused."""
+"""Maximum number of streams that wait until the program accepts them; peers that open more are refused."""
 
 
 class Client:
@@ -49,7 +49,7 @@ class Client:
 
     @property
     def public_key(self) -> PubKey:
-        """Key at which others reach this client."""
+        """Public key, by which others reach this client."""
         return self._identity.public_key
 
     def __enter__(self) -> Self:
@@ -121,7 +121,7 @@ class Client:
 class Listener:
     """Port on which peers open streams; iterate over the object, or call :meth:`accept`.
 
-    :ivar key: public key at which others reach the port.
+    :ivar key: public key by which others reach the port.
     """
 
     def __init__(self, key: PubKey, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Reactor in a thread of its own, and blocking calls from other threads."""
+"""Runs the reactor in a thread of its own, and lets other threads make blocking calls to it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def _start(reactor: Reactor) -> None:
         use_monotonic_clock(reactor)
         let_process_end(reactor)
         reactor.callWhenRunning(running.set)
-        # Signals belong to the main thread, where Ctrl-C interrupts the call that waits.
+        # The reactor installs no signal handlers: signals belong to the main thread, where Ctrl-C interrupts the call
+        # that waits.
         cast(Any, reactor).run(installSignalHandlers=False)
 
     threading.Thread(target=run, name="dmsg-reactor", daemon=True).start()

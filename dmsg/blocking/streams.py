@@ -35,7 +35,7 @@ CLOSE_TIMEOUT = 10.0
 class StreamProtocol(Protocol):
     """Protocol of a stream, on the side of the reactor.
 
-    :ivar changed: condition that guards everything below; it is notified of every change.
+    :ivar changed: condition that guards all fields below; it is notified of every change.
     :ivar unread: received data that no thread has read yet.
     :ivar ended: whether the peer has ended its direction of the stream.
     :ivar loss: why the stream is closed; None while it is open.
@@ -157,7 +157,7 @@ class Stream:
         return b"".join(parts)
 
     def end(self) -> None:
-        """Half-close: tell the peer that no more data follows, and continue to read."""
+        """Half-close the stream: tell the peer that no more data follow; reading remains possible."""
         call_in_reactor(self._reactor, self._end)
 
     def _end(self) -> None:
@@ -177,7 +177,7 @@ class Stream:
                 raise TimeoutError("the peer did not read all sent data in time")
 
     def _close(self) -> None:
-        # A paused stream would not see the end of the other side.
+        # Reading is resumed, because a paused stream would not notice the end of the other side.
         self._stream.resumeProducing()
         self._stream.unregisterProducer()
         self._stream.loseConnection()

@@ -26,7 +26,8 @@ from dmsg.net.threads import in_thread
 QUIET_LIMIT = 60.0
 """Seconds without a byte after which an idle stream is closed."""
 LOG_INTERVAL = 600.0
-"""Seconds between log lines of one kind about one sender, because a sender that has to wait asks again and again."""
+"""Seconds between log lines of one kind about one sender, because a sender that is refused for now asks again and
+again."""
 STREAMS_LIMIT = 1024
 """Maximum number of streams at a time."""
 STREAMS_OF_ONE = 2
@@ -62,7 +63,8 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         """Size in bytes of the file that is being received; 0 if there is none."""
         return 0 if self._offer is None or self._is_over else self._offer.size
 
-    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # TimeoutMixin calls this method.
+    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:
+        # The name is that of the method that TimeoutMixin calls.
         return self._factory.reactor.callLater(seconds, call)
 
     # --- received data ---
@@ -117,7 +119,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
     ) -> Deferred[_Result]:
         """Run blocking work of the store in a thread. Meanwhile the stream is paused and its timeout is off.
 
-        The work of one sender is serialised, however many streams it opens, so that other senders get threads too.
+        The work of one sender is serialised, even if it opens several streams, so that other senders get threads, too.
         """
         self.pauseProducing()  # type: ignore[no-untyped-call]
         self.setTimeout(None)  # type: ignore[no-untyped-call]
@@ -209,7 +211,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
     def timeoutConnection(self) -> None:
         """Close the stream after :data:`QUIET_LIMIT` seconds without a byte."""
         if self._offer is None:
-            self.close()  # Without a pending file this is a normal end.
+            self.close()  # If no file is pending, this is a normal end.
         else:
             self._end("silent", "nothing came of a file for too long")
 
@@ -236,8 +238,8 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
 class ReceiverFactory(Factory[ReceiverProtocol]):
     """Factory of a collector's streams.
 
-    :param is_allowed: whether a key may send files.
-    :ivar file_count: number of files kept since the start.
+    :param is_allowed: function that returns whether a key may send files.
+    :ivar file_count: number of files stored since the start.
     :ivar byte_count: bytes of these files.
     :ivar refusals: number of refusals by reason.
     :ivar newest: time of the last file of each sender, in seconds since 1970.
@@ -264,7 +266,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         return isinstance(address, DmsgAddress) and self._allowed(address.public_key)
 
     def buildProtocol(self, address: IAddress | None) -> ReceiverProtocol | None:
-        # Checked again, because the list of senders may have changed since the handshake began.
+        # The key is checked again, because the list of senders may have changed since the handshake began.
         if not isinstance(address, DmsgAddress) or not self._allowed(address.public_key):
             self.refusals["not allowed"] += 1
             return None
@@ -283,7 +285,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self._streams.append(stream)
 
     def closed(self, stream: ReceiverProtocol) -> None:
-        """Forget a stream that has ended."""
+        """Remove a stream that has ended."""
         if stream in self._streams:
             self._streams.remove(stream)
 
@@ -293,7 +295,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
 
     def incoming_size(self, besides: ReceiverProtocol) -> tuple[int, int]:
         """Return the bytes that other streams are about to deliver: of the same sender, and of all senders."""
-        # Runs in a thread while the reactor may change the list, so the loop works on a copy.
+        # The loop uses a copy, because this runs in a thread while the reactor may change the list.
         others = [one for one in list(self._streams) if one is not besides]
         return (
             sum(one.incoming_size for one in others if one.origin == besides.origin),
@@ -301,7 +303,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         )
 
     def count_stored(self, origin: PubKey, offer: Offer) -> None:
-        """Count a file that was kept."""
+        """Count a file that was stored."""
         self.file_count += 1
         self.byte_count += offer.size
         self.newest[origin.hex()] = self.wall()

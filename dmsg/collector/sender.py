@@ -1,4 +1,4 @@
-"""Sending side of a spool: delivers sealed files to the collector and then removes them.
+"""Sender of a spool: delivers sealed files to the collector and then removes them from the spool.
 
 A file is removed only after the collector has confirmed that the file is on its disk. While the collector cannot
 be reached, files wait, up to the limit of the spool (``--telemetry-limit``). A file whose delivery was interrupted is
@@ -78,7 +78,8 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         self._file: IO[bytes] | None = None
         self._loss: Failure | None = None
 
-    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # TimeoutMixin calls this method.
+    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:
+        # The name is that of the method that TimeoutMixin calls.
         return self._reactor.callLater(seconds, call)
 
     def offer(self, offer: Offer, file: IO[bytes]) -> Deferred[Answer]:
@@ -130,7 +131,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
     def _send_failed(self, failure: Failure) -> None:
         if failure.check(OSError, ValueError):
             self._end(SendError(f"the file cannot be read: {failure.value}"))
-        # Any other error means that the stream has ended; connectionLost reports the reason.
+        # Any other error is ignored here: the stream has ended, and connectionLost reports the reason.
 
     def timeoutConnection(self) -> None:
         """Abort the stream after :data:`QUIET_LIMIT` seconds without an answer or progress."""
@@ -155,11 +156,11 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
 class SpoolSender(Service):
     """Service that sends the sealed files of a directory to a collector.
 
-    :param directory: directory of the spool. It holds the sender's key, which is made if absent; the collector's list
-        must contain it.
+    :param directory: directory of the spool. It contains the sender's key, which is made if absent, and which the
+        collector's list must contain.
     :param collector: the collector's key and port.
-    :param discovery: called when files wait to be sent. Returns the discovery to find collector and servers with:
-        URLs, or a Lookups.
+    :param discovery: called when files wait to be sent. It returns the discovery through which collector and servers
+        are found: URLs, or a Lookups.
     :param on_warning: called with a line of text when files wait or are refused.
     :ivar sent: counts of the sent files.
     """
@@ -220,10 +221,11 @@ class SpoolSender(Service):
         return Deferred.fromCoroutine(self._leave())
 
     async def _leave(self) -> None:
-        """Send what the entity wrote last, then stop; only if the collector has been accepting files."""
+        """Send the last files of the entity, if the collector has been accepting files, then stop."""
         if self._taking:
             last = Deferred.fromCoroutine(self._send_last()).addTimeout(LAST_TIMEOUT, self._reactor)
-            await last.addErrback(lambda _: None)  # An unsent file is sent after the next start.
+            # The error is ignored, because an unsent file is sent after the next start.
+            await last.addErrback(lambda _: None)
         await self._stop()
 
     async def _send_last(self) -> None:
@@ -347,7 +349,7 @@ class SpoolSender(Service):
         try:
             file = open(path, "rb")
         except FileNotFoundError:
-            return None  # The spool has removed the file to make room, or another process has sent it.
+            return None  # The file is gone: the spool has removed it to make room, or another process has sent it.
         except OSError as error:
             self._postpone(path, f"cannot be read: {error.strerror}")
             return None

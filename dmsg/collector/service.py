@@ -54,7 +54,7 @@ DEFAULTS = CollectorSettings()
 
 
 class Collector(Service):
-    """Service that keeps the files that senders deliver.
+    """Service that receives and stores the files that senders deliver.
 
     :param root: directory of the files, see :class:`~dmsg.collector.store.Store`.
     :param senders: list of keys that may send files.

@@ -34,7 +34,7 @@ class Health(TypedDict):
 
 
 class CollectorStatus(StatusSource):
-    """Collector as the subject of a status page."""
+    """Content of the status page of a collector."""
 
     kind = "dmsg collector"
     charts = (

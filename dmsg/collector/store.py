@@ -1,12 +1,12 @@
-"""Files of a collector: ``ROOT/<sender's key>/<day of arrival>/<name>``.
+"""Store of a collector's files, as ``ROOT/<sender's key>/<day of arrival>/<name>``.
 
 All functions block and are called in threads. A file gets its name only after it is completely on the disk and
 checked. So a program that reads the tree by names, as ``dmsg analytics`` does, never sees a part of a file.
 
 Events name their own producer, and a sender could claim any name. ``ROOT/producers/<producer>`` therefore names the
-sender that a producer belongs to, so that the sender of one server cannot forge the history of another. If the
-producer is a public key, it has to sign for its sender, and belongs to the sender that shows this signature. If
-the producer is a name, as of a discovery, it belongs to the sender that delivered it first.
+sender that a producer belongs to, so that the sender of one server cannot forge the history of another. If the producer
+is a public key, it has to sign for its sender, and belongs to the sender that presents this signature. If the producer
+is a name, as of a discovery, it belongs to the sender that delivered it first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OWN_PART = 2
 RESERVE = 1024**3
 """Default disk space to leave free, in bytes."""
 TEXT_LIMIT = 64 * 1024 * 1024
-"""Maximum number of bytes of an unpacked file: four times the size at which a server seals a file."""
+"""Maximum number of unpacked bytes of a file: four times the size at which a server seals a file."""
 LINES_LIMIT = 500_000
 """Maximum number of lines of a file, because each line is parsed."""
 PRODUCERS_LIMIT = 64
@@ -61,7 +61,7 @@ class StoreError(DmsgError):
 
 
 class StoreFull(DmsgError):
-    """No room for the file now; the sender may try again."""
+    """The store has no room for the file now; the sender may try again."""
 
 
 class FileRejected(DmsgError):
@@ -96,7 +96,8 @@ class Store:
         """
         try:
             (self.root / PRODUCERS).mkdir(parents=True, exist_ok=True)
-            lock = open(self.root / ".lock", "wb")  # The file stays open, because it holds the lock.
+            # The file object is kept open, because the lock ends when it is closed.
+            lock = open(self.root / ".lock", "wb")
         except OSError as error:
             raise StoreError(f"{self.root} cannot be used: {error.strerror}") from None
         try:
@@ -140,10 +141,10 @@ class Store:
         return False
 
     def check_room(self, origin: PubKey, size: int, own_coming: int = 0, coming: int = 0) -> None:
-        """Check that a file of ``size`` bytes fits.
+        """Check that there is room for a file of ``size`` bytes.
 
-        :param own_coming: bytes that the same sender is about to deliver over other streams.
-        :param coming: bytes that all senders are about to deliver.
+        :param own_coming: number of bytes that the same sender is about to deliver over other streams.
+        :param coming: number of bytes that all senders are about to deliver.
         :raises StoreFull: there is no room.
         """
         with self._guard:
@@ -182,7 +183,7 @@ class Store:
         with open(received, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
                 raise FileRejected("the bytes differ from the SHA-256 that was offered")
-        if self.has(origin, offer):  # The file was delivered over another stream meanwhile.
+        if self.has(origin, offer):  # The name is in use, because the file was delivered over another stream meanwhile.
             self.discard(part)
             return received
         self._claim(origin, self._producer(received), offer.voucher)
@@ -224,14 +225,15 @@ class Store:
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if not torn or not _is_cut(error):
                     raise FileRejected("a line in the file is not a JSON object that names its producer") from None
-                cut = True  # The last line of a torn file may be incomplete.
+                cut = True  # The last line of an incomplete file may be cut, so an error there is ignored.
                 continue
             if not isinstance(producer, str) or not _PRODUCER.fullmatch(producer):
                 raise FileRejected("a producer's name in the file is malformed")
             found.add(producer)
             if len(found) > 1:
                 raise FileRejected("the file has events of several producers")
-        # The reader stops at a line that is too long, and then has less text than the file.
+        # The sizes are compared, because the reader stops at a line that is too long, and then has read less text than
+        # the file has.
         if read < size:
             raise FileRejected(f"a line in the file is longer than {MAX_LINE} bytes")
         if not found:
@@ -252,7 +254,7 @@ class Store:
                 owner, _, words = (place / producer).read_text().strip().partition("\n")
             except FileNotFoundError:
                 owner = words = ""
-            # Nothing is new, unless this is the first time that the owner shows a signature.
+            # The record stays as it is, unless the owner now presents its signature for the first time.
             if owner == origin.hex() and (signed <= (words == SIGNED)):
                 return
             if key is not None and not signed:
@@ -265,7 +267,7 @@ class Store:
                     f"producer {producer[:16]} belongs to {owner[:16]}; if it has moved, remove {PRODUCERS}/{producer}"
                     " at the collector"
                 )
-            # A claim interrupted by a power failure leaves nothing behind, because the file is renamed into place.
+            # The file is written under another name and renamed, so that a power failure leaves no incomplete claim.
             if owner != origin.hex():
                 self._check_number(origin)
             if owner not in ("", origin.hex()):
@@ -314,7 +316,7 @@ def _is_cut(error: Exception) -> bool:
 
 
 def _check_size(file: IO[bytes]) -> tuple[int, bool]:
-    """Return the number of unpacked bytes, and whether the file is torn.
+    """Return the number of unpacked bytes, and whether the end of the file is missing.
 
     :raises FileRejected: the file is not gzip, or has more than :data:`TEXT_LIMIT` bytes unpacked.
     """
@@ -329,7 +331,7 @@ def _check_size(file: IO[bytes]) -> tuple[int, bool]:
     except zlib.error:
         if not size:
             raise FileRejected("the file is not in gzip format") from None
-        return size, True  # The part before the tear is used.
+        return size, True  # The error is ignored, because the part before the damage is used.
     return size, False
 
 

@@ -6,13 +6,10 @@ The sender offers one file at a time: ``{"v": 1, "name": ..., "size": bytes,
 the producer's signature for the sender in 130 hex digits. The collector answers ``{"answer": "send"}``; then the
 sender sends ``size`` bytes, and the collector answers again. Or the collector answers at once with one of these:
 
-``kept``
-    The file is on the collector's disk, now or from before; the sender may remove it.
-``later``
-    The collector cannot take the file now; ``why`` gives the reason. This answer may also come while the bytes of a
-    file are being sent; then the collector closes the stream.
-``refused``
-    The collector will never take this file, but takes others; ``why`` gives the reason.
+``kept`` The file is on the collector's disk, now or from before; the sender may remove it.  ``later`` The collector
+cannot accept the file now; ``why`` gives the reason. This answer may also come while the bytes of a file are being
+sent; then the collector closes the stream.  ``refused`` The collector will never accept this file, but may accept
+others; ``why`` gives the reason.
 """
 
 from __future__ import annotations
@@ -131,7 +128,7 @@ def parse_offer(line: bytes) -> Offer:
 
 
 def parse_answer(line: bytes) -> Answer:
-    """Parse an answer. Control characters in its reason are made harmless for a terminal.
+    """Parse an answer. Control characters in its reason are replaced, because they could change a terminal.
 
     :raises WireError: the line is not an answer.
     """

@@ -1,1 +1,1 @@
-"""The Noise handshake and its records, without I/O."""
+"""Noise handshakes of links and transports, and the encrypted records of links, without I/O."""

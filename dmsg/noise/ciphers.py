@@ -30,7 +30,7 @@ With messages of at most 64 KiB these are 2**32 blocks. An attacker then disting
 a probability of at most 2**-65. The draft "Usage Limits on AEAD Algorithms" of the CFRG has the formula.
 """
 NEVER = 1 << 64
-"""Number of messages after which the key of a cipher without such a limit would change; no counter reaches it."""
+"""Value of the next rekey for a cipher whose key never changes; no counter reaches it."""
 AES_LABEL = b"dmsg aes-256-gcm 1"
 """Label by which the first key of AES-256-GCM is derived from the key of the handshake."""
 
@@ -39,7 +39,7 @@ _ZEROS = bytes(32)
 
 
 def rekey_after(cipher: Cipher) -> int:
-    """Return the number of messages under one key."""
+    """Return the number of messages that a cipher encrypts under one key."""
     return REKEY_AFTER if cipher is Cipher.AES_256_GCM else NEVER
 
 

@@ -2,8 +2,8 @@
 
 A :class:`Handshake` decides whose turn it is and whether a message is authentic.  It takes the static keys, writes and
 reads one message at a time, and ends with a :class:`HandshakeResult`: both sides then have the same two keys and the
-same hash.  Any error makes the object useless.  Message 1 of KK can be recorded and replayed.  So the responder of KK
-knows that the initiator is live only from the initiator's first message under the new keys.
+same hash.  After any error the object cannot be used any more.  Message 1 of KK can be recorded and replayed.  So the
+responder of KK knows that the initiator is live only from the initiator's first message under the new keys.
 
 ``noiseprotocol`` implements the two patterns of the reference (Noise specification, revision 34, sections 5 and 7)
 with the functions of ``dmsg.noise.suite``.  ``->`` is sent by the initiator; without payloads the messages are::
@@ -17,7 +17,7 @@ with the functions of ``dmsg.noise.suite``.  ``->`` is sent by the initiator; wi
         -> e, es, ss  49 bytes
         <- e, ee, se  49 bytes
 
-This module adds the order of turns, the errors of dmsg, and the assignment of keys that the reference uses. Length
+This module adds checks of the turns, the errors of dmsg, and the assignment of keys that the reference uses. Length
 prefixes are added by :mod:`dmsg.noise.xk`, records by :mod:`dmsg.noise.records`.
 
 The 2019 reference gives the *writer of the last message* its two keys in the reverse order of the Noise specification.
@@ -41,11 +41,12 @@ from dmsg.noise.suite import BACKEND, Secp256k1KeyPair
 
 TAG_SIZE = 16
 MAX_FRAMED_MESSAGE = 4094
-"""Maximum size in bytes of a handshake message in any family: with its length it fits into 4 KiB."""
+"""Maximum size in bytes of a handshake message in any protocol family: with its length prefix it fits into 4 KiB."""
 MAX_HANDSHAKE_MESSAGE = 65535
 """Maximum size of a handshake message in bytes by the Noise specification (section 3)."""
 HANDSHAKE_FRAMES = 64
-"""Cost of one handshake in frames, when the frames of a read are counted: its keys take a third of a millisecond."""
+"""Number of frames for which one handshake counts in limits of frames per read, because computing its keys takes a
+third of a millisecond."""
 
 
 class Pattern(Enum):
@@ -59,7 +60,7 @@ class Pattern(Enum):
 class HandshakeResult:
     """Result of a finished handshake.
 
-    :ivar remote: static key that the other side proved to hold.
+    :ivar remote: static key of the other side, which it has proved to have.
     :ivar send_key: 32 bytes that encrypt what this side sends.
     :ivar receive_key: 32 bytes that decrypt what this side receives.
     :ivar hash: 32 bytes, the handshake hash (channel binding).
@@ -74,7 +75,7 @@ class HandshakeResult:
 class _SharedState:
     """Attribute of a template that ignores assignments and gives the library fixed answers.
 
-    :ivar initiator: fixed role. By it the library chooses the attributes for the two final ciphers, and both
+    :ivar initiator: fixed role. From it the library chooses the attributes for the two final ciphers, and both
         assignments are ignored.
     """
 
@@ -94,14 +95,15 @@ class _SharedState:
 class _Template(NoiseProtocol):  # type: ignore[misc]  # noiseprotocol has no types
     """Pattern with its functions, looked up once and shared by all its handshakes.
 
-    The library stores the state of a handshake in its protocol object. Ignoring these assignments keeps handshakes
-    apart, leaves no key behind, and avoids a reference cycle: an abandoned handshake is freed at once.
+    The library stores the state of a handshake in its protocol object. Here these assignments are ignored.  This keeps
+    handshakes independent, leaves no key in the template, and avoids a reference cycle, so that an abandoned handshake
+    is freed at once.
     """
 
     handshake_state = cipher_state_handshake = cipher_state_encrypt = cipher_state_decrypt = _SharedState()
 
     def handshake_done(self) -> None:
-        """Keep the functions, which the library would delete."""
+        """Do nothing, so that the functions are kept, which the library would delete."""
 
 
 TEMPLATES = {pattern: _Template(pattern.value, BACKEND) for pattern in Pattern}
@@ -165,7 +167,8 @@ class Handshake:
         """
         if len(message) > MAX_HANDSHAKE_MESSAGE:
             raise HandshakeError("handshake message is too long")
-        # The turn is checked before the message: a message at the wrong time is our own mistake, not the peer's.
+        # The turn is checked before the message: reading at the wrong time is an error of the caller, and not of the
+        # peer.
         self._check_turn(writes=False)
         payload = bytearray()
         try:
@@ -191,11 +194,11 @@ class Handshake:
         """Store the keys in ``result`` if the handshake is complete; otherwise do nothing.
 
         :param ciphers: two ciphers that the library returns after the last message, and None after the others. In the
-            specification the initiator sends with the first.
+            specification the initiator sends with the first one.
         """
         if ciphers is None:
             return
-        # The library's state holds the ephemeral key. Dropping it here gives forward secrecy as early as possible.
+        # The library's state holds the ephemeral key. It is dropped here, for forward secrecy as early as possible.
         state, self._state = self._state, None
         send, receive = (cipher.k for cipher in ciphers)
         # The responder swaps the specification's order, and the reference swaps the order of XK once more.

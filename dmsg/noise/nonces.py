@@ -12,7 +12,7 @@ class Nonces(Protocol):
     """Interface of the memory of received nonces in one direction.
 
     Call :meth:`accepts` before a record is opened, and :meth:`record` only when it was authentic. Otherwise anybody on
-    the path could send forged records with the nonces of honest ones, and the honest ones would be refused.
+    the path could send forged records with the nonces of honest ones, and the honest records would be refused.
     """
 
     def accepts(self, nonce: int) -> bool:
@@ -62,8 +62,8 @@ class NonceWindow:
         """Mark ``nonce`` as seen, and move the window up if needed."""
         above = nonce - self.highest
         if above > 0:
-            # A jump by more than the window clears the mask. Shifting by a peer's number could allocate any amount of
-            # memory.
+            # A jump by more than the window clears the mask, because shifting by a number that a peer chose could
+            # allocate any amount of memory.
             kept = self._seen << above if above < self.size else 0
             self._seen = (kept | 1) & ((1 << self.size) - 1)
             self.highest = nonce

@@ -77,7 +77,8 @@ class RecordSealer:
         sequence = self.sequence + 1
         if size > MAX_PLAINTEXT or sequence > MAX_SEQUENCE:
             raise LocalProtocolError("record is too long or the connection's nonces are used up")
-        # The sequence is used up even if the encryption fails. Two plaintexts under one nonce would reveal both.
+        # The sequence is used up even if the encryption fails. Otherwise two plaintexts could be encrypted under one
+        # nonce, which would reveal both.
         self.sequence = sequence
         if sequence == self._rekey_at:
             self._rekey()
@@ -134,7 +135,8 @@ class RecordOpener:
 
     def __init__(self, key: bytes, sequence: int = 0, cipher: Cipher = Cipher.CHACHA20_POLY1305) -> None:
         """:param key: 32 bytes, the key of this direction from the handshake.
-        :param sequence: sequence number of the last record received, which is also the last nonce; 0 if none was.
+        :param sequence: sequence number of the last record received, which is also the last nonce; 0 if none was
+            received.
         """
         self._use(begin_cipher(cipher, key))
         self._rekey_after = self._rekey_at = rekey_after(cipher)
@@ -147,7 +149,7 @@ class RecordOpener:
         self._decrypt = cipher.decrypt
         self._decrypt_into = cipher.decrypt_into
         self._encrypt = cipher.encrypt
-        """Method that derives the next key."""
+        """Method of the cipher that derives the next key."""
 
     def _rekey(self) -> None:
         """Change the key; called before the record with the sequence ``_rekey_at``."""
@@ -159,7 +161,8 @@ class RecordOpener:
         """Number of buffered bytes of an unfinished record."""
         return 0 if self._held is None else len(self._held)
 
-    # Hot loop, written without helpers: a function call would cost more than the rest of the work for a small frame.
+    # This loop must be fast, so it calls no helper functions: for a small frame, a call would take longer than all
+    # other work.
     def open_into(self, data: bytes | bytearray | memoryview, buffer: bytearray, at: int) -> int:  # noqa: C901, PLR0912
         """Append the plaintext of every record that ``data`` completes to ``buffer``.
 
@@ -172,7 +175,7 @@ class RecordOpener:
             return at
         if self._held is not None:
             self._held += data
-            # A peer may send a record byte by byte. Without this check each byte would cost an attempt to parse.
+            # A peer may send a record byte by byte. Without this check, parsing would be attempted after each byte.
             if len(self._held) < self._needed:
                 return at
             data = self._held
@@ -213,7 +216,7 @@ class RecordOpener:
                 if length <= COPY_LIMIT:
                     small.append(decrypt(nonce(number), data[position + HEADER_SIZE : following], None))
                 else:
-                    # Small plaintexts before this record come first in the buffer.
+                    # Collected small plaintexts are copied first, because they come before this record.
                     if small:
                         at = _append(buffer, at, small)
                     size = length - OVERHEAD

@@ -23,7 +23,7 @@ DH_SIZE = PUBKEY_SIZE
 
 
 class LastingKey(PubKey):
-    """Public key known before the handshake. The secret key caches the secret shared with it."""
+    """Public key known before the handshake. The secret key caches the shared secret."""
 
     __slots__ = ()
 
@@ -37,7 +37,8 @@ class Secp256k1KeyPair(KeyPair):  # type: ignore[misc]  # noiseprotocol has no t
 
     @classmethod
     def from_public_bytes(cls, public_bytes: bytes) -> Secp256k1KeyPair:
-        # PubKey refuses a point off the curve before any Diffie-Hellman (the reference panics).
+        # PubKey refuses a point that is not on the curve, so no Diffie-Hellman is computed with it (the reference
+        # panics).
         key = PubKey(bytes(public_bytes))
         return cls(public=key, public_bytes=bytes(key))
 
@@ -66,8 +67,9 @@ class Secp256k1(DH):  # type: ignore[misc]
         return Secp256k1KeyPair.of(SecKey.generate())
 
     def dh(self, private_key: SecKey, public_key: PubKey) -> bytes:
-        # An ephemeral key remembers its secrets, too, but goes with its handshake.
-        # A cache of secrets with all remote ephemeral keys would grow with every handshake of a stranger.
+        # Secrets with ephemeral keys are not cached here: an ephemeral key caches its own secrets, and is freed with
+        # its handshake.  A cache of secrets with all remote ephemeral keys would grow with every handshake of a
+        # stranger.
         lasting = type(public_key) is LastingKey
         return (private_key.lasting_ecdh(public_key) if lasting else private_key.ecdh(public_key)) + b"\0"
 
@@ -83,7 +85,7 @@ class _ChaChaPoly(ChaCha20Cipher):  # type: ignore[misc]
     """ChaCha20-Poly1305 object made for each message, because most keys of a handshake encrypt one message or none."""
 
     def initialize(self, key: bytes) -> None:
-        """Do nothing: each call brings its key."""
+        """Do nothing, because the key is an argument of each call."""
 
     def encrypt(self, k: bytes, n: int, ad: bytes, plaintext: bytes) -> bytes:
         return ChaCha20Poly1305(k).encrypt(self.format_nonce(n), plaintext, ad)
@@ -106,7 +108,8 @@ def _hkdf(
     times. With the HMAC of OpenSSL that would add 40 us to its 250 us.
     """
     if num_outputs != 2:
-        # Noise derives three keys only in patterns with a pre-shared key, which dmsg does not use.
+        # Other numbers of outputs are left to the library: Noise derives three keys only in patterns with a pre-shared
+        # key, which dmsg does not use.
         derived: tuple[bytes, ...] = hkdf(chaining_key, input_key_material, num_outputs, hmac_hash_fn)
         return derived
     key = chaining_key.ljust(_BLOCK, b"\0")

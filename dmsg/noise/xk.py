@@ -5,8 +5,8 @@ so messages take 51, 51 and 67 bytes on TCP. A client that prefers AES-256-GCM s
 message, and a server that agrees in the payload of the second. All other messages are sent without payload. Other
 payloads are dropped, as the reference does.
 
-The server proves its key with the second message, and the client with the third. So a server pays for a Diffie-Hellman
-before it knows who asks. Any error ends the connection; nothing is retried.
+The server proves its key with the second message, and the client with the third. So a server computes a Diffie-Hellman
+before it knows which client asks. Any error ends the connection; nothing is retried.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dmsg.noise.handshake import MAX_FRAMED_MESSAGE, Handshake, Pattern
 AES_OFFER = 0x01
 """Bit in the first byte of a payload: the sender prefers AES-256-GCM."""
 MAX_LINK_MESSAGE = 1024
-"""Maximum size of a message in bytes, unless a family sets another. Messages of 2019 have 49 or 65 bytes; a payload
-would make them longer.
+"""Maximum size of a message in bytes, unless a protocol family sets another. Messages of 2019 have 49 or 65 bytes; a
+payload would make them longer.
 """
 AES_FEATURE = "aes1"
 """Mark in the version of a server's entry: the server understands the payload of the first message."""
@@ -34,8 +34,8 @@ _AES_OFFER = bytes((AES_OFFER,))
 class XKHandshake:
     """State of one side of the XK handshake over a byte stream.
 
-    Feed it received bytes, send :meth:`data_to_send`, and stop when :attr:`remote` is set. Then :attr:`keys` are set
-    too, for any kind of frames, and :meth:`trailing_data` holds the bytes that the peer sent after its last message.
+    Feed it received bytes, send :meth:`data_to_send`, and stop when :attr:`remote` is set. Then :attr:`keys` is set,
+    too, and :meth:`trailing_data` returns the bytes that the peer sent after its last message.
 
     :ivar keys: keys of 32 bytes to send and to receive with; None before the end.
     :ivar cipher: cipher on which both sides have agreed.
@@ -57,11 +57,12 @@ class XKHandshake:
             has the mark :data:`AES_FEATURE`.
         :param max_message: maximum size in bytes of a received message, at most
             :data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`.
-        :raises ValueError: ``max_message`` is larger than that.
+        :raises ValueError: ``max_message`` is larger than that maximum.
         """
         if max_message > MAX_FRAMED_MESSAGE:
             raise ValueError(f"handshake messages have at most {MAX_FRAMED_MESSAGE} bytes, not {max_message}")
-        # A responder makes its half when the first message is complete, so a silent peer costs a server nothing.
+        # A responder's handshake state is created only when the first message is complete, so a silent peer costs a
+        # server nothing.
         self._make: Callable[[], Handshake] | None = partial(
             Handshake, Pattern.XK, local, initiator=remote is not None, remote=remote, ephemeral=ephemeral
         )
@@ -89,13 +90,14 @@ class XKHandshake:
                 raise HandshakeError(str(error)) from None
             if message is None:
                 return
-            # The loop stops at the last message: bytes behind it are records, not messages.
+            # The loop stops at the last message: bytes after it are records and no messages.
             handshake = self._handshake or self._begin()
             payload = handshake.read_message(message)
             if handshake.result is not None:
                 self._finish(handshake)
                 return
-            # This was the first message, of the client, or the second, of the server. Only the server's answer decides.
+            # This was the first message (of the client) or the second (of the server).  Only the server's answer
+            # decides on the cipher.
             agreed = self._aes_gcm and payload[:1] != b"" and bool(payload[0] & AES_OFFER)
             if agreed:
                 self.cipher = Cipher.AES_256_GCM

@@ -1,1 +1,2 @@
-"""Status page of an entity: one live page, beside its metrics."""
+"""Status page of an entity (server, discovery, relay and so on): one page that updates itself, on the port of the
+metrics."""

@@ -29,7 +29,7 @@ _PROXIES = (
     b"true-client-ip",
     b"cf-connecting-ip",
 )
-"""Headers that proxies add. A proxy that adds none of them cannot be told from a program of this machine."""
+"""Headers that proxies add. A proxy that adds none of them cannot be distinguished from a program on this machine."""
 
 
 def read_token(path: str) -> bytes:
@@ -51,7 +51,7 @@ def read_token(path: str) -> bytes:
 
 
 class PageRequest(Interface):
-    """Interface to the parts of a request that the rule examines."""
+    """Interface of a request, with the parts that the access rule examines."""
 
     def getHeader(self, key: bytes, /) -> bytes | None:
         """Return the value of a header."""
@@ -65,8 +65,8 @@ class Access:
 
     If there is a token, every request needs it, as a bearer token or as the password that a browser asks for. Without a
     token, only requests from this machine are allowed, and only if their Host header is an address or ``localhost``.
-    Otherwise a page of another site, whose name an attacker points at this machine (DNS rebinding), could read the
-    status page. Requests through a proxy that names its client are refused as well. A proxy that does not name it
+    Otherwise an attacker could let the name of a web site lead to this machine (DNS rebinding), and its page could read
+    the status page. Requests through a proxy that names its client are refused as well. A proxy that does not name it
     looks like a program of this machine; behind such a proxy set a token.
     """
 
@@ -77,7 +77,8 @@ class Access:
         """Return the status and text of a refusal, or None if the request is allowed."""
         if self._token is not None:
             given = _given_token(request.getHeader(b"authorization") or b"")
-            # Constant time: a comparison that stops early would tell an attacker how much of a guess is right.
+            # The comparison takes constant time, because one that stops early would reveal how much of a guess is
+            # right.
             if given is not None and hmac.compare_digest(given, self._token):
                 return None
             return 401, "this page needs the token of its operator, as a password or a bearer token\n"
@@ -94,7 +95,8 @@ class Access:
 
 
 HERE = Access()
-"""Rule without a token, for answers of a public port that only programs of its own machine get, such as monitoring."""
+"""Rule without a token, for pages of a public port that only programs on the same machine may read, such as
+monitoring."""
 
 
 def is_foreign(request: PageRequest) -> bool:
@@ -112,8 +114,8 @@ def is_foreign(request: PageRequest) -> bool:
 def is_script(request: PageRequest) -> bool:
     """Whether a script in a browser sends the request, not a person who opens the address.
 
-    The check catches DNS rebinding: if another site's name is pointed here after its page was loaded, the browser takes
-    both for the same site.
+    The check catches DNS rebinding: if another site's name leads to this machine after its page was loaded, the browser
+    takes both for the same site.
     """
     mode = request.getHeader(b"sec-fetch-mode")
     return mode is not None and mode.lower() != b"navigate"

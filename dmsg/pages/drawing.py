@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn on the server, so that a browser without scripts shows them too. No I/O."""
+"""Charts as SVG, drawn by the entity, so that a browser without scripts shows them, too. No I/O."""
 
 from __future__ import annotations
 

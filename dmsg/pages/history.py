@@ -16,7 +16,7 @@ KEPT = 300
 MAX_NAMES = 128
 """Maximum number of series kept for an entity, reasons included; further ones are ignored."""
 RATE_OVER = 5
-"""Number of samples over which the present rate is measured."""
+"""Number of last samples from which the present rate is computed."""
 
 
 class History:
@@ -35,7 +35,7 @@ class History:
         return self._times[-1] - self._times[0] if self._times else 0.0
 
     def add(self, now: float, numbers: Mapping[str, float], counts: Mapping[str, float] | None = None) -> None:
-        """Add a sample. A number that is missing has no value at that time.
+        """Add a sample. A missing number has no value at that time.
 
         :param counts: further numbers, which count as 0 before they first appear.
         """
@@ -62,7 +62,7 @@ class History:
             if math.isnan(value):
                 continue
             if before is not None and at > before:
-                # A counter that has become smaller was restarted, so it has grown by its value.
+                # A counter that has become smaller was reset to 0, so it has grown by its present value.
                 grown = value - value_before if value >= value_before else value
                 found.append((end - at, grown / (at - before)))
             before, value_before = at, value
@@ -118,7 +118,7 @@ def bucket_counts(sums: list[float]) -> list[float]:
 class Quantiles:
     """Percentiles of the values that a histogram has counted since the previous sample.
 
-    :param borders: upper bounds of the buckets, rising; the last may be infinite.
+    :param borders: upper bounds of the buckets, in ascending order; the last may be infinite.
     """
 
     def __init__(self, borders: tuple[float, ...]) -> None:

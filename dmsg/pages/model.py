@@ -1,4 +1,4 @@
-"""Model of a status page. No I/O."""
+"""Content of a status page: facts, charts and tables, and the interface of an entity that supplies them.  No I/O."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class StatusSource:
 
     :ivar kind: kind of entity, as in ``dmsg server``.
     :ivar charts: charts of numbers in ``numbers()``.
-    :ivar search_key: description of what can be searched for, as ``a public key``; empty without a search.
+    :ivar search_key: description of the things that can be searched for, such as ``a public key``; empty without a
+        search.
     """
 
     kind = ""
@@ -74,7 +75,7 @@ class StatusSource:
 
     @property
     def key(self) -> str:
-        """Name of the entity, as its public key; empty if it has none."""
+        """Name of the entity, such as its public key; empty if it has none."""
         return ""
 
     def refresh(self) -> None:

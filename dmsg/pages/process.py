@@ -1,4 +1,4 @@
-"""Facts about the process, which are the same on every status page."""
+"""Facts about the process (uptime, memory), which every status page shows."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ QUIET = 30.0
 class RecentEvents:
     """Recent events: changes of facts, and bursts of refusals, drops and ends.
 
-    Each reason has one event at most. Otherwise a stranger could push out all others by repeating one.
+    Each reason has one event at most. Otherwise a stranger could displace all other events by repeating one.
     """
 
     def __init__(self) -> None:

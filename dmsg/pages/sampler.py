@@ -22,7 +22,7 @@ MAX_WATCHERS = 16
 
 
 class TooManyWatch(Exception):
-    """Too many browsers are watching the page."""
+    """Error: too many browsers are watching the page."""
 
 
 class Watcher:
@@ -60,11 +60,11 @@ class Watcher:
         self._paused = False
 
     def stopProducing(self) -> None:
-        """Ignore the end of the connection; ``notifyFinish`` of the request reports it as well."""
+        """Do nothing at the end of the connection; ``notifyFinish`` of the request reports it as well."""
 
 
 class Sampler:
-    """Sampler of one entity, with the history that its page shows.
+    """Sampler of one entity, with the history of numbers that its page shows.
 
     :param wall: clock, in Unix time.
     """

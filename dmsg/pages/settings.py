@@ -1,4 +1,4 @@
-"""Settings of an entity's status page."""
+"""Settings of the status page of a server, a discovery or another entity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.pages.access import read_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSettings:
-    """Base of the settings of entities that have a page."""
+    """Base class of the settings of entities that have a status page."""
 
     metrics: str | None = option(
         None,

@@ -26,7 +26,8 @@ from dmsg.pages.sampler import Sampler, TooManyWatch
 STATUS_CONNECTIONS = 64
 """Maximum number of connections to the page, ``/metrics`` and ``/health``; half of them from one network."""
 STATUS_RATE, STATUS_BURST = 50.0, 500.0
-"""Rate limit for one address: requests per second, and burst. Each request iterates over all clients."""
+"""Rate limit for one address: requests per second, and burst. It is low, because each request iterates over all clients
+of the entity."""
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 """Content type of the text that Prometheus scrapes."""
 MAX_QUERY = 200
@@ -43,7 +44,8 @@ _HEADERS = {
 Rendered = Callable[[], bytes | Awaitable[bytes]]
 """Function that returns the text for Prometheus, at once or later."""
 Health = Callable[[], Mapping[str, object] | Awaitable[Mapping[str, object]]]
-"""Function that returns the content of ``/health``, at once or later; ``status`` is ``ok``, or the reason why not."""
+"""Function that returns the content of ``/health``, at once or later; its member ``status`` is ``ok``, or the reason
+why the entity does not work."""
 
 
 class StatusPages:
@@ -89,7 +91,7 @@ class StatusPages:
 
     @app.route("/", methods=["GET"])
     async def page(self, request: Request) -> bytes:
-        """Serve the page."""
+        """Serve the status page."""
         refused = self._refused(request)
         if refused is not None:
             return refused
@@ -103,7 +105,7 @@ class StatusPages:
 
     @app.route("/page.css", methods=["GET"])
     def style(self, request: Request) -> bytes:
-        """Serve the style sheet. It is public."""
+        """Serve the style sheet. It needs no access rights."""
         return _file(request, "page.css", b"text/css; charset=utf-8")
 
     @app.route("/page.js", methods=["GET"])
@@ -137,7 +139,7 @@ class StatusPages:
         return b"not found; this port serves /, /metrics and /health\n"
 
     def _refused(self, request: Request) -> bytes | None:
-        """Set the security headers; return the refusal, or None if the request is allowed."""
+        """Set the security headers; return the body of a refusal, or None if the request is allowed."""
         for name, value in _HEADERS.items():
             request.setHeader(name, value)
         found = self._access.refuses(request)
@@ -164,9 +166,9 @@ def _file(request: Request, name: str, kind: bytes) -> bytes:
 
 
 def status_site(reactor: IReactorTime, pages: StatusPages, on_refused: Callable[[str], None]) -> GuardedFactory:
-    """Return the site of the status port, protected because strangers may find it."""
+    """Return the site of the status port, with limits, because strangers may find it."""
     # Behind a proxy all clients share an address. The page and the metrics have separate rate limits, so that requests
-    # for the page cannot keep Prometheus from its numbers.
+    # for the page cannot keep Prometheus from scraping.
     site = gated_site(
         pages.app.resource(),
         reactor,

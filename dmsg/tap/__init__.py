@@ -1,1 +1,1 @@
-"""Plugins of twistd: their options and their makeService."""
+"""Plugins of ``twistd``, one for each entity: their options, and the functions that make the services."""

@@ -1,4 +1,4 @@
-"""``twistd dmsg-collector``."""
+"""Plugin ``twistd dmsg-collector``: its options, and its service."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def find_line(path: str, name: str) -> str:
 
 
 def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
-    """Call ``reload`` at SIGHUP, and reopen log files, because programs that rotate logs send the signal, too."""
+    """At SIGHUP, call ``reload`` and reopen the log files; programs that rotate logs send this signal, too."""
 
     def hung_up(number: int, frame: object) -> None:
         threads = cast(IReactorFromThreads, reactor)
@@ -92,5 +92,7 @@ def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
 
     try:
         signal.signal(signal.SIGHUP, hung_up)
-    except ValueError:  # Outside the main thread a program of its own uses this module and handles signals itself.
+    except ValueError:
+        # Outside the main thread no handler is installed: another program runs the entity there, and handles signals
+        # itself.
         _log.debug("this system has no SIGHUP: settings cannot be reloaded")

@@ -1,4 +1,4 @@
-"""``twistd dmsg-discovery``."""
+"""Plugin ``twistd dmsg-discovery``: its options, and its service."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _files: list[BaseLogFile] = []
 
 def log_file_of(observer: ILogObserver) -> BaseLogFile | None:
     """Return the file that an observer of twistd writes to; None for standard output or syslog."""
-    # The observer is made by twistd, which keeps the file only in this attribute.
+    # The private attribute is used, because twistd makes the observer and keeps the file only there.
     file = getattr(observer, "_outFile", None)
     return file if isinstance(file, BaseLogFile) else None
 
@@ -40,8 +40,8 @@ def reopen_log_files() -> None:
     """Reopen all log files by their names; a file that cannot be opened is kept as it was."""
     for file in _files:
         try:
-            # A reopen closes the file first. If the new one could not be opened, the entity would have no log to say
-            # so.
+            # Opening is tried first, because a reopen closes the old file: if the new one could not be opened, the
+            # entity would have no log to report it.
             with open(file.path, "ab"):
                 pass
             file.reopen()

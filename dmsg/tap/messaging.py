@@ -1,4 +1,4 @@
-"""``twistd dmsg-messaging-server``."""
+"""Plugin ``twistd dmsg-messaging-server``: its options, and its service."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from dmsg.tap.usage import usage_of
 DESCRIPTOR_RESERVE = 64
 """Number of descriptors that are not for clients: log, listening ports, discovery."""
 UNSAID: tuple[object, ...] = (None, [], 0)
-"""Values of options that are not given on the command line."""
+"""Values by which an option is recognised that was not given on the command line."""
 _T = TypeVar("_T")
 
 LISTEN = Option(
@@ -57,7 +57,7 @@ DEBUG = Option(name="debug", short="d", help="Write debug messages to the log", 
 
 
 def listen_row(default: str, help: str = LISTEN.help, kind: Kind = ENDPOINT, short: str | None = None) -> Option:
-    """Return the row of ``--listen``."""
+    """Return the declaration of ``--listen``."""
     return replace(LISTEN, default=(default,), help=help, kind=kind, short=short)
 
 
@@ -87,7 +87,7 @@ class EntityOptions(UsageOptions):
         cls.optParameters = []
         for row in own:
             if row.repeated:
-                method = _appending(row)  # With one method for both names, twistd shows them on one line.
+                method = _appending(row)  # Both names have the same method, so that twistd shows them on one line.
                 for name in filter(None, (row.name.replace("-", "_"), row.short)):
                     setattr(cls, f"opt_{name}", method)
             elif not isinstance(row.kind, Flag):
@@ -204,7 +204,7 @@ class EntityOptions(UsageOptions):
 
 
 def _appending(row: Option) -> Callable[[EntityOptions, str], None]:
-    """Return the method of an option that may be repeated."""
+    """Return the method with which twistd sets an option that may be repeated."""
 
     def append(self: EntityOptions, value: str) -> None:
         self[row.name].append(GivenText(value))
@@ -228,7 +228,8 @@ def _read(row: Option, given: GivenText) -> object:
 def descriptors() -> int:
     """Raise the soft limit of descriptors and return the number of connections that this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    endless = resource.RLIM_INFINITY  # The constant is a negative number, so it must not be compared by size.
+    # The limit is compared for equality first, because the constant for "no limit" is a negative number.
+    endless = resource.RLIM_INFINITY
     if soft != endless and (soft < hard or hard == endless):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -278,7 +279,8 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
             observers = [json_log(output) for output in outputs]
         if not debug:
             level = LogLevelFilterPredicate(LogLevel.info)
-            # Twisted logs each planned connection to Redis. Only the line that Redis is away is of interest.
+            # Twisted logs each planned connection to Redis. These lines are left out; only the one that says that Redis
+            # does not answer is of interest.
             level.setLogLevelForNamespace("twisted.application._client_service", LogLevel.warn)
             observers = [FilteringLogObserver(one, [level]) for one in observers]
         begin([printable_log(one) for one in observers], **options)
@@ -305,7 +307,7 @@ def printable_log(observer: ILogObserver) -> ILogObserver:
 
 
 def own_pid_file(options: object, name: str) -> None:
-    """Give an entity a pid file of its own name, or none in the foreground, unless one was asked for.
+    """Give an entity a pid file of its own name, or none in the foreground, unless the command line names one.
 
     With twistd's default name, two entities could not run from the same directory, as the README shows it.
     """
@@ -349,7 +351,7 @@ class KeyOptions(EntityOptions):
 
 
 def key_rows(help: str, default: str) -> tuple[Option, ...]:
-    """Return the rows of :class:`KeyOptions`."""
+    """Return the declarations of the options of :class:`KeyOptions`."""
     return (
         Option(name="key-file", help=help, kind=Text("file"), default_text=default, secret=True, group=KEY),
         Option(name="create", help="Create the key file if it does not exist", kind=FLAG, in_file=False, group=KEY),

@@ -1,4 +1,4 @@
-"""Options of the servers of all families."""
+"""Options that the servers of all protocol families share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def relay_rows(key_name: str, limits: type[Any]) -> tuple[Option, ...]:
     """Return the options of a server.
 
     :param key_name: default name of the key file.
-    :param limits: class of the limits of the family.
+    :param limits: class of the limits of the protocol family.
     """
     return (
         listen_row("tcp:8080"),
@@ -44,9 +44,9 @@ def relay_rows(key_name: str, limits: type[Any]) -> tuple[Option, ...]:
 
 
 class RelayOptions(KeyOptions):
-    """Options of a server of any family.
+    """Base class of the options of servers, for all protocol families.
 
-    :cvar limits_class: class of the limits of the family.
+    :cvar limits_class: class of the limits of the protocol family.
     """
 
     limits_class: ClassVar[type[Any]]
@@ -78,7 +78,7 @@ class RelayOptions(KeyOptions):
         config.on_hangup(reactor, hung_up)
 
     def settings(self, reactor: IReactorTime) -> ServerSettings:
-        """Return the settings that servers of all families share."""
+        """Return the settings that the servers of all protocol families share."""
         return self.make(ServerSettings, admission=self.make(AdmissionSettings).admission(reactor))
 
     def finish(self) -> None:

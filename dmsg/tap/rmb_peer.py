@@ -1,4 +1,4 @@
-"""``twistd rmb-peer``."""
+"""Plugin ``twistd rmb-peer``: its options, and its service."""
 
 from __future__ import annotations
 

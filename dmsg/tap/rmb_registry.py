@@ -1,4 +1,4 @@
-"""``twistd rmb-registry``."""
+"""Plugin ``twistd rmb-registry``: its options, and its service."""
 
 from __future__ import annotations
 

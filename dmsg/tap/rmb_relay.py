@@ -1,4 +1,4 @@
-"""``twistd rmb-relay``."""
+"""Plugin ``twistd rmb-relay``: its options, and its service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 
 def listen_endpoint(value: str) -> str:
-    """Return the endpoint string of ``HOST:PORT`` or ``[ADDRESS]:PORT``, as the reference has it, or of an endpoint
+    """Return the endpoint string of ``HOST:PORT`` or ``[ADDRESS]:PORT``, as in the reference, or of an endpoint
     string."""
     host, colon, port = value.rpartition(":")
     if colon and port.isdigit() and (host.startswith("[") or host.replace(".", "").isdigit()):
@@ -43,7 +43,7 @@ def _queue(text: str) -> str:
 
 
 class Options(RmbOptions):
-    """Options of ``twistd rmb-relay``; names and short forms are those of the reference where it has them."""
+    """Options of ``twistd rmb-relay``; names and short forms are those of the reference, if it has the option."""
 
     plugin = "rmb-relay"
     longdesc = (
@@ -106,7 +106,7 @@ class Options(RmbOptions):
                 continue
             last = at + 1 if equals else at + 2
             count = count if equals else (words[at + 1] if at + 1 < len(words) else "")
-            # The reference's document has the example --limit 1000, 1048576.
+            # Commas are removed, because the reference's documentation has the example --limit 1000, 1048576.
             if re.fullmatch(r"\s*\d+\s*,?\s*", count) and re.fullmatch(
                 r"\s*,?\s*\d+\s*", "".join(words[last : last + 1])
             ):

@@ -89,7 +89,8 @@ class StopOnFailure(MultiService):
         :raises CannotStart: the same for a daemon; twistd tells the process that waits for it.
         """
         self._starting = True
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # Programs that rotate logs send this signal.
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            # The handler is installed because programs that rotate logs send this signal.
             on_hangup(self._reactor, lambda: _log.info("SIGHUP: this program has nothing to reload"))
         if self._hold_key is not None:
             try:

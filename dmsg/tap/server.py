@@ -1,4 +1,4 @@
-"""``twistd dmsg-server``."""
+"""Plugin ``twistd dmsg-server``: its options, and its service."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def sender(
     """Return the sender of finished files to the collector, or None if no collector is configured."""
     if telemetry is None or options["telemetry-to"] is None:
         return None
-    # The sender needs a whole client, which takes a third as long to import as the rest of an entity.
+    # The import is here, because the sender needs a whole client, which takes a third as long to import as the rest of
+    # an entity.
     from dmsg.collector.sender import SpoolSender
 
     directory: Path = options["telemetry-settings"].directory

@@ -10,7 +10,7 @@ from dmsg.base.options import GROUPS, Choice, Flag, Number, Option
 HELP_COLUMN = 28
 """Column at which the text of an option begins."""
 EXAMPLE = "Example: "
-"""Mark of the example at the end of a description."""
+"""Text that marks the example at the end of a description."""
 
 
 def usage_of(description: str, rows: Iterable[Option], width: int) -> str:

@@ -1,1 +1,1 @@
-"""Telemetry: metrics, and events that the entities write for the pipeline."""
+"""Telemetry: metrics for Prometheus, and events that entities write for the data pipeline."""

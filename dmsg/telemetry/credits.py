@@ -1,4 +1,4 @@
-"""Credits: bytes that servers delivered on a day, by the receipts of both ends of each transport.
+"""Credits: bytes that servers delivered on a day, computed from the receipts of both ends of each transport.
 
 The input is sealed files of receipts, as servers write them. The result depends only on the content of these files: not
 on their names and order, nor on the servers' own counts, nor on discovery (docs/pipeline/statement.md).
@@ -23,8 +23,8 @@ from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, n
 from dmsg.telemetry.schema import MAX_LINE
 
 DAYS_BEFORE = 30
-"""Number of days before the day whose receipts are known too: a receipt that a server hands in again within these days
-is not credited again.
+"""Number of earlier days whose receipts are read as well: a receipt that a server submits again within these days is
+not credited again.
 """
 LARGEST = 2**50
 """Maximum number of bytes that a receipt may state for a direction (1 PiB), as for all numbers in events."""
@@ -34,7 +34,7 @@ MAX_RECEIPTS = 4_000_000
 """Maximum number of different receipts of a day."""
 DAY_MS = 86_400_000
 _KEY = slice(2, 51)
-"""Place of the transport and the server's key in a receipt."""
+"""Slice of a receipt's bytes that contains the transport and the server's key."""
 _HEX = re.compile(f"[0-9a-f]{{{2 * RECEIPT_SIZE}}}")
 
 
@@ -56,12 +56,12 @@ class Pair:
 
 @dataclass(slots=True)
 class ServerSum:
-    """Sum of a server's day.
+    """Sums of one server over a day.
 
     :ivar credited: bytes for which both ends signed.
     :ivar difference: bytes by which the larger counts of the same transports exceed the smaller ones.
-    :ivar one_sided: transports for which only one end has signed by the end of the day.
-    :ivar conflict: transports that several pairs of clients claim.
+    :ivar one_sided: number of transports for which only one end has signed by the end of the day.
+    :ivar conflict: number of transports that several pairs of clients claim.
     """
 
     transports: int = 0
@@ -81,7 +81,7 @@ class Credits:
 
     :ivar first: first day whose receipts were considered.
     :ivar inputs: SHA-256 of each file that has receipts of the days considered, in hex.
-    :ivar refused: number of receipts of the day that do not count, by reason.
+    :ivar refused: number of receipts of the day that are not credited, by reason.
     :ivar damaged: files that cannot be read whole, and are left out, by path, with the reason.
     """
 
@@ -114,7 +114,7 @@ def compute_credits(
 
 
 class _Reader:
-    """Receipts of the day by transport and server, with the first day of each."""
+    """Reader that collects the receipts of the day by transport and server, with the first day of each."""
 
     def __init__(self, credits: Credits, about: bytes | None) -> None:
         self.found = credits
@@ -125,7 +125,7 @@ class _Reader:
         self._earlier: list[tuple[str, Path]] = []
 
     def read(self, path: Path, only: Container[str] | None) -> None:
-        """Read a file's receipts of the day, and note whether it has receipts of earlier days."""
+        """Read a file's receipts of the day, and record whether it has receipts of earlier days."""
         try:
             digest, text = _read(path)
         except (OSError, InputError) as error:
@@ -159,7 +159,7 @@ class _Reader:
         known[data] = number
 
     def read_earlier(self) -> None:
-        """Read the receipts of earlier days, as far as they are for transports that have receipts of the day too."""
+        """Read the receipts of earlier days, as far as their transports have receipts of the day, too."""
         for digest, path in self._earlier:
             again, text = _read(path)
             if again != digest:
@@ -195,9 +195,11 @@ def _read(path: Path) -> tuple[str, bytes]:
 
 
 def _receipts(text: bytes) -> Iterator[tuple[int, bytes, str]]:
-    """Yield the day's number, the bytes of each receipt, and why the receipt cannot count, whatever its signature."""
+    """Yield the day's number, the bytes of each receipt, and the reason why the receipt cannot be credited even with a
+    valid signature."""
     for line in text.split(b"\n"):
-        # A line of a receipt is one flat object in ASCII: nothing else could be read differently by other programs.
+        # Only lines with one flat object in ASCII are accepted, because other programs could read anything else
+        # differently.
         if b'"receipt"' not in line or len(line) > MAX_LINE or line.count(b"{") != 1 or b"[" in line:
             continue
         try:
@@ -253,7 +255,7 @@ def _settle(credits: Credits, server: bytes, receipts: dict[bytes, int]) -> None
         if other is not None:
             pairs.append((a, b, word, other))
     if not any(word.day == today for word in words.values()):
-        return  # The server has handed in these receipts before.
+        return  # The server has submitted these receipts before, so they are not credited again.
     total = credits.servers.setdefault(server, ServerSum())
     if len(pairs) > 1:
         total.conflict += 1

@@ -13,13 +13,13 @@ from dmsg.telemetry.schema import MAX_LINE
 CHUNK = 256 * 1024
 """Maximum number of bytes of text unpacked at a time."""
 READ = 16 * 1024
-"""Bytes read at a time. Small, because zlib copies all that follows a gzip member for each member in the same read."""
+"""Bytes read at a time. The number is small, because for each gzip member in a read zlib copies all bytes after it."""
 
 
 def unpack_gzip(file: IO[bytes]) -> Iterator[bytes]:
     """Unpack a gzip file of one or more members, in pieces of at most 256 KiB.
 
-    Python's gzip reader would lose the text just before a tear.
+    Python's gzip reader would lose the text just before the damage.
 
     :raises zlib.error: the data is not gzip, or is damaged.
     :raises EOFError: the end is missing.
@@ -46,7 +46,7 @@ def read_lines(path: Path, limit: int) -> Iterator[bytes]:
 
 
 def lines_of(file: IO[bytes], limit: int) -> Iterator[bytes]:
-    """Read lines of an open file as :func:`read_lines` does."""
+    """Read lines of an open file, in the same way as :func:`read_lines`."""
     text, read = b"", 0
     with suppress(zlib.error, EOFError):
         for piece in unpack_gzip(file):

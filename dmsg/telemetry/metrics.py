@@ -85,7 +85,8 @@ class Metrics:
 
 
 def relay_seconds(prefix: str) -> Histogram:
-    """Return a histogram of the time of one reactor turn, from reading a client's data to writing what is passed on."""
+    """Return a histogram of the time of one reactor turn, from reading a client's data to writing the forwarded
+    data."""
     return Histogram(
         f"{prefix}_relay_seconds",
         "Seconds from reading data to writing it, per reactor turn",
@@ -98,10 +99,10 @@ class ServerStatistics(Protocol):
     """Interface to the counters of a server."""
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """Return help text and value of the gauges, by name."""
+        """Return the help text and the value of each gauge, by name."""
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """Return help text and value of the counters, by name."""
+        """Return the help text and the value of each counter, by name."""
 
     def drops(self) -> dict[DropReason, int]:
         """Return the number of drops for each reason."""

@@ -1,9 +1,9 @@
 """Pseudonyms (tags) for clients and networks in events.
 
-A tag is the first 8 bytes of HMAC-SHA256 over the name, keyed with a secret in the spool's directory
-(mode 0600). Events of one writer can be correlated, events of two writers cannot. Without the secret, nobody
-can find out which key a tag stands for, not even with a list of all keys. Servers of one operator may share a
-secret; then a client has the same tag at all of them. Tags of networks change each day (UTC).
+A tag is the first 8 bytes of HMAC-SHA256 over the name, keyed with a secret in the spool's directory (mode 0600).
+Events of one writer about the same client can be correlated, those of two writers cannot. Without the secret, nobody
+can find out which key a tag stands for, not even with a list of all keys. Servers of one operator may share a secret;
+then a client has the same tag at all of them. Tags of networks change each day (UTC).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load_or_create_secret(directory: Path) -> bytes:
     """
     path = directory / SECRET_NAME
     try:
-        # The file is linked into place once it is complete, so that two processes starting at once use the same secret.
+        # The file gets its name only when it is complete, so that two processes starting at once use the same secret.
         fresh = directory / f".{SECRET_NAME}-{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -69,7 +69,8 @@ def read_secret_file(path: Path) -> bytes:
     if len(secret) != SECRET_SIZE:
         size = "more" if len(secret) > SECRET_SIZE else str(len(secret))
         raise DmsgError(f"{path} must hold {SECRET_SIZE} bytes, not {size}")
-    # The mode is checked after the size: nobody should be told to change the mode of a file that is no secret.
+    # The mode is checked after the size: otherwise people would be told to change the mode of a file that contains no
+    # secret.
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise DmsgError(f"{path} is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
     return secret
@@ -101,9 +102,9 @@ class Pseudonyms:
         return tag
 
     def network(self, host: str, day: int) -> str | None:
-        """Return the tag of the network of an address, 16 hex digits; None if ``host`` is not an IP address.
+        """Return the tag (16 hex digits) of an address's network on a day; None if ``host`` is not an IP address.
 
-        :param day: days since 1970.
+        :param day: days since 1970; the tags of two days cannot be correlated.
         """
         prefix: bytes
         try:
@@ -122,6 +123,6 @@ class Pseudonyms:
         return self._tag(b"producer", b"")[:8]
 
     def space(self) -> str:
-        """Return an id of 8 hex digits of the space of tags; equal ids mean comparable tags. ``clear`` if clients
-        are named by keys."""
+        """Return an id (8 hex digits) of the secret that makes the tags; tags with equal ids can be compared.  Return
+        ``clear`` if clients are named by keys."""
         return "clear" if self.clear else self._tag(b"space", b"")[:8]

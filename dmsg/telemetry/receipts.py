@@ -1,6 +1,6 @@
 """Receipts: statements of one end of a transport about the bytes delivered, signed with its key. No I/O.
 
-198 bytes, integers big-endian (docs/pipeline/receipts.md)::
+A receipt has 198 bytes, with integers big-endian (docs/pipeline/receipts.md)::
 
     version(1) = 1
     role(1)           0: this end asked for the transport, 1: it was asked
@@ -38,8 +38,8 @@ _IDENTITY = b"dmsg transport 1"
 def transport_identity(request: bytes, accept: bytes) -> bytes:
     """Return the 16 bytes that identify a transport; only both clients and the server know them.
 
-    The identity is the first half of SHA-256 over ``dmsg transport 1``, the payload of REQUEST
-    and the payload of ACCEPT. A secure transport's payloads hold fresh keys, so every identity is unique.
+    The identity is the first half of SHA-256 over ``dmsg transport 1``, the payload of REQUEST and the payload of
+    ACCEPT. A secure transport's payloads contain fresh keys, so every identity is unique.
     """
     return sha256(_IDENTITY + request + accept).digest()[:IDENTITY_SIZE]
 
@@ -49,7 +49,7 @@ class ReceiptError(Exception):
 
 
 class Role(IntEnum):
-    """Role of the end that signs."""
+    """Role, in the transport, of the end that signs a receipt."""
 
     INITIATOR = 0
     RESPONDER = 1

@@ -1,6 +1,6 @@
-"""Receipts due to a server: one from each end of each secure transport that it carried. No I/O.
+"""Receipts that a server still expects (*due*): one from each end of each secure transport that it carried. No I/O.
 
-Any other receipt would cost the pipeline time and the spool space, so it is rejected here. Cheap checks come
+Any other receipt would cost the pipeline time and take space in the spool, so it is rejected here. Cheap checks come
 first; a signature is verified only if a receipt is due.
 
 After a crash a server does not know what it had carried. For a while after its start it therefore also accepts
@@ -36,13 +36,14 @@ MAX_FORMER_OF_SIGNER = 1024
 
 
 class ReceiptVerdict(IntEnum):
-    """Verdict on a receipt that a client hands in."""
+    """Verdict on a receipt that a client submits."""
 
     NOT = 0
     KNOWN = 1
-    """Due: from an end of a carried transport, and it names the other end."""
+    """Due: the receipt comes from an end of a carried transport and names the other end."""
     FORMER = 2
-    """Possibly due: of a transport from before the start. Earlier events tell whether the signer was an end of it."""
+    """Possibly due: the receipt is for a transport from before the server's start. Earlier events tell whether the
+    signer was an end of it."""
 
 
 @define
@@ -53,7 +54,7 @@ class _Transport:
     ended: float | None = None
 
     def names_both_ends(self, receipt: Receipt) -> bool:
-        """Whether a receipt names both ends in their true roles."""
+        """Whether a receipt names both ends of its transport in their actual roles."""
         ends = (self.initiator, self.responder)
         return (receipt.signer, receipt.peer) == (ends if receipt.role is Role.INITIATOR else ends[::-1])
 
@@ -71,19 +72,20 @@ class ReceiptsDue:
         self._ended: OrderedDict[bytes, _Transport] = OrderedDict()
         self._former_until = now + DUE_FOR
         self._former: dict[bytes, set[bytes]] = {}
-        """Former transports for which each signer has handed in a receipt, while such receipts are accepted."""
+        """Transports from before the start for which each signer has submitted a receipt, while such receipts are
+        accepted."""
         self._former_of: Counter[str] = Counter()
         """Number of receipts for former transports, by network."""
         self._received: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
-        """Transport and signer of recent due receipts, in order, for the same time; so that a repeat does not pass as a
-        former one.
+        """Transport and signer of recent due receipts, in order, for the same time; so that a repeated receipt is not
+        accepted as one for a former transport.
         """
 
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
 
     def add_transport(self, transport: bytes, initiator: bytes, responder: bytes) -> None:
-        """Record an accepted transport; each of its ends, given by public key, owes a receipt."""
+        """Record an accepted transport; each of its two ends, given by public key, has to submit a receipt."""
         self._open[transport] = _Transport(initiator, responder, {initiator, responder})
 
     def ended(self, transport: bytes, now: float) -> None:
@@ -101,7 +103,7 @@ class ReceiptsDue:
     def check(self, payload: bytes, by: bytes, now: float, network: str = "") -> ReceiptVerdict:
         """Check a receipt and mark it as delivered, so that a second one is not due.
 
-        :param by: public key of the client that hands the receipt in.
+        :param by: public key of the client that submits the receipt.
         :param network: network of that client.
         """
         transport, server, signer = named_keys(payload)
@@ -122,7 +124,7 @@ class ReceiptsDue:
         return ReceiptVerdict.KNOWN
 
     def _forget(self, now: float) -> None:
-        """Clear the tables that are only needed while former receipts are accepted."""
+        """Clear the tables that are only needed while receipts for former transports are accepted."""
         if now >= self._former_until and (self._former or self._received):
             self._former.clear()
             self._former_of.clear()

@@ -1,7 +1,7 @@
-"""Database of accepted receipts: each receipt counts once, whenever and in whatever file it comes again.
+"""Database of accepted receipts: each receipt is counted once, even if it comes again later or in another file.
 
-A receipt has no date. A server could hand in the receipts and events of an old transport again to
-be credited twice. The database also knows the files that were checked, so that each is read once.
+A receipt has no date. A server could submit the receipts and events of an old transport again, to be credited twice.
+The database also knows the files that were checked, so that each is read once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TABLES = {
 
 
 def receipt_id(transport: bytes, signer: bytes) -> int:
-    """Return the number by which the database knows the receipt of one end of a transport."""
+    """Return the number that identifies the receipt of one end of a transport in the database."""
     return int.from_bytes(hashlib.sha256(transport + signer).digest()[:8], "big", signed=True)
 
 
@@ -84,7 +84,8 @@ class ReceiptsSeen:
             raise self._unusable(error) from None
 
     def are_new(self, receipts: Iterable[int], file: str) -> list[bool]:
-        """Whether each receipt (:func:`receipt_id`) has not come in another file before; adds all to the set.
+        """Add receipts (:func:`receipt_id`) to the set, and return for each whether it is new: it has not come in
+        another file before.
 
         :param file: id of the file in hex digits. After a crash the same file is checked again, and its receipts count
             as new.
@@ -133,7 +134,7 @@ class ReceiptsSeen:
             raise self._unusable(error) from None
 
     def keep(self) -> None:
-        """Commit the receipts of the file."""
+        """Commit the transaction with the receipts of the file."""
         try:
             self._base.execute("COMMIT")
         except sqlite3.Error as error:

@@ -1,9 +1,9 @@
 """Recorder: queue of events between an entity and its spool.
 
-:meth:`Recorder.record` appends an event to a queue and returns; that takes about a microsecond on the reactor's
-thread, however slow the disk is. Once a second another thread empties the queue, replaces clients by
-pseudonyms, encodes JSON and appends it to the spool. Events that fit neither into the queue nor onto the disk
-are lost and counted. Each lost event uses up a number, so that the reader sees the gap.
+:meth:`Recorder.record` appends an event to a queue and returns; this takes about a microsecond of the reactor's thread,
+even if the disk is slow. Once a second another thread empties the queue, replaces clients by pseudonyms, encodes JSON
+and appends it to the spool. Events that fit neither into the queue nor onto the disk are lost and counted. A lost event
+uses up a number as well, so that readers notice the gap.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Recorder:
         self._wall, self._monotonic = wall, monotonic
         self._started = monotonic()
         self._numbers = count()
-        # The reactor's thread appends and the writer's thread pops. Both are atomic, so they need no lock.
+        # No lock is needed, because the reactor's thread only appends and the writer's thread only pops, and both are
+        # atomic.
         self._queue: deque[tuple[int, str, float, float, Mapping[str, object]]] = deque()
         self._encode = JSONEncoder(separators=(",", ":"), default=names.client, check_circular=False).encode
         self._prefix = f'"producer":"{producer}","role":"{role}","boot":"{self.boot}",'

@@ -1,4 +1,4 @@
-"""Telemetry of a server of any family: sessions, transports, refusals, and load."""
+"""Telemetry of a server of any protocol family: records events about sessions, transports, refusals and load."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RelayTelemetry:
 
     def accepted(self, record: TransportRecord, payload: bytes) -> None:
         if record.request is None:
-            return  # A repeated ACCEPT is left to the clients.
+            return  # A repeated ACCEPT is not recorded; only the clients judge it.
         now = self._now()
         record.accept(payload, now)
         assert record.identity is not None
@@ -188,7 +188,7 @@ class RelayTelemetry:
         self._drops = drops
 
     def load(self) -> dict[str, object]:
-        """Return the relay's fields of a heartbeat."""
+        """Return the fields of a heartbeat that describe the relay."""
         frames, size = self.relay.frames, self.relay.frame_bytes
         fields: dict[str, object] = {
             "transports": self.relay.route_count // 2,

@@ -18,8 +18,8 @@ SCHEMA_VERSION = 1
 SEGMENT_SUFFIX = ".jsonl.gz"
 """Suffix of the names of sealed files."""
 EVENTS_PREFIX, RECEIPTS_PREFIX = "events-", "receipts-"
-"""Prefixes of the names of sealed files. Receipts have files of their own, because they are verified before they
-count."""
+"""Prefixes of the names of sealed files. Receipts have files of their own, because they are verified before they are
+counted."""
 
 MAX_LINE = 16 * 1024
 """Longest line in bytes; a longer line is not an event."""
@@ -119,7 +119,8 @@ _COUNTERS = (
 class EventType:
     """Type of an event.
 
-    :ivar required: names of the fields without which a line is no event of this type. Tables group by them.
+    :ivar required: names of the fields without which a line is no event of this type. The pipeline's tables are grouped
+        by these fields.
     """
 
     name: str

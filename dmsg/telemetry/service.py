@@ -35,9 +35,10 @@ FLUSH_INTERVAL = 1.0
 STOP_TIMEOUT = 5.0
 """Seconds that stopping waits for the disk."""
 REPEATS_LIMIT = 4096
-"""Maximum number of kinds of repeated events that are counted between heartbeats; beyond that the oldest is written."""
+"""Maximum number of kinds of repeated events that are counted between heartbeats; above it, the count of the oldest
+kind is written."""
 RECEIPTS_PART = 4
-"""Divisor: receipts may use a server's spool limit divided by this number. They never displace events."""
+"""Divisor: receipts may use a server's spool limit divided by this number. So they never displace events."""
 TARGETS_LIMIT = 1024
 """Maximum number of distinct targets of a repeated event that are counted."""
 
@@ -135,8 +136,8 @@ class SentCounts:
 
 
 def _vouch(directory: Path, key: SecKey) -> None:
-    """Write the voucher for the sender. Failure is only logged: events are still written, but a collector refuses
-    them."""
+    """Write the voucher for the sender. A failure is only logged, because events can still be written; but a collector
+    will refuse them."""
     try:
         write_voucher(directory, key)
     except (DmsgError, OSError) as error:
@@ -158,8 +159,8 @@ class Telemetry:
     """Writer of the events of an entity.
 
     :param role: server or discovery.
-    :param key: the server's key. Its public key names the producer, and it signs for the sender of the events. None
-        takes a name from the directory's secret.
+    :param key: the server's key. Its public key is the producer's name, and it signs the voucher for the sender of the
+        events.  With None, a name is derived from the directory's secret.
     :ivar about: fields of the start event.
     :ivar loads: functions that return fields of a heartbeat.
     :ivar sent: counts of the files sent to a collector, if there is one.
@@ -325,7 +326,7 @@ class Telemetry:
     def stop(self) -> Deferred[None]:
         """Write the remaining events and seal the files.
 
-        :returns: fires when all is on the disk, or after :data:`STOP_TIMEOUT` seconds.
+        :returns: Deferred that fires when all events are on the disk, or after :data:`STOP_TIMEOUT` seconds.
         """
         if self._call is None:
             return maybeDeferred(lambda: None)
@@ -356,6 +357,6 @@ class Telemetry:
                 _log.failure("unhandled error while telemetry was written", result)
 
         writing = in_thread(self._reactor, act, *args, **options).addBoth(finished)
-        if not writing.called:  # Under a test clock the work is done synchronously.
+        if not writing.called:  # A test's clock has no threads, so the work is done synchronously.
             self._writing = writing
         return writing

@@ -1,10 +1,10 @@
 """Spool: files of events that are appended to, sealed, and recovered after a crash.
 
-The open file is plain text, ``.<kind>-<boot>-<number>.open``, and locked by its process. Each write ends
-with a whole line, so a killed process loses only what it had not written. Sealing compresses the file into
-``<kind>-<boot>-<number>.jsonl.gz``, which is complete on the disk before it gets that name. So a program
-that collects files by name never sees a part of a file. At the start, files that a killed process left
-are cut at their last whole line and sealed.
+The open file is plain text, ``.<kind>-<boot>-<number>.open``, and locked by its process. Each write ends with a whole
+line, so a killed process loses only events that it had not written. Sealing compresses the file into
+``<kind>-<boot>-<number>.jsonl.gz``, which is complete on the disk before it gets that name. So a program that collects
+files by name never sees a part of a file. At the start, files that a killed process left are truncated after their last
+whole line and sealed.
 
 All functions block and are called from one thread. The size of the directory is limited: the oldest
 sealed files are removed to make room.
@@ -34,7 +34,7 @@ SPOOL_LIMIT = 1024 * 1024 * 1024
 COMPRESSION = 3
 """Compression level of gzip: half the work of the usual 6 for 4 % more bytes."""
 UNSEALED_LIMIT = 8
-"""Maximum number of unsealed files that wait for disk space; the oldest beyond that are removed."""
+"""Maximum number of unsealed files that wait for disk space; above it, the oldest are removed."""
 OPEN_SUFFIX = ".open"
 
 
@@ -48,7 +48,7 @@ class Spool:
     """Files of one process in a directory.
 
     :param stem: beginning of the files' names.
-    :param family: beginning of the names of files that may be removed to make room; others are not touched.
+    :param family: beginning of the names of the files that may be removed to make room; other files are not touched.
     :param ending: returns the last line, from the number of lines and their SHA-256 in hex.
     :ivar removed: number of sealed files removed to make room.
     """
@@ -108,7 +108,7 @@ class Spool:
     def _open(self, now: float) -> IO[bytes]:
         self._number += 1
         path = self._directory / f".{self._stem}-{self._number:06d}{OPEN_SUFFIX}"
-        file = open(path, "xb", buffering=0)  # The file stays open, because it holds the lock.
+        file = open(path, "xb", buffering=0)  # The file object is kept open, because the lock ends when it is closed.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file, self._opened = file, now
         self._size = self._lines = 0
@@ -128,7 +128,7 @@ class Spool:
             except OSError:
                 whole = False
             if not whole:
-                # The file is sealed without its last line, so that readers see that it is torn.
+                # The file is sealed without its last line, so that readers see that it is incomplete.
                 file.truncate(self._size)
             self._file = None
             file.close()
@@ -159,7 +159,7 @@ def _stats(paths: Iterable[Path]) -> Iterable[tuple[Path, os.stat_result]]:
         try:
             yield path, path.stat()
         except FileNotFoundError:
-            continue  # A collector has taken the file.
+            continue  # The file may be gone, because the sender has delivered it to a collector.
 
 
 def compress(path: Path) -> Path:
@@ -173,7 +173,8 @@ def compress(path: Path) -> Path:
         with open(path, "rb") as source, open(fresh, "wb") as raw:
             with gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as target:
                 shutil.copyfileobj(source, target, 256 * 1024)
-            # Synced before the rename: after a power failure the final name must not stand for an empty file.
+            # The file is synced before the rename: after a power failure the final name must not stand for an empty
+            # file.
             raw.flush()
             os.fsync(raw.fileno())
         fresh.replace(sealed)
@@ -201,15 +202,16 @@ def recover(directory: Path) -> int:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    continue  # The process of this file is still running.
+                    continue  # The file is skipped, because its process is still running.
                 if not _mend(file):
                     path.unlink()
                     continue
                 compress(path)
                 found += 1
         except FileNotFoundError:
-            continue  # Another process has recovered the file.
-    # Half-compressed files are left by killed processes. A boot with an open file may be compressing right now.
+            continue  # The file is gone, because another process has recovered it.
+    # Partly compressed files of killed processes are removed.  Those of a process that still has an open file are not,
+    # because it may be compressing now.
     for path in directory.glob(f".*{SEGMENT_SUFFIX}.part"):
         boot = path.name.removeprefix(".").rpartition("-")[0]
         if not any(directory.glob(f".{boot}-*{OPEN_SUFFIX}")):
@@ -218,7 +220,7 @@ def recover(directory: Path) -> int:
 
 
 def _mend(file: IO[bytes]) -> bool:
-    """Cut a file at its last whole line and append a segment_end; False if no line is left."""
+    """Truncate a file after its last whole line and append a segment_end; return False if no line is left."""
     digest = hashlib.sha256()
     lines = size = 0
     last = b""
@@ -239,7 +241,7 @@ def _mend(file: IO[bytes]) -> bool:
         envelope = {name: row[name] for name in ("producer", "role", "boot", "ts", "mono")}
         envelope = {"v": SCHEMA_VERSION, **envelope, "seq": row["seq"] + 1}
     except (ValueError, KeyError, TypeError):
-        return True  # The line is no event of ours; the pipeline puts it in quarantine.
+        return True  # The line is kept, although it is no event of ours; the pipeline puts it in quarantine.
     file.seek(size)
     file.write(end_line(envelope, lines, digest.hexdigest(), recovered=True))
     file.flush()

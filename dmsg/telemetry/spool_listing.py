@@ -1,8 +1,8 @@
 """Listing of the sealed files below a local directory, and of its entries that cannot be read.
 
-Links are followed. Whatever cannot be read is left out with a reason, and a program that lists the directory again
-finds it once the reason is gone. The names of files as URIs are those that Java gives them, because tables name files
-by these URIs.
+Links are followed. Files and directories that cannot be read are left out with a reason; a later listing finds them
+once they can be read. The names of files as URIs are those that Java gives them, because tables name files by these
+URIs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import MappingProxyType
 from dmsg.errors import DmsgError
 
 QUIET_SECONDS = 3600
-"""Seconds without a change after which a directory may be passed over until it changes."""
+"""Seconds without a change after which a directory may be skipped until it changes."""
 SHOWN = 100
 """Maximum number of characters of a path in a message."""
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-!.~'()*:@&=+$,;/")
@@ -29,7 +29,7 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 class Reason(StrEnum):
-    """Reason why a file or directory is left out."""
+    """Reason why a file or directory is left out of a listing."""
 
     DANGLING = "the link leads to nothing"
     FORBIDDEN = "permission to read it is missing"
@@ -59,7 +59,7 @@ class Listing:
     """Result of a listing.
 
     :ivar files: sealed files, ordered by path.
-    :ivar left: path of everything that was left out, by reason.
+    :ivar left: paths of the files and directories that were left out, by reason.
     :ivar quiet: directories that need not be listed again while their time of change, in ns since 1970, stays the same.
     """
 
@@ -126,8 +126,9 @@ def list_sealed(
                 (links if entry.is_symlink() else directories).append(entry.path)
             elif kind is _Kind.FILE:
                 found.files.append(SealedFile(entry.path, entry.stat().st_size))
-        # A directory in which only files are, and none was left out, has another time once a file is added. One that
-        # changed just now may change again within the resolution of that time, or by another machine's clock.
+        # A directory that contains only files, none of them left out, gets a new time when a file is added, so it need
+        # not be listed again before.  One that changed just now is listed again: it may change within the resolution of
+        # that time, or by another machine's clock.
         if plain and time.time() - status.st_mtime > QUIET_SECONDS:
             found.quiet[directory] = status.st_mtime_ns
     found.files.sort(key=lambda file: file.path)
@@ -141,7 +142,7 @@ class _Kind(Enum):
 
 
 class _Left(Exception):
-    """An entry of a directory is left out."""
+    """Exception: an entry of a directory is left out, for a reason."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -149,7 +150,7 @@ class _Left(Exception):
 
 
 def _kind_of(entry: os.DirEntry[str], *, fits: bool) -> _Kind:
-    """Return what to do with an entry of a directory.
+    """Return the kind of an entry of a directory, which decides what to do with it.
 
     :param fits: whether the name is that of a wanted file.
     :raises _Left: the entry cannot be read, although its name or its kind is wanted.
@@ -161,7 +162,7 @@ def _kind_of(entry: os.DirEntry[str], *, fits: bool) -> _Kind:
     except OSError as error:
         reason = reason_of(error)
         if entry.is_symlink():
-            # A link of any name may have led to a directory of files.
+            # A broken link is reported whatever its name is, because it may have led to a directory of files.
             raise _Left(reason if reason is Reason.FORBIDDEN else Reason.DANGLING) from None
         if fits:
             raise _Left(reason) from None
@@ -217,7 +218,7 @@ def _quoted(path: str) -> Iterator[str]:
 
 
 def merge(listings: Iterable[Mapping[Reason, set[str]]]) -> Left:
-    """Merge what several listings left out; a path that several of them left out counts once."""
+    """Merge the paths that several listings left out; a path that several of them left out is counted once."""
     paths: dict[Reason, set[str]] = defaultdict(set)
     for left in listings:
         for reason, some in left.items():
@@ -232,7 +233,7 @@ def shorten_path(path: str) -> str:
 
 
 def left_lines(left: Left) -> list[str]:
-    """Return a line for each reason."""
+    """Return a line of text for each reason, with the number of paths and the first one."""
     return [
         f"not read, because {reason}: {first}" + (f" and {count - 1:,} more" if count > 1 else "")
         for reason, (count, first) in left.items()

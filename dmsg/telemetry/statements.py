@@ -1,8 +1,9 @@
-"""Statements: signed files of an operator about what servers delivered on a day, as both ends confirmed it. No I/O.
+"""Statements: signed files in which an operator states how many bytes servers delivered on a day, as confirmed by both
+ends of the transports. No I/O.
 
-The file is lines of canonical JSON (docs/pipeline/statement.md). All lines but the last follow from the sealed files
-of receipts alone, so that anybody who has these files makes them again, byte for byte. The last line is the operator's
-signature of all bytes before it.
+The file is lines of canonical JSON (docs/pipeline/statement.md). All lines but the last are computed from the sealed
+files of receipts alone, so anybody who has these files can compute the same lines, byte for byte. The last line is the
+operator's signature of all bytes before it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StatementError(DmsgError):
 
 
 def body_of(credits: Credits) -> bytes:
-    """Return all lines of a statement but the signature."""
+    """Return the bytes of all lines of a statement but the signature."""
     lines: list[Line] = [
         {
             "kind": "statement",
@@ -84,7 +85,7 @@ class Statement:
     """Statement whose signature is valid.
 
     :ivar body: all bytes but those of the signature.
-    :ivar operator: key that signed.
+    :ivar operator: key that signed the statement.
     :ivar first: first day whose receipts were considered.
     """
 
@@ -104,7 +105,7 @@ class Statement:
                 yield _read_line(line, number + 1)
 
     def check_lines(self) -> None:
-        """Check the order of all lines and their sums.
+        """Check that all lines are in order and that the sums are right.
 
         :raises StatementError: the operator has signed a malformed statement.
         """
@@ -136,7 +137,7 @@ class Statement:
 
 
 def read_statement(data: bytes) -> Statement:
-    """Parse a statement's first and last line, and verify the signature of the whole.
+    """Parse a statement's first and last line, and verify the signature over the whole file.
 
     :raises StatementError: the file is no statement, or was changed after it was signed.
     """

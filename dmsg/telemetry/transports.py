@@ -1,7 +1,8 @@
-"""Counts of a transport for telemetry, and the interface to the relay that carries it. No I/O, no clock.
+"""Counters of a transport for telemetry, and the interface through which its relay reports what happens to it. No I/O,
+no clock.
 
-A relay of any family counts in each :class:`DirectionCounts`, with or without telemetry. An :class:`Observer`, if there
-is one, is called when a transport is requested, accepted, refused or closed.
+A relay of any protocol family counts frames in each :class:`DirectionCounts`, with or without telemetry. An
+:class:`Observer`, if there is one, is called when a transport is requested, accepted, refused or closed.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from dmsg.telemetry.schema import BOUNDS, BUCKETS
 
 
 class DirectionCounts(Protocol):
-    """Interface to the counts of one direction of a transport, which the relay maintains.
+    """Interface of the counters of one direction of a transport, which the relay maintains.
 
-    To call the observer for every frame would be too slow. Telemetry increments the relay's ``tick`` once
-    a second. The relay calls :meth:`Observer.progress` for frames of a direction only while the direction's ``tick``
-    differs from its own.
+    Calling the observer for every frame would be too slow. Telemetry increments the relay's ``tick`` once a second. The
+    relay calls :meth:`Observer.progress` for frames of a direction only while the direction's ``tick`` differs from its
+    own.
 
     :ivar frames: number of frames that passed in this direction: data, and ACKs for data of the opposite direction.
     :ivar acks: number of ACKs among these frames.
     :ivar wire: bytes of these frames, with their headers.
     :ivar dropped: bytes of user data that were counted but never sent to the receiver.
     :ivar queued: bytes of this direction that the relay may not have sent to the receiver yet.
-    :ivar carried: telemetry's record of the transport.
+    :ivar carried: record that telemetry keeps of the transport.
     :ivar tick: relay's tick in which frames of this direction were last reported; -1 to report the next frames at once.
     :ivar seen: relay's tick in which frames last passed in this direction.
     :ivar asked_at: time at which a data frame passed whose ACK is awaited, to measure the round trip; else None.
@@ -54,13 +55,13 @@ class DirectionCounts(Protocol):
 
 
 class ClientAddress(Protocol):
-    """Interface to the network address of a client."""
+    """Interface of an object that has the network address of a client."""
 
     address: str
 
 
 class Peer(Protocol):
-    """Interface to a client of a relay.
+    """Interface of a relay's record of a client.
 
     :ivar frames_in: number of frames received from the client.
     :ivar bytes_in: bytes of these frames.
@@ -104,17 +105,17 @@ class Observer(Protocol):
     def requested(
         self, source: Peer, forward: DirectionCounts, back: DirectionCounts, payload: bytes, target: bytes, secure: bool
     ) -> TransportRecord:
-        """Record a client's request that was passed on.
+        """Record a client's request for a transport that was forwarded.
 
         :param payload: payload of the request, which identifies the transport.
         :param target: public key of the client that was asked for.
         """
 
     def accepted(self, record: TransportRecord, payload: bytes) -> None:
-        """Record that the answer to a request was passed on."""
+        """Record that the answer to a request was forwarded."""
 
     def refused(self, source: Peer, target: bytes, reason: str) -> None:
-        """Record a request that was not passed on.
+        """Record a request that was refused instead of forwarded.
 
         :param target: public key of the client that was asked for, or the part of it that arrived.
         """
@@ -126,10 +127,11 @@ class Observer(Protocol):
         """
 
     def progress(self, record: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
-        """Record frames of a direction whose tick differs from the relay's: ``data`` data frames and ``acks`` ACKs."""
+        """Record ``data`` data frames and ``acks`` ACKs of a direction; called only if the direction's tick differs
+        from the relay's."""
 
     def receipt(self, source: Peer, payload: bytes) -> bool:
-        """Take a client's receipt; False if none was due or it is invalid."""
+        """Record a client's receipt; return False if none was due or the receipt is invalid."""
 
 
 def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> None:
@@ -138,7 +140,7 @@ def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> N
     The sum is exact except for frame headers. The share of each of several directions is an estimate.
 
     :param ways: directions that lead to the peer.
-    :param left: bytes that did not leave.
+    :param left: number of bytes that were not sent.
     :param congested: whether ``queued`` is maintained; otherwise any direction may have had all of the bytes.
     """
     parts = [min(way.wire, way.queued if congested else left) for way in ways]
@@ -151,13 +153,13 @@ def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> N
 
 @dataclass(slots=True, eq=False)
 class TransportRecord:
-    """Record of a transport, as its relay saw it.
+    """Record of a transport, from the relay's reports.
 
     :ivar forward: direction from the client that asked.
     :ivar back: direction to that client.
     :ivar opened: time of the REQUEST, in seconds.
     :ivar accepted: time of the ACCEPT, or None.
-    :ivar rtt: counts for the buckets of :data:`~dmsg.telemetry.schema.BOUNDS`, or None without samples.
+    :ivar rtt: numbers of samples in the buckets of :data:`~dmsg.telemetry.schema.BOUNDS`, or None without samples.
     """
 
     forward: DirectionCounts
@@ -187,7 +189,7 @@ class TransportRecord:
         self.rtt[bisect_left(BOUNDS, seconds)] += 1
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
-        """Return bytes of user data, FWD frames and ACKs since the start, each in both directions."""
+        """Return the numbers of bytes of user data, FWD frames and ACKs since the start, each for both directions."""
         there, back = self.forward, self.back
         return (
             there.user_data(self.secure),

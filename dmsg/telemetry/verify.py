@@ -1,11 +1,11 @@
 """Verification of receipts, before the pipeline counts them.
 
 Verification does not need Spark: one receipt takes 41 us of elliptic curve arithmetic, which processes on all cores
-share, and keys and secrets stay out of the cluster.
+share, and keys and secrets need not be sent to the cluster.
 
-Each sealed file of receipts becomes a file of checked ones, with the same lines in the same order. A receipt that is
-rejected keeps its place, with the reason. The new file is named by the digest of the old one, so that a file delivered
-twice is checked and counted once.
+Each sealed file of receipts becomes a file of checked ones, with the same lines in the same order. A rejected receipt
+stays in its line, with the reason. The new file is named by the digest of the old one, so that a file delivered twice
+is checked and counted once.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ FILE_LIMIT = 512 * 1024 * 1024
 SMALL_BYTES = 2 * 1024 * 1024
 """Bytes of unchecked files up to which one process is faster than starting several."""
 AHEAD = 4
-"""Number of files for each process that may be checked before their turn."""
+"""Number of files for each process that may be verified ahead of the one whose result is needed next."""
 
 
 @dataclass
 class Verification:
-    """Result of a verification."""
+    """Result of a verification: numbers of files and receipts."""
 
     files: int = 0
     believed: int = 0
@@ -65,8 +65,8 @@ def check_line(
 ) -> tuple[bytes, bool | None, str]:
     """Turn a line of a spool into a line for the pipeline.
 
-    Every line is parsed and written anew: a line that two programs read differently could pass as an event in
-    one of them.
+    Every line is parsed and written anew: otherwise a line that two programs read differently could be an event for one
+    of them.
 
     :param is_new: whether no receipt of this transport and signer was accepted before.
     :returns: the line, whether its receipt is accepted (None if the line has none), and why not.
@@ -115,7 +115,7 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int
     """Check the receipts of all files that were not checked before.
 
     :param spool: directory of the files, read recursively.
-    :param target: directory that gets a checked file for each.
+    :param target: directory to which a checked file is written for each file.
     :param processes: number of processes that verify signatures; by default one for each core.
     :raises OSError: a file cannot be written.
     :raises DmsgError: the database of accepted receipts cannot be used.
@@ -156,7 +156,7 @@ def _checked_path(target: Path, digest: str) -> Path:
 
 @dataclass(frozen=True)
 class _Unread:
-    """File that cannot be read."""
+    """Exception: a file cannot be read."""
 
     path: str
     reason: Reason
@@ -188,10 +188,11 @@ def _in_this_process(paths: list[str], check: _Check, processes: int) -> Iterato
 
 def _by_processes(paths: list[str], check: _Check, processes: int) -> Iterator[_CheckedFile | _Unread]:
     """Check files by several processes, and return the results in the order of the paths."""
-    # This process may have threads (those of Spark), which a plain fork would not survive.
+    # A fork server starts the processes, because this process may have threads (those of Spark), which a plain fork
+    # would not survive.
     context = multiprocessing.get_context("forkserver")
     waiting: deque[Future[_CheckedFile | _Unread]] = deque()
-    # Ctrl-C ends this process, which then stops the others.
+    # The processes ignore Ctrl-C, which ends this process; it then stops them.
     ignore = (signal.SIGINT, signal.SIG_IGN)
     try:
         with ProcessPoolExecutor(processes, context, signal.signal, ignore) as pool:
@@ -216,7 +217,7 @@ def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _U
         return True
 
     try:
-        # The file is opened once, because it may be removed at any time to make room for a newer one.
+        # The file is opened only once, because it may be removed at any time to make room for a newer one.
         source = open(path, "rb")
     except OSError as error:
         return _Unread(path, reason_of(error))
@@ -241,7 +242,7 @@ def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _U
 
 
 def _accept(checked_file: _CheckedFile, target: Path, receipts_seen: ReceiptsSeen, verification: Verification) -> None:
-    """Give a checked file its name, after the receipts in it that came before were rejected."""
+    """Reject the receipts of a checked file that came in another file before, and give the file its final name."""
     checked = _checked_path(target, checked_file.digest)
     receipts_seen.begin()
     if checked_file.fresh is not None and not checked.exists():

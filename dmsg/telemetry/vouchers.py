@@ -1,8 +1,8 @@
 """Vouchers: signatures with which a server allows a sender to deliver its events to collectors. No reactor.
 
-Events name their own producer. If the producer is a public key, a collector accepts its events only from a sender
-that the key has signed for. Otherwise any sender on the collector's list could write in the name of any server.
-The server writes the voucher beside its events, for the sender's key in the same directory.
+Events name their own producer. If the producer is a public key, a collector accepts its events only from a sender that
+the key has signed for. Otherwise any sender on the collector's list could send events in the name of any server.  The
+server writes the voucher beside its events, for the sender's key in the same directory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_voucher(directory: Path, key: SecKey) -> None:
 def voucher_for(file: Path) -> str:
     """Return the voucher stored beside a file for the events in it; empty if there is none."""
     try:
-        # The first line is enough, because a collector takes only files of one producer.
+        # Only the first line is read, because a collector accepts only files with a single producer.
         line = next(read_lines(file, MAX_LINE), b"")
         producer = PubKey.from_hex(json.loads(line)["producer"])
         voucher = (file.parent / f"{producer}{_SUFFIX}").read_text()

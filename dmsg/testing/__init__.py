@@ -1,4 +1,5 @@
-"""Lab for programs that build on dmsg: networks in memory or in network namespaces, and faults by name."""
+"""Lab for tests of programs that build on dmsg: networks in memory or in network namespaces, with faults that can be
+switched on by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Lab of hosts on bridges, whose networks carry multicast, unlike that of the lab with a wire (Linux, root).
+"""Lab of hosts on network bridges (Linux, root).  Its networks carry multicast, which the lab in
+:mod:`dmsg.testing.namespaces` does not.
 
 .. code-block:: python
 
@@ -48,7 +49,7 @@ class BridgeLab(Namespaces):
                 end = f"{network[:8]}-{place}"
                 self._ip(SWITCH, f"link add {end} type veth peer name {network} netns {self._namespace(host)}")
                 self._ip(SWITCH, f"link set {end} master {network} up")
-                # Nobody else is in these networks, so no address has to be checked for being taken.
+                # Duplicate address detection is off, because nobody else is in these networks.
                 command = ["ip", "netns", "exec", self._namespace(host), "sysctl", "-qw"]
                 subprocess.run([*command, f"net.ipv6.conf.{network}.accept_dad=0"], check=True)
                 if self._ipv4:
@@ -77,9 +78,9 @@ class BridgeLab(Namespaces):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def unplug(self, network: str, host: str) -> None:
-        """Take a host off a network."""
+        """Disconnect a host from a network."""
         self._ip(host, f"link set {network} down")
 
     def plug(self, network: str, host: str) -> None:
-        """Put a host back on a network."""
+        """Reconnect a host to a network."""
         self._ip(host, f"link set {network} up")

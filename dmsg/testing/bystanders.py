@@ -1,4 +1,5 @@
-"""Two clients beside a random walk that do nothing wrong, and the measure of what they feel of others' lies.
+"""Bystanders of a random walk: two clients that do nothing wrong, and the check that the lies of others do not harm
+them.
 
 They talk over a server that is honest and to which no fault happens. One of them is also a client of the servers that
 lie, and the other end of a stream through them.
@@ -22,9 +23,9 @@ PORT = 8
 DELAY = 0.01
 """Seconds of delay between the bystanders and their server."""
 PIECE = 10_000
-"""Bytes of which a bystander sends one piece at a time."""
+"""Size in bytes of the pieces that a bystander sends, one at a time."""
 SLOWED_AT_MOST = 3.0
-"""Factor by which a piece may take longer than before the walk."""
+"""Factor by which a piece may take longer than it took before the walk."""
 BLAME = frozenset(
     {
         DropReason.BAD_FRAME,
@@ -44,15 +45,15 @@ BLAME = frozenset(
         DropReason.UNKNOWN_FRAME,
     }
 )
-"""Reasons for which an honest server refuses or ends what a client does wrong. Nobody in a walk does anything wrong
-but the liars, so an honest server never counts one of them.
+"""Reasons under which a server counts the faults of its clients.  Only the lying servers do anything wrong in a walk,
+so an honest server must never count one of them.
 """
 
 
 def check_blame(servers: Iterable[tuple[str, Server]]) -> None:
-    """Check that honest servers have blamed nobody.
+    """Check that honest servers have counted no fault of a client (:data:`BLAME`).
 
-    :raises PromiseBroken: one has.
+    :raises PromiseBroken: a server has counted one.
     """
     for name, server in servers:
         blamed = {reason.value: n for reason, n in server.factory.relay.drops.items() if n and reason in BLAME}
@@ -84,7 +85,7 @@ class Bystanders:
         self._spoilt: set[Talker] = set()
 
     def start(self) -> None:
-        """Connect the two, and measure how long a piece usually takes."""
+        """Connect the two clients, and measure how long a piece takes without faults."""
         lab = self._lab
         self.dave.listen(self._talkers, PORT)
         one = self._talkers.pair(self._lab.seed * 10 + 9)
@@ -110,7 +111,8 @@ class Bystanders:
                 end.sent += PIECE
                 sending = stream_of(end).send(end.next_bytes(PIECE))
                 sending.addCallbacks(self._arrived, self._failed, (end,), errbackArgs=(end,))
-        self._lab.clock.advance(0)  # Otherwise the piece would leave only with the next event of the lab.
+        # The stream is flushed, because otherwise the piece would be sent only with the next event of the lab.
+        self._lab.clock.advance(0)
 
     def _arrived(self, _: None, end: Talker) -> None:
         end.acknowledged += PIECE
@@ -125,11 +127,11 @@ class Bystanders:
         self._since.pop(end, None)
 
     def forgive(self) -> None:
-        """Do not measure the pieces that are under way, because the clock is about to jump."""
+        """Exclude the pieces under way from the measurement, because the clock is about to jump."""
         self._spoilt.update(self._since)
 
     def check(self) -> None:
-        """Check that the two were not cut, banned or slowed.
+        """Check that the two clients were not disconnected, banned or slowed down.
 
         :raises PromiseBroken: they were.
         """

@@ -1,10 +1,11 @@
-"""Chance and clocks of this process from a seed and the clock of a lab, for as long as a walk lasts.
+"""Deterministic runs: for the duration of a walk, the random numbers of this process come from a seed, and its time
+from the clock of a lab.
 
 The entities of a lab draw ids, tokens, nonces and keys from the operating system, as they do elsewhere, and ask it for
-the date. In a :class:`Determinism` both come from the lab, so that a seed repeats a run byte for byte, also in another
-process. Its :class:`Trace` proves that: it hashes everything that happens between the hosts.
+the date. In a :class:`Determinism` random numbers and dates come from the lab, so that a seed repeats a run byte for
+byte, also in another process. Its :class:`Trace` proves that: it hashes all events between the hosts.
 
-Not replaced are random numbers that C libraries draw themselves, such as those of OpenSSL.
+Random numbers that C libraries draw themselves are not replaced, such as those of OpenSSL.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _refuse_thread(thread: threading.Thread) -> NoReturn:
 
 
 class Determinism:
-    """Context in which the process draws its random numbers from a seed and its time from a clock.
+    """Context manager within which the process draws its random numbers from a seed and its time from a clock.
 
     :param clock: clock of the lab; the date is ``START`` plus its seconds.
     :ivar ahead: returns by how many seconds the date of the host that runs now is ahead of the lab's.
@@ -80,7 +81,7 @@ class Determinism:
         self._clock = clock
         self.ahead: Callable[[], float] = lambda: 0.0
         self._real = ExitStack()
-        """Stack that restores the real sources."""
+        """ExitStack that puts back the operating system's random numbers and clocks at the end."""
 
     def date(self) -> float:
         """Return the date of the host that runs now, in seconds since 1970."""
@@ -93,7 +94,7 @@ class Determinism:
         seed_generator = random.Random.seed
 
         def seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
-            # Without a seed, a generator would ask the operating system in C.
+            # Generators get a seed, because without one they would ask the operating system in C code.
             seed_generator(generator, self._random.randbytes(32) if a is None else a, version)
 
         real_gmtime = time.gmtime
@@ -105,14 +106,14 @@ class Determinism:
             return int(self.date() * 1e9)
 
         self._replace(os, "urandom", urandom)
-        self._replace(random, "_urandom", urandom)  # asked by SystemRandom, and so by secrets
+        self._replace(random, "_urandom", urandom)  # This function is called by SystemRandom, and so by secrets.
         self._replace(coincurve.utils, "urandom", urandom)
         self._replace(random.Random, "seed", seed)
         self._replace(time, "time", self.date)
         self._replace(time, "time_ns", nanoseconds)
         self._replace(time, "monotonic", self._clock.seconds)
         self._replace(time, "gmtime", gmtime)
-        # The order in which threads run cannot be repeated.
+        # Calls run in this thread, because the order in which threads run cannot be repeated.
         self._replace(threading.Thread, "start", _refuse_thread)
         self._replace(http, "time", self.date)
         self._replace(http, "gmtime", gmtime)

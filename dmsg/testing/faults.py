@@ -36,7 +36,7 @@ class Faults:
         BY_NAME[name](self)
 
     def repair(self) -> None:
-        """Heal all paths, let everybody go on, and start the servers that are gone."""
+        """Heal all paths, resume all processes and readers, and start the servers that have ended."""
         self.heal()
         self.proceed()
         self.reader_goes_on()
@@ -46,7 +46,7 @@ class Faults:
 
     @property
     def running(self) -> list[str]:
-        """Names of the servers that run."""
+        """Names of the servers that are running."""
         return [name for name in self._lab.servers if name in self._servers]
 
     # --- paths ---
@@ -108,7 +108,7 @@ class Faults:
         """Stop a server in an orderly way, so that it drains."""
         if len(self.running) > 1:
             name = self._random.choice(self.running)
-            # A paused server is resumed first, because it must run to hear that it should stop.
+            # A paused server is resumed first, because only a running server can handle the request to stop.
             self._lab.network.host(name).resume()
             self._lab.servers.pop(name).stopService()
 

@@ -1,6 +1,6 @@
-"""A whole dmsg network in memory: discovery, servers and clients, each on a host of its own.
+"""Lab with a whole dmsg network in memory: discovery, servers and clients, each on a host of its own.
 
-Nothing here is a stand-in: the entities are those that run elsewhere, over
+Nothing here is a stand-in: the entities are the real ones, which here run over
 :mod:`dmsg.testing.network` instead of the kernel.
 
 .. code-block:: python
@@ -63,7 +63,7 @@ class _Endpoints:
 
 
 def _date_ns() -> int:
-    # Looked up at each call, because a Determinism may have replaced it.
+    # The function is looked up at each call, because a Determinism may have replaced it.
     return time.time_ns()
 
 
@@ -79,10 +79,11 @@ class ClientOptions(ServerChoiceOptions, total=False):
 class Lab:
     """Network of entities.
 
-    Its faults, keys and names follow from the seed. Ids, tokens and dates come from the operating system, except in
+    Its faults, keys and names are derived from the seed. Ids, tokens and dates come from the operating system, except
+    in
     :func:`repeatable_lab`.
 
-    :param seed: seed of the keys and of everything that happens by chance.
+    :param seed: seed of the keys and of all random events.
     :param trace: trace that records all events between the hosts.
     :param clock: clock of all hosts; by default a new one.
     """
@@ -98,14 +99,14 @@ class Lab:
         self.start_discovery()
 
     def key(self, name: str) -> SecKey:
-        """Return the secret key of an entity, which follows from its name and the seed."""
+        """Return the secret key of an entity, which is derived from its name and the seed."""
         return SecKey.from_seed(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
 
     def lookups(self, host: Host) -> Lookups:
         """Return a client of discovery that connects from ``host``."""
         pool = make_pool(host, persistent=False)
         agent = Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool)
-        # The default body takes its turns from the global reactor.
+        # A body producer is given, because the default one uses the global reactor.
         http = HTTPClient(agent, data_to_body_producer=Body)
         address = self.network.host("discovery").address
         return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http, date=_date_ns)])
@@ -118,7 +119,7 @@ class Lab:
             [f"tcp:{DISCOVERY_PORT}:interface={host.address}"],
             "memory:",
             DiscoverySettings(rate=0, max_servers=1000, openings=OPENINGS),
-            random=self.random,  # The order of the named servers must follow from the seed, too.
+            random=self.random,  # The order of the servers that discovery returns must depend only on the seed, too.
         )
         self.discovery.startService()
         return self.discovery
@@ -148,7 +149,8 @@ class Lab:
     def add_client(self, name: str, **options: Unpack[ClientOptions]) -> Client:
         """Start a client on the host of that name."""
         host = self.network.host(name)
-        # Measuring would let this machine's processor decide, and a seed would not repeat its run elsewhere.
+        # The cipher is fixed, because a measurement would depend on this machine's processor, and a seed would not give
+        # the same run elsewhere.
         options.setdefault("cipher", Cipher.AES_256_GCM.value)
         client = Client(host.reactor, self.key(name), self.lookups(host), random=self.random, **options)
         client.startService()
@@ -156,7 +158,7 @@ class Lab:
         return client
 
     def settle(self, patience: float = 60.0) -> None:
-        """Run until all clients are online and published.
+        """Run until all clients are online and their entries are published.
 
         :raises AssertionError: they are not in time.
         """
@@ -197,7 +199,8 @@ class Lab:
 
 @contextmanager
 def repeatable_lab(seed: int = 0, *, trace: Trace | None = None) -> Iterator[Lab]:
-    """Context with a lab in which a seed repeats a run byte for byte, also in another process and another Python.
+    """Context manager with a lab in which the same seed gives the same run, byte for byte, also in another process and
+    another Python.
 
     The random numbers and clocks of the whole process come from the lab until the context ends
     (:class:`~dmsg.testing.determinism.Determinism`).

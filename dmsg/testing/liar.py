@@ -1,7 +1,7 @@
 """Server that lies to its clients about the frames that it relays.
 
 The server is the real one. A :class:`Liar` stands between its relay and the connections of its clients, and tells the
-lies of a plan (:mod:`dmsg.testing.lies`). All liars of a lab are allied: a frame that one of them has seen can be
+lies of a plan (:mod:`dmsg.testing.lies`). All liars of a lab cooperate: a frame that one of them has seen can be
 repeated by another.
 """
 
@@ -21,13 +21,13 @@ from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, ID_COUNT, REQUEST, Fra
 from dmsg.v2019.server import Server
 
 REMEMBERED = 256
-"""Number of the last frames that allied liars remember, to repeat them."""
+"""Number of the last frames that the liars of a lab remember, to repeat them."""
 DATA = frozenset({FWD, ACK})
 TRANSPORT = frozenset({REQUEST, ACCEPT, CLOSE, FWD, ACK})
 
 
 Teller = Callable[["LyingPort", Frame, Random], list[Frame]]
-"""Function that returns the frames to send in the place of one."""
+"""Function that returns the frames to send in place of one frame."""
 
 
 class Alliance:
@@ -76,12 +76,12 @@ class Liar:
         peer.port = cast(ConnectionPort, port)
 
     def tell(self, lies: tuple[Lie, ...]) -> None:
-        """Plan more lies."""
+        """Add lies to the plan."""
         self.honest = False
         self._lies += [_Pending(lie) for lie in lies]
 
     def repent(self) -> None:
-        """Tell no more lies, and send what was held back."""
+        """Tell no more lies, and send the frames that were held back."""
         self.honest = True
         self._lies.clear()
         for port in list(self._known.values()):
@@ -130,13 +130,13 @@ class LyingPort:
         self.port = peer.port
         self._frames = FrameBuffer()
         self.swallowed: dict[tuple[int, int], int] = {}
-        """Number of further frames that are dropped, by type and id."""
+        """Number of further frames to drop, by type and id."""
         self.crossed: dict[int, tuple[int, int]] = {}
         """Other id under which the frames of an id are sent, and the number of these frames."""
         self.held: dict[int, list[Frame]] = {}
         """Frames that are held back, by their id."""
         self.next: list[Frame] = []
-        """Frames that follow the next one."""
+        """Frames to send after the next one."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.port, name)
@@ -158,7 +158,7 @@ class LyingPort:
             self.port.send(data)
 
     def _lied(self, frame: Frame) -> list[Frame]:
-        """Return the frames to send in the place of one."""
+        """Return the frames to send in place of one frame."""
         out = self._tell(frame)
         seen = self.liar.alliance.seen.get(frame.type)
         if seen is not None:
@@ -189,11 +189,11 @@ class LyingPort:
             out = self.liar.kinds[kind][1](self, frame, pending.random)
         after, self.next = self.next, []
         if pending is not None:
-            # What a lie wants to be sent after the next frame waits for one more.
+            # Frames that a lie adds now are sent only after the next frame, so those of earlier lies are taken first.
             self.next, after = after, []
         return out + after
 
-    # --- help for lies ---
+    # --- helpers for lies ---
 
     def some_id(self, frame: Frame, random: Random) -> int:
         """Return the id of one of the client's transports."""
@@ -214,7 +214,7 @@ class LyingPort:
             self.put(self.held.pop(transport_id, []))
 
     def repent(self) -> None:
-        """Send what is held back, and drop and exchange nothing more."""
+        """Send the frames that are held back, and stop dropping and exchanging frames."""
         self.swallowed.clear()
         self.crossed.clear()
         following, self.next = self.next, []

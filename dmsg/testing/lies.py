@@ -1,4 +1,4 @@
-"""Lies of a server about the frames that it relays: each replaces one frame by none, or by others.
+"""Lies of a server about the frames that it relays: each replaces one frame by other frames, or drops it.
 
 A liar changes, drops, repeats and mixes up frames, invents some, replays old ones, and denies who is connected. It
 knows no keys of its clients, so it cannot make an encrypted frame that is authentic.
@@ -29,7 +29,7 @@ from dmsg.v2019.core.wire import (
 )
 
 WHILE = 20
-"""Maximum number of frames for which a lie lasts that is about several frames."""
+"""Maximum number of frames that a lie about several frames affects."""
 DELAYS = (0.05, 1.0, 6.0, 20.0)
 """Seconds for which a liar holds frames."""
 
@@ -152,7 +152,7 @@ def _forge_receipt(port: LyingPort, frame: Frame, random: Random) -> list[Frame]
 
 
 def _forge_request(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Ask in the name of another client for a transport, plain or with a message that opens nothing."""
+    """Request a transport in the name of another client, plain or with an invalid handshake message."""
     other = port.another(random)
     asking = bytes(port.peer.key if other is None else other.peer.key) + bytes(port.peer.key)
     return [frame, Frame(REQUEST, port.unused_id(random), asking + random.choice((b"", random.randbytes(177))))]
@@ -168,7 +168,7 @@ def _forge_data(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _malformed(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Send a frame for which the client has to end the connection."""
+    """Send a malformed frame, for which the client has to end the connection."""
     return [frame, random.choice((Frame(DRAIN, 0, b"malformed"), Frame(REQUEST, frame.id, bytes(66))))]
 
 
@@ -193,7 +193,7 @@ def _replay(frame_type: int) -> Teller:
 
 
 def _no_such_peer(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Tell the initiator that the responder is not connected, and the responder nothing."""
+    """Tell the initiator that the responder is not connected, and send nothing to the responder."""
     route = port.peer.routes.get(frame.id)
     if route is not None:
         reason = random.choice((CloseReason.NO_SUCH_PEER, CloseReason.REFUSED, CloseReason.UNSPECIFIED))
@@ -202,7 +202,7 @@ def _no_such_peer(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _wrong_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Pass a REQUEST to another client than the one that it is for."""
+    """Forward a REQUEST to another client than the one that it names."""
     other = port.another(random)
     if other is None:
         return [frame]
@@ -211,7 +211,7 @@ def _wrong_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _answer_for(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Accept a REQUEST in the place of its responder."""
+    """Accept a REQUEST in place of its responder."""
     route = port.peer.routes.get(frame.id)
     if route is not None:
         answer = frame.payload[:66] + random.randbytes(max(0, len(frame.payload) - 66))

@@ -1,7 +1,7 @@
 """Discovery that lies: it answers with old, foreign, missing, late, endless or malformed entries, and wrong servers.
 
-The discovery is the real one, over a store that lies to it. It has no keys of others, so its entries of others are old
-ones or have wrong signatures; the servers that it invents have keys of its own.
+The discovery is the real one, over a store that lies to it. It has no secret keys of others, so their entries are old
+or have wrong signatures; servers that it invents have keys of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dmsg.testing.network import Host
 LATE = 9.0
 """Seconds by which a slow discovery answers late."""
 ENDLESS = 4 * 1024 * 1024
-"""Bytes of an answer that has no end for the client, who must stop reading it."""
+"""Bytes of an answer that is endless for the client, which must stop reading it."""
 INVENTED = 6
 """Number of servers that discovery invents."""
 ADDRESS = "10.9.9.9:8080"
@@ -48,12 +48,12 @@ class LyingDiscovery:
         store.available = self.available  # type: ignore[method-assign]
 
     def lie(self, kind: str, random: Random) -> None:
-        """Lie in this way from now on; an empty ``kind`` is the truth."""
+        """Lie in this way from now on; with an empty ``kind`` it is honest."""
         self.kind = kind
         self._random = random
 
     def get(self, static: str) -> Deferred[bytes]:
-        """Return the JSON of the entry of a key, or something else."""
+        """Return the JSON of the entry of a key, or a lie."""
 
         def got(body: bytes) -> bytes | Deferred[bytes]:
             self._first.setdefault(static, body)
@@ -63,7 +63,7 @@ class LyingDiscovery:
         return self._get(static).addCallback(got)
 
     def available(self, limit: int, since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of servers, or of others than there are."""
+        """Return the JSON of servers, or of false ones."""
         if self.kind == "wrong servers":
             return succeed([self._invented() for _ in range(min(limit, INVENTED))])
         if self.kind == "no entries":
@@ -109,4 +109,4 @@ _LIES: dict[str, Callable[[LyingDiscovery, str, bytes], bytes | Deferred[bytes]]
     "changed entries": LyingDiscovery._changed,  # noqa: SLF001
 }
 KINDS = (*_LIES, "wrong servers")
-"""Names of the lies."""
+"""Names of the lies of discovery."""

@@ -1,7 +1,6 @@
-"""A lab of real processes over real TCP, each host a network namespace (Linux, root).
+"""Lab of real processes over real TCP; each host is a network namespace (Linux, root).
 
-Synchronous on purpose: it is for tests and experiments that run programs, and
-knows nothing of a reactor.
+Its calls block on purpose: it is for tests and experiments that run programs, and uses no reactor.
 
 .. code-block:: python
 
@@ -33,11 +32,11 @@ START_TIMEOUT = 30.0
 
 
 class LabError(DmsgError):
-    """Error: the lab cannot be made, or a process in it did not do what it should."""
+    """Error: the lab cannot be made, or a process in it did not do as expected."""
 
 
 def available() -> str:
-    """Return the reason why there can be no such lab on this machine; empty if there can."""
+    """Return the reason why this lab cannot be used on this machine; empty if it can."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
@@ -125,7 +124,7 @@ class Namespaces:
         raise NotImplementedError
 
     def _disconnect(self) -> None:
-        """Release what connects the hosts; their programs have ended."""
+        """Release the connections between the hosts, after their programs have ended."""
 
     def __enter__(self) -> Self:
         problem = available()
@@ -174,7 +173,7 @@ class NamespaceLab(Namespaces):
     """Lab of network namespaces, one for each host, which a wire connects.
 
     :param hosts: names of the hosts.
-    :param seed: seed of everything that the wire does by chance.
+    :param seed: seed of all random events on the wire.
     :param ipv6: whether the hosts have IPv6 alone, instead of IPv4.
     :ivar addresses: address of each host, by name.
     """
@@ -183,7 +182,7 @@ class NamespaceLab(Namespaces):
         super().__init__(hosts)
         self._seed = seed
         network = "fd77::" if ipv6 else "10.77.0."
-        # Numbers of one digit are the same in both notations.
+        # The number is one digit, which is the same in decimal and hexadecimal notation.
         self.addresses = {name: f"{network}{number}" for number, name in enumerate(hosts, 1)}
         self._wire: subprocess.Popen[str] | None = None
 
@@ -235,5 +234,5 @@ class NamespaceLab(Namespaces):
         self.path(first, second, cut=0)
 
     def reset(self, host: str, seconds: float = 0.5) -> None:
-        """Reset the TCP connections of a host that carry data within ``seconds``."""
+        """Reset those TCP connections of a host that carry data within the next ``seconds`` seconds."""
         self._order(reset=self.addresses[host], seconds=seconds)

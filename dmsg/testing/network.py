@@ -1,11 +1,10 @@
 """Hosts and TCP in memory, on one Clock.
 
-Each :class:`Host` is a reactor to what runs on it: it has timers, listens and
-connects (:mod:`dmsg.testing.tcp`).  Between two hosts lies a :class:`Path` with delay,
-bandwidth and faults.  What TCP promises holds (order, nothing lost while the connection
-lives, back-pressure); what it does not promise can be made to happen.  With the same seed
-and the same calls everything happens again in the same order, if chance and clocks come from the lab as well
-(:func:`dmsg.testing.lab.repeatable_lab`).
+Each :class:`Host` is the reactor of the entities that run on it: it has timers, listens and connects
+(:mod:`dmsg.testing.tcp`).  Between two hosts lies a :class:`Path` with delay, bandwidth and faults.  The guarantees of
+TCP hold (order, no loss while the connection lives, back-pressure); failures that TCP allows can be caused.  With the
+same seed and the same calls, all events happen again in the same order, if random numbers and clocks come from the lab
+as well (:func:`dmsg.testing.lab.repeatable_lab`).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _Result = TypeVar("_Result")
 class Network:
     """Network of all hosts, with one clock.
 
-    :param seed: seed of everything that happens by chance.
+    :param seed: seed of all random events.
     :param trace: trace that records all events between the hosts.
     :param clock: clock of all hosts; by default a new one.
     """
@@ -65,7 +64,7 @@ class Network:
         self.random = Random(seed)
         self.hosts: dict[str, Host] = {}
         self.running: Host | None = None
-        """Host whose code runs now; None while the test itself does."""
+        """Host whose code runs now; None while the test itself runs."""
         self._paths: dict[tuple[str, str], Path] = {}
 
     def host(self, name: str) -> Host:
@@ -236,7 +235,7 @@ class Connector:
             self.transport.loseConnection()
 
     def lost(self, reason: Failure) -> None:
-        """Note that a connection has ended."""
+        """Handle that a connection has ended."""
         self.state = "disconnected"
         self._factory.clientConnectionLost(self, reason)
         self._stop()
@@ -255,7 +254,7 @@ class _Resolution:
 
 @implementer(IHostnameResolver)
 class _Names:
-    """Resolver that knows only addresses, by which the hosts are called."""
+    """Resolver that resolves only IP addresses, because hosts have no other names."""
 
     def resolveHostName(
         self,
@@ -290,7 +289,9 @@ class Host:
         self._paused: list[Callable[[], object]] | None = None
         self.life = 0
         self.ports: dict[int, Port] = {}
-        self.ends: dict[End, None] = {}  # The order is that of insertion, so that runs with the same seed are equal.
+        # Dictionaries are used as sets, because their order is that of insertion, so that runs with the same seed are
+        # equal.
+        self.ends: dict[End, None] = {}
         self.timers: dict[Timer, None] = {}
         self._rest_of_wait = 0.0
         self.idle_limit = 0.0
@@ -400,12 +401,12 @@ class Host:
     def wake(self) -> None:
         """Wake the suspended machine.
 
-        As in ``epoll_wait(2)``, the process goes on waiting for the rest of the time for which it had begun to wait.
+        As in ``epoll_wait(2)``, the process continues to wait for the rest of the time that it was waiting for.
         """
         self.network.clock.callLater(self._rest_of_wait, self.resume)
 
     def forget_connections(self) -> int:
-        """Let routers forget all connections of this host without telling either end, and return their number."""
+        """Make routers forget all connections of this host, without notifying either end; return their number."""
         ends = list(self.ends)
         for end in ends:
             end.is_forgotten = end.other.is_forgotten = True

@@ -1,4 +1,4 @@
-"""Plan of a random walk: what its ends send, and which faults and lies happen, step by step.
+"""Plan of a random walk: which data its ends send, and which faults and lies happen, step by step.
 
 A plan is drawn from a seed before the walk begins. Each fault and each lie has a random number of its own, so the
 others stay as they are when one is left out (:mod:`dmsg.testing.shrink`).
@@ -19,7 +19,7 @@ PAUSES = (0.0, 0.01, 0.3, 3.0, 12.0)
 LIES_AT_ONCE = 6
 """Maximum number of lies that one step plans."""
 ENDS = 8
-"""Number of ends of streams that a step may let send, by their number."""
+"""Number of stream ends from which a step may choose the one that sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Plan:
     """Plan of one walk.
 
     :ivar seed: seed of the lab.
-    :ivar lying: whether servers may lie. Such a walk has more parties, which must not suffer from the lies.
+    :ivar lying: whether servers may lie. Such a walk has bystanders, which the lies must not harm.
     :ivar unrepentant: whether the server that lied last goes on when everything else is repaired.
     """
 
@@ -81,7 +81,7 @@ class Plan:
         return [lie for step in self.steps for lie in step.lies]
 
     def with_step(self, number: int, step: Step) -> Plan:
-        """Return the plan with another step in the place of one."""
+        """Return the plan with one step replaced."""
         return replace(self, steps=(*self.steps[:number], step, *self.steps[number + 1 :]))
 
 
@@ -89,7 +89,7 @@ def draw(seed: int, steps: int, faults: Sequence[str], kinds: Sequence[str] = ()
     """Draw the plan of a walk.
 
     :param faults: names of the faults from which to draw.
-    :param kinds: names of the lies from which to draw; none for a walk without lies.
+    :param kinds: names of the lies from which to draw; empty for a walk without lies.
     """
     random = Random(f"plan {seed}")
     drawn = []

@@ -1,4 +1,4 @@
-"""Check of the promise that streams make.
+"""Check of the promise (guarantee) that streams make.
 
 Every byte whose acknowledgement was reported to an application has arrived at the other end, exactly once and in order.
 Nothing arrives that was not sent.
@@ -92,7 +92,7 @@ class Talker(Protocol):
         other = self.other
         assert other is not None
         end = getattr(other.transport, "end", None)
-        # Data have arrived even if a reader that has stopped did not take them.
+        # Unread data are counted as arrived, because a paused reader may not have read them.
         arrived = end.received if end is not None and other.lost is None else other.received
         if self.acknowledged > arrived:
             raise PromiseBroken(f"{self.acknowledged} bytes were acknowledged and {arrived} have arrived")
@@ -131,7 +131,7 @@ class Talkers(Factory):
         return one
 
     def take(self) -> Talker:
-        """Return the accepting end of the last :meth:`pair`, for a factory of its own."""
+        """Return the accepting end of the last :meth:`pair`, for callers that use another factory."""
         return self._expected.pop()
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:

@@ -1,8 +1,8 @@
 """Reduction of a failing plan to a small one that still fails, by delta debugging.
 
 Steps are left out first, then faults, lies and data of the steps that remain. Each fault and each lie has its own
-chance, so leaving one out does not change the others. ``python -m dmsg.testing.walk --seed N --shrink`` prints the
-result as a test.
+random numbers, so leaving one out does not change the others. ``python -m dmsg.testing.walk --seed N --shrink`` prints
+the result as a test.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Shrinker:
         return replace(plan, steps=steps)
 
     def _fewer(self, parts: tuple[_Part, ...], made: Callable[[tuple[_Part, ...]], Plan]) -> tuple[_Part, ...]:
-        """Return a part of ``parts`` of which nothing can be left out, by ddmin of Zeller and Hildebrandt."""
+        """Return a minimal part of ``parts`` that still fails, by the algorithm ddmin of Zeller and Hildebrandt."""
         chunks = 2
         while parts:
             size = max(1, len(parts) // chunks)
@@ -71,7 +71,7 @@ class Shrinker:
         return parts
 
     def _less(self, plan: Plan, number: int) -> Plan:
-        """Return the plan with less in one step, if it still fails."""
+        """Return the plan with one step reduced, if it still fails."""
         step = plan.steps[number]
         for simpler in (replace(step, fault="", chance=0, lies=()), replace(step, says=()), replace(step, seconds=0.0)):
             if simpler != step and self._still_fails(smaller := plan.with_step(number, simpler)):
@@ -117,7 +117,8 @@ def _source(step: Step) -> str:
 
 
 def signature(error: BaseException) -> Sequence[str]:
-    """Return what two failures of the same kind have in common: the class, and the text without its numbers."""
+    """Return a text that is equal for failures of the same kind: the class of the error, and its message without
+    numbers."""
     text = str(error).split("; faults:")[0].split(": sent,")[0]
     text = "".join(letter for letter in text if not letter.isdigit())
     return type(error).__name__, text[:80]

@@ -32,7 +32,7 @@ SEGMENT = 64 * 1024
 BUFFER = 256 * 1024
 """Bytes in flight in one direction of a connection above which its writer is paused."""
 RETRANSMIT = 0.2
-"""Seconds by which a lost segment is delayed."""
+"""Seconds by which a lost segment is delayed, because it is sent again."""
 USER_TIMEOUT = 30.0
 """Seconds of partition after which a connection is lost."""
 
@@ -68,13 +68,13 @@ class Path:
 
 
 class Machine(Protocol):
-    """Interface of a host to the ends of its connections."""
+    """Interface of a host, which the ends of its connections use."""
 
     ends: dict[End, None]
     idle_limit: float
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> IDelayedCall:
-        """Call a function later, if this host lives then."""
+        """Call a function later, if this host is still alive then."""
 
     def do(self, action: Callable[[], object]) -> None:
         """Call a function as this host, later if the host is paused."""
@@ -106,7 +106,7 @@ class End:
         self.other: End
         self.dead = False
         self.is_forgotten = False
-        """Whether routers have forgotten the connection: nothing of this end arrives at the other any more."""
+        """Whether routers have forgotten the connection: no segment of this end arrives at the other any more."""
         self.loss_reason: Failure | None = None
         self._is_end_reported = False
         self._unsent: deque[bytes] = deque()
@@ -208,7 +208,7 @@ class End:
         if self.loss_reason is not None:
             producer.stopProducing()
             return
-        # A pull producer is never paused.
+        # A pull producer is never paused; it is only not called.
         self._producer = cast(IPushProducer, producer)
         self._streaming, self._producer_paused = streaming, False
         if not streaming:
@@ -227,7 +227,7 @@ class End:
     def stopProducing(self) -> None:
         self.loseConnection()
 
-    # --- the end ---
+    # --- end of the connection ---
 
     def loseConnection(self) -> None:
         if self.loss_reason is None and not self.disconnecting:

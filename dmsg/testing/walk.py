@@ -51,9 +51,9 @@ PATIENCE = 400.0
 class Walk:
     """Random walk of a network under faults.
 
-    :param lab: lab in which nothing runs yet but discovery.
+    :param lab: lab in which only discovery runs yet.
     :param trace: trace of the lab.
-    :param plan: plan of the walk; by default the one that follows from the seed of the lab.
+    :param plan: plan of the walk; by default the one drawn from the seed of the lab.
     :ivar faults: faults so far, in order.
     :ivar lies: number of lies that were told, by kind.
     """
@@ -92,7 +92,7 @@ class Walk:
         return self._alliance.told
 
     def run(self) -> None:
-        """Do the walk, heal everything, and check that every byte has arrived.
+        """Do the walk, repair all faults, and check that every byte has arrived.
 
         :raises PromiseBroken: the promise was not kept.
         :raises AssertionError: a stream did not recover.
@@ -187,7 +187,8 @@ class Walk:
 
     def _all_there(self) -> bool:
         for talker in self._closing:
-            # An end that closes gives up after some seconds without an acknowledgement, and reports that as a failure.
+            # This failure is allowed: an end that closes gives up after some seconds without an acknowledgement, and
+            # reports a failure.
             if talker.other is None or (talker.other.received != talker.sent and not talker.failures):
                 return False
         return all(
@@ -207,12 +208,12 @@ class Walk:
             if not self.plan.unrepentant or name != self._last_liar:
                 liar.repent()
 
-    # --- what happens to streams, servers and clocks besides the faults of the network ---
+    # --- events that are no faults of the network: streams, servers, clocks ---
 
     def _lie(self, step: Step) -> None:
         """Let a server lie from now on."""
         running = [name for name in self.lab.servers if name != HARBOUR]
-        # A server without transports has nothing to lie about.
+        # A server without transports is not chosen, because it has no frames to lie about.
         busy = [name for name in running if self.lab.servers[name].factory.relay.route_count]
         name = Random(step.chance).choice(busy or running)
         server = self.lab.servers[name]
@@ -306,7 +307,7 @@ FAULTS = (*faults.BY_NAME, "open", "open", "finish")
 
 
 def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
-    """Return the plan that follows from a seed.
+    """Return the plan that is drawn from a seed.
 
     :param lies: whether servers lie.
     """
@@ -316,7 +317,7 @@ def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
 
 
 def walk(seed: int, *, steps: int = STEPS, lies: bool = False) -> Walk:
-    """Do one walk, of which everything follows from the seed.
+    """Do one walk, which is determined by the seed.
 
     :param lies: whether servers lie.
     :raises AssertionError: the promise was not kept; the text has the seed, the faults and the last events.
@@ -349,7 +350,8 @@ def _run_logged(one: Walk) -> None:
     try:
         one.run()
         one.lab.stop()
-        gc.collect()  # Deferreds that failed and were dropped report their errors at this collection.
+        # Garbage is collected, because Deferreds that failed and were dropped report their errors only then.
+        gc.collect()
         if errors:
             raise AssertionError(f"{len(errors)} errors were logged: {errors[0]}")
     except AssertionError as error:

@@ -1,9 +1,8 @@
-"""The wire between network namespaces: forwards IP packets with delay, rate, loss, reordering, and cuts.
+"""Wire between network namespaces: forwards IP packets, with delay, limited rate, loss, reordering, and interruptions.
 
-Run by :mod:`dmsg.testing.namespaces` as a process of its own, as root: one TUN
-device in each namespace is its network.  netem would do the same inside the
-kernel, where the kernel has it; this works wherever TUN does, and what
-happens by chance is seeded.
+:mod:`dmsg.testing.namespaces` runs this module as a process of its own, as root; the network of each namespace is one
+    TUN device.  The kernel's netem would do the same, but not every kernel has it; this works wherever TUN does, and
+    its random events come from a seed.
 
 Orders come as JSON lines on standard input, as in
 ``{"from": "10.77.0.1", "to": "10.77.0.2", "delay": 0.05, "rate": 125e6}``, with IPv4 or IPv6 addresses;
@@ -29,12 +28,12 @@ from typing import NamedTuple
 
 MTU = 1500
 READ_SIZE = 65536 + 64
-"""Maximum bytes of one read from the TUN device. With segmentation offload (GSO), the kernel hands over up to 64 KiB as
-one packet with a header that says where to cut it. Such a packet is lost, delayed or reordered as a whole."""
+"""Maximum bytes of one read from the TUN device. With segmentation offload (GSO), the kernel passes up to 64 KiB as one
+packet, with a header that says how to split it. Such a packet is lost, delayed or reordered as a whole."""
 VNET = 10
-"""Bytes of that header, the ``virtio_net_hdr`` in front of each packet."""
+"""Bytes of the header for segmentation offload, the ``virtio_net_hdr`` in front of each packet."""
 QUEUE = 32 * 1024 * 1024
-"""Maximum bytes on one path, delayed or waiting for their turn; further packets are dropped."""
+"""Maximum bytes on one path, delayed or waiting to be sent; further packets are dropped."""
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUNSETOFFLOAD = 0x400454D0
@@ -101,7 +100,7 @@ class Wire:
     """Forwarder of packets between the devices.
 
     :param tuns: descriptors of the TUN devices, by address.
-    :param seed: seed of everything that happens by chance.
+    :param seed: seed of all random events.
     """
 
     def __init__(self, tuns: dict[str, int], seed: int) -> None:
@@ -195,7 +194,9 @@ class Wire:
                 try:
                     os.write(tun, data)
                 except OSError:
-                    continue  # The namespace is being removed, or its queue is full; packets may get lost.
+                    # The error is ignored: the namespace is being removed, or its queue is full, and packets may be
+                    # lost.
+                    continue
 
 
 class _Header(NamedTuple):
@@ -238,7 +239,7 @@ def _checksum(data: bytes) -> int:
 
 
 def _as_reset(packet: bytes) -> bytes:
-    """Return the packet as a TCP reset that its receiver takes for the sender's."""
+    """Return a TCP reset that its receiver takes for one of the packet's sender."""
     start = (packet[0] & 15) * 4
     segment = bytearray(packet[start : start + 20])
     segment[12] = 5 << 4
