@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
 
 SHOWN_ALLOWED = 5
-"""Maximum number of ``--allow`` values that a command's line names; of further ones it tells the number."""
+"""Maximum number of ``--allow`` values that a command prints; of further ones it prints the number."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Access:
 
     @property
     def fields(self) -> dict[str, object]:
-        """Fields of the objects of ``--json`` that say which peers may reach the service."""
+        """Fields, for the JSON objects of ``--json``, that say which peers may reach the service."""
         return {"anyone": self.keys is None, "allow": sorted(str(key) for key in self.keys or ())}
 
     def __str__(self) -> str:
@@ -142,10 +142,10 @@ def accepting_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def check_takes(access: Access, *, anyone: bool, option: str) -> None:
-    """Check that the user has said whose files are accepted.
+    """Check that the options say from which peers files are accepted.
 
     :param option: name of the option, for the message.
-    :raises click.UsageError: the user has not, or has given two options that exclude each other.
+    :raises click.UsageError: no option says so, or two of them exclude each other.
     """
     if access.keys is None and not anyone:
         raise click.UsageError(

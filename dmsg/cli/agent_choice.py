@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSettings:
     """Return the settings with the agent if it suits them, else the settings without it.
 
-    :param able: whether the agent can do what the command needs.  Otherwise the command takes only the agent's
-        discovery, and a temporary key if its own key is in use by the agent.
+    :param able: whether the agent can do what the command needs.  If not, the command uses only the agent's discovery,
+        and a temporary key if its own key is in use by the agent.
     """
     try:
         found = find_agent()

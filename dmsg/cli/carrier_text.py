@@ -1,4 +1,4 @@
-"""Text about the carrier on which a server was reached, for every command that shows it."""
+"""Text about the carrier by which a server was reached, shared by all commands that show it."""
 
 from __future__ import annotations
 

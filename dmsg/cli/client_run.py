@@ -1,4 +1,4 @@
-"""Frame of a running command: reactor, client, signals, and one line for an error."""
+"""Runs a command: starts the reactor and the client, handles signals, and prints an error as one line."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ EXIT_TERMINATED = 143
 EXIT_HUNG_UP = 129
 """Exit status after SIGHUP: 128 plus the signal."""
 ONLINE_TIMEOUT = 15.0
-"""Seconds to wait until the client has a server."""
+"""Seconds to wait until the client is connected to a server."""
 MOST_SIGNALS = 3
-"""Number of Ctrl-C that end the process at once.  The first one starts an orderly end, and the second cuts it short."""
+"""Number of times Ctrl-C must be pressed to end the process at once.  The first one starts an orderly end, and the
+second cuts it short."""
 NOTICE_AFTER = 1.5
 """Seconds after which a command says what it waits for."""
 
@@ -85,7 +86,8 @@ class _Run:
         if output.state.status is not None:
             self._give_up()
         reactor.callWhenRunning(self._tell_signals_apart)
-        # The command begins when the reactor handles signals: before that, Ctrl-C would be an error of the command.
+        # The command begins only when the reactor handles signals; before that, Ctrl-C would raise an exception in the
+        # command.
         reactor.callWhenRunning(self._started.callback, None)
         reactor.addSystemEventTrigger("before", "shutdown", self._interrupted)
         self.ended = self._running.addBoth(self._end)
@@ -139,7 +141,7 @@ class _Run:
                 if number != signal.SIGINT:
                     self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
                 later(self._shut_down)
-            elif times == 2:  # A reactor that is stopped twice prints a traceback.
+            elif times == 2:  # The state is checked, because a reactor that is stopped twice prints a traceback.
                 later(self._running.cancel)
             elif times == MOST_SIGNALS:
                 os._exit(self._stopped_with)
@@ -148,13 +150,14 @@ class _Run:
         # A signal that the parent ignores, as for a background job, stays ignored.
         if callable(signal.getsignal(signal.SIGINT)):
             signal.signal(signal.SIGINT, ended)
-        # SIGHUP means that the terminal was closed, and the peers must hear of the end. Under nohup it stays ignored.
+        # SIGHUP is handled like SIGTERM: the terminal was closed, and peers must be told of the end.  Under nohup the
+        # signal stays ignored.
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             signal.signal(signal.SIGHUP, ended)
 
 
 class RunnableClient(Protocol):
-    """Interface of a client that can be started and stopped, of any family or of the agent."""
+    """Interface of a client that can be started and stopped, of any protocol family or of the agent."""
 
     @property
     def waiting_for(self) -> str:
@@ -167,7 +170,7 @@ class RunnableClient(Protocol):
         """Stop the client."""
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
-        """Return a Deferred that fires when the client has a server."""
+        """Return a Deferred that fires when the client is connected to a server."""
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
         """Return a Deferred that fires when others can find the client."""
@@ -211,7 +214,7 @@ def _tell_of_waiting(reactor: Reactor, client: RunnableClient) -> None:
 
 
 class ListeningClient(Protocol):
-    """Interface of a client that accepts streams, of any family or of the agent."""
+    """Interface of a client that accepts streams, of any protocol family or of the agent."""
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort | Deferred[IListeningPort]:
         """Accept streams."""
@@ -227,7 +230,7 @@ class _DescribedFactory(Protocol):
 async def listening_at(
     client: ListeningClient, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
 ) -> IListeningPort:
-    """Accept streams with ``factory``.  The agent first has to say that the port is free.
+    """Accept streams with ``factory``.  With an agent, the port is used only after the agent has said that it is free.
 
     :param access: peers that may connect; streams of others are refused.
     :param offers: description of the service, as ``dmsg status`` shows it.

@@ -1,4 +1,4 @@
-"""Settings of the client that a command runs, and its key."""
+"""Settings and key of the client that a command runs."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class ClientSettings:
     def with_own_key(self) -> ClientSettings:
         """Return the settings with a temporary key.
 
-        A program that is killed and started again has another temporary key, and cannot resume its streams. So they may
-        be resumed for a shorter time, unless --resume is given.
+        A program that is killed and started again has another temporary key, and cannot resume its streams. So the
+        default time for resuming them is shorter; --resume overrides it.
         """
         ctx = click.get_current_context(silent=True)
         chosen = ctx is not None and ctx.get_parameter_source("resume_timeout") is not ParameterSource.DEFAULT

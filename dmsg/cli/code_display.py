@@ -1,4 +1,4 @@
-"""Codes as commands show and ask for them: one side makes a code and waits, the other side types it."""
+"""Dialogues about codes: one command shows a code and waits, the other one asks for it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def offer_code(
     nearby: Nearby | None = None,
     expires: float | None = None,
 ) -> CodeAgreement:
-    """Make a code, show it, and wait for the peer who knows it; the parameters are those of :func:`show_code`.
+    """Make a code, show it, and wait for the peer that knows it; the parameters are those of :func:`show_code`.
 
     :raises CodeUsedUp: see :class:`~dmsg.apps.codes.rendezvous.OfferedCode`; or the users saw different numbers.
     :raises CodeExpired: nobody used the code in time.
@@ -88,7 +88,7 @@ async def offer_code(
 
 
 async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: bool, timeout: float) -> CodeAgreement:
-    """Prove to the peer who made a code that this side knows it.
+    """Prove to the peer that made a code that this side knows the code.
 
     :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`; or the users saw different numbers.
     """

@@ -1,4 +1,4 @@
-"""``dmsg completion``."""
+"""Command ``dmsg completion``: prints scripts for shell completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATCHES = {
     "bash": (
         (
             '    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD ',
-            # Bash splits @friends into the words @ and friends.
+            # The words are joined again, because Bash splits @friends into the words @ and friends.
             "    local word words=()\n"
             '    for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do\n'
             "        if [[ ${#words[@]} -gt 0 && ${words[-1]} == @ ]]; then\n"
@@ -29,7 +29,7 @@ PATCHES = {
             "    done\n"
             '    response=$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) ',
         ),
-        # No blank follows a completion that ends with a dash or a colon.
+        # A completion that ends with a dash or a colon is followed by no blank, because more text must follow.
         (
             "    done\n\n    return 0\n",
             "    done\n\n"
@@ -73,7 +73,8 @@ def completion(ctx: click.Context, shell: str | None) -> None:
     found = get_completion_class(shell)
     assert found is not None
     source = found(ctx.find_root().command, {}, "dmsg", VARIABLE)
-    # The method source() of click would also run the installed bash to ask for its version.
+    # The script is formatted here, because the method source() of click would also run the installed bash to ask for
+    # its version.
     say(_patched(shell, source.source_template % source.source_vars()), as_it_is=True)
 
 

@@ -17,7 +17,7 @@ from dmsg.errors import DmsgError
 KEY_BEGINS = 2
 """Minimum number of typed hexadecimal digits of a key that is completed."""
 KEY_TEXT_BEGINS = 4
-"""Minimum number of typed characters of a key's text form that is completed."""
+"""Minimum number of typed characters of a key's base32 text that is completed."""
 
 
 def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
@@ -31,7 +31,7 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
             if name.startswith(incomplete.lower()):
                 found.append(CompletionItem(name + after, help=key.short))
             elif len(incomplete) >= KEY_BEGINS:
-                # The text of a key may begin like a name.
+                # Names are searched, too, because the text of a key may begin like a name.
                 forms = (str(key), key.text) if len(incomplete) >= KEY_TEXT_BEGINS else (str(key),)
                 found += [CompletionItem(one + after, help=name) for one in forms if one.startswith(incomplete.lower())]
     return found

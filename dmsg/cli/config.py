@@ -1,4 +1,4 @@
-"""``dmsg config``."""
+"""Command ``dmsg config``: shows and changes default option values."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from dmsg.errors import WrongUse
 
 
 class WrongSetting(ConfigError, WrongUse):
-    """Error for a name or a value that cannot be a setting."""
+    """Error: the name or the value cannot be a setting."""
 
 
 VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: "DMSG_NAMES"}
-"""Environment variables by setting."""
+"""Names of environment variables, by the setting that each of them overrides."""
 
 
 @click.group(cls=OneLineGroup, invoke_without_command=True)
@@ -153,7 +153,8 @@ def _check(tables: list[str], name: str, value: object) -> None:
             if not isinstance(value, str):
                 raise WrongSetting(f"{NAMES} must be the name of a file")
             return
-        tables = ["ping"]  # The command ping has all options of the network.
+        # The command ping stands for all commands with a client, because it has all options of the network.
+        tables = ["ping"]
     if tables and tables[0] == NETWORKS:
         raise WrongSetting("networks are changed by `dmsg join INVITATION` and `dmsg leave NAME`")
     for table in tables:

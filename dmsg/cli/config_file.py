@@ -32,7 +32,7 @@ NETWORK = (
     "timeout",
     "proxy",
 )
-"""Options that may be at the top of the file."""
+"""Network options that may be at the top of the file, outside all tables."""
 NAMES = "names"
 """Setting at the top that names the file of the address book."""
 NETWORKS = "networks"
@@ -138,7 +138,7 @@ def _value_of(option: click.Option, name: str, value: object) -> object:
 def check_value(option: click.Option, name: str, value: object) -> object:
     """Check that the type of a value fits an option.
 
-    :raises ConfigError: it does not.
+    :raises ConfigError: the type does not fit.
     """
     if option.multiple or option.nargs != 1:
         value = value if isinstance(value, list) else [value]

@@ -12,10 +12,10 @@ from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
 
 def write_settings(settings: Mapping[str, object]) -> None:
-    """Write settings of the configuration file, all of them or none, without looking at their meaning.
+    """Write settings of the configuration file, all of them or none, without checking their meaning.
 
-    :param settings: values by name; before the name stand the tables that contain the setting, separated by dots. None
-        removes a setting, and the tables that are empty then.
+    :param settings: values by name; the name is preceded by the tables that contain the setting, separated by dots.
+        None removes a setting, and the tables that are empty then.
     :raises ConfigError: the file cannot be written, is no TOML, or a setting to remove does not exist.
     """
     # An invalid setting can be removed as long as the file is TOML, so a removal does not read the settings.
@@ -26,13 +26,14 @@ def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]])
     """Write settings that depend on the content of the file; no other program changes the file meanwhile.
 
     :param choose: called with the content of the file; returns the settings as for :func:`write_settings`.
-    :raises ConfigError: as :func:`write_settings` raises it; errors of ``choose`` leave the file as it was.
+    :raises ConfigError: for the same reasons as in :func:`write_settings`; errors of ``choose`` leave the file as it
+        was.
     """
     _change_file(lambda: choose(read_config()))
 
 
 def _check_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
-    read_config()  # This call reports the line on which a file is wrong.
+    read_config()  # An invalid file is found here, because the error of this call names the line.
     return settings
 
 

@@ -1,4 +1,4 @@
-"""``dmsg doctor``."""
+"""Command ``dmsg doctor``: checks the installation and the network."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _config(examination: Examination) -> None:
 
 
 def _proxy(examination: Examination) -> None:
-    """Report the proxy of the environment, which every connection but those to this machine uses."""
+    """Report the proxy that the environment names, which all connections use except those to this machine."""
     try:
         proxy = proxy_for("relay.example")
     except ProxyError as error:
@@ -199,11 +199,11 @@ async def _discovery(reactor: Reactor, examination: Examination, url: str, serve
 
 
 async def _invitation(examination: Examination, lookup: Lookup) -> None:
-    """Check that a discovery still knows the server of the invitation by which its network was joined."""
+    """Check that a discovery still has the entry of the server that the invitation to its network named."""
     try:
         networks = [one for one in joined_networks().values() if one.discovery.rstrip("/") == lookup.url]
     except ConfigError:
-        return  # The check of the configuration file has reported the error.
+        return  # The error is ignored here, because the check of the configuration file has reported it.
     for network in networks:
         if not network.server:
             continue
@@ -228,7 +228,7 @@ async def _time_there(reactor: Reactor, examination: Examination, url: str) -> N
         await cancellable(read_body(response, ANSWER).addTimeout(PATIENCE, reactor))
     except CancelledError:
         raise
-    except Exception:  # The next check reports why discovery does not answer.
+    except Exception:  # The error is ignored here, because the next check reports why discovery does not answer.
         return
     _clock(examination, url, response, wall, took)
 
@@ -242,7 +242,8 @@ def _clock(examination: Examination, url: str, response: IResponse, asked_at: fl
             Verdict.NOTE, "clock", f"discovery {url} does not send its time, so the clock is not checked"
         )
         return
-    # The server read its clock at some time between request and answer, and reports whole seconds.
+    # The difference may be wrong by the duration of the request plus one second: the server read its clock at some time
+    # between request and answer, and reports whole seconds.
     off = there + 0.5 - (asked_at + seconds / 2)
     if abs(off) <= CLOCK_OFF:
         examination.print_result(Verdict.OK, "clock", f"the clock agrees with that of {url}")

@@ -38,7 +38,7 @@ class LineReader:
 
     def doRead(self) -> None:
         try:
-            # A terminal returns one line at a time.
+            # One read is enough, because a terminal returns one line at a time.
             data = os.read(0, ANSWER_LIMIT)
         except BlockingIOError:
             return
@@ -51,7 +51,8 @@ class LineReader:
             return
         self._end()
         if not data:
-            say(err=True)  # At the end of input the cursor is still behind the question.
+            # A line end is printed, because at the end of input the cursor is still on the line of the question.
+            say(err=True)
         self.answered.callback(bool(data) and (text in (b"y", b"yes") or (not text and self._default)))
 
     def connectionLost(self, reason: Failure) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Context in which only modules are imported, so that Ctrl-C may end the process at once."""
+    """Context manager for code that only imports modules, so that Ctrl-C may end the process at once."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield

@@ -140,7 +140,7 @@ def entry() -> None:
         output.mark_output_failed(error, err=False)
         raise SystemExit(output.EXIT_PIPE) from None
     except OSError as error:
-        # The error is of a file, or of the output itself if it has no file name.
+        # An error with a file name concerns that file; without one it concerns the output.
         what = "" if error.filename else "standard output: "
         output.say(f"dmsg: {what}{output.describe(error)}", err=True)
         output.to_null(sys.stdout, 1)

@@ -1,4 +1,4 @@
-"""``dmsg man``."""
+"""Command ``dmsg man``: prints or writes the manual pages."""
 
 from __future__ import annotations
 

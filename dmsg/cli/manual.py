@@ -104,7 +104,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """Escape text for roff: no line becomes a request, no dash a hyphen."""
+    """Escape text for roff, so that no line is taken for a request, and no dash becomes a hyphen."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga").replace("\b", "")
     return "\\&" + text if text.startswith((".", "\\(aq")) else text
 

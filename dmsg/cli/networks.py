@@ -1,4 +1,5 @@
-"""Networks that this user has joined: a name in the configuration file for the URL of a discovery.
+"""Networks that this user has joined: the configuration file gives each a name, which stands for the URL of its
+discovery.
 
 ``dmsg join`` writes a table ``[networks.NAME]``; the name then stands wherever a command takes the URL of a discovery.
 """
@@ -19,10 +20,10 @@ class NoSuchNetwork(ConfigError, WrongUse):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network that was joined.
+    """Network that was joined.
 
     :ivar discovery: URL of its discovery.
-    :ivar server: public key of the server in its invitation; empty if a person wrote the table without one.
+    :ivar server: public key of the server in its invitation; empty if a person wrote the table without a server.
     """
 
     name: str

@@ -48,7 +48,8 @@ def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from importlib.metadata import version  # This import would be a tenth of the start time of every command.
+        # The import is delayed, because it would take a tenth of the start time of every command.
+        from importlib.metadata import version
 
         click.echo(f"dmsg {version('dmsg')}")
         ctx.exit()
@@ -128,14 +129,14 @@ class Command(_Described):
             return defaults_of(self, path, content)
         except ConfigError as error:
             if path[0] == "doctor":
-                return {}  # The command doctor reports the error itself, with advice.
+                return {}  # The error is ignored for the command doctor, which reports it itself, with advice.
             raise click.ClickException(str(error)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         network: list[tuple[str, str]] = []
         params = self.get_params(ctx)
-        # Commands that are no clients have options of the same names.
+        # In a command without a client, options with the names of network options are the command's own.
         is_client = any(param.name == "discovery" for param in params)
         for param in params:
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
@@ -155,7 +156,7 @@ class Command(_Described):
 
 
 def _for_terminals(text: str | None) -> str | None:
-    """Return a docstring as help and manual show it, with shell quotes in place of backticks."""
+    """Return a docstring in the form for help and manual, with shell quotes in place of backticks."""
     return None if text is None else _MARKED.sub(r"'\2'", text)
 
 
@@ -201,7 +202,7 @@ class Group(_Described, click.Group):
 
 
 class OneLineGroup(Group):
-    """Group of commands without a reactor, whose errors are one line."""
+    """Group of commands that use no reactor, and whose errors are printed as one line."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -233,10 +234,10 @@ DIRECTORY = _Directory(exists=True, file_okay=False, path_type=Path)
 
 
 def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., object]], Command]:
-    """Decorate a function as :func:`click.command` does."""
+    """Decorate a function like :func:`click.command`, with :class:`Command` as the class."""
     return click.command(name, cls=Command, **attributes)
 
 
 def group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., object]], Group]:
-    """Decorate a function as :func:`click.group` does."""
+    """Decorate a function like :func:`click.group`, with :class:`Group` as the class."""
     return click.group(name, cls=Group, **attributes)

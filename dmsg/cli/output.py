@@ -1,7 +1,8 @@
 """Output of the commands: results on standard output, messages on standard error; either may be closed.
 
-With ``--json`` every result is one JSON object per line; ``--quiet`` leaves out progress and notices.  If the reader
-has gone away (``dmsg iperf | head``), a command ends without a message, with the status that a shell shows for SIGPIPE.
+With ``--json`` every result is one JSON object per line; ``--quiet`` leaves out progress and notices.  If the reader of
+a pipe has ended (``dmsg iperf | head``), a command ends without a message, with the status that a shell shows for
+SIGPIPE.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXIT_USAGE = 2
 EXIT_NOBODY = 3
 """Exit status: the peer does not exist or cannot be reached."""
 EXIT_UNWANTED = 4
-"""Exit status: the other side was reached and refused."""
+"""Exit status: the other side was reached, and refused the request."""
 EXIT_CUT = 5
 """Exit status: the transfer was interrupted; the same command resumes it."""
 STATUSES = ((WrongUse, EXIT_USAGE), (CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
@@ -55,7 +56,7 @@ state = _Output()
 
 
 def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
-    """Print a line, without characters that a terminal acts upon.  An error is recorded and never raised.
+    """Print a line, without characters that a terminal would interpret.  An error is recorded and never raised.
 
     :param as_it_is: whether to leave the text unchanged, because it goes to a file or a program.
     """
@@ -102,7 +103,7 @@ def mark_output_failed(error: Exception, *, err: bool) -> None:
     is_pipe = isinstance(error, BrokenPipeError | ValueError)
     to_null(sys.stderr if err else sys.stdout, 2 if err else 1)
     if err:
-        return  # The command continues; only its notices are lost.
+        return  # If standard error failed, the command continues; only its notices are lost.
     state.status = EXIT_PIPE if is_pipe else 1
     if not is_pipe:
         say(f"dmsg: standard output: {getattr(error, 'strerror', None) or error}", err=True)
@@ -112,7 +113,7 @@ def mark_output_failed(error: Exception, *, err: bool) -> None:
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """Context for code that writes to standard output itself; a failure ends the command."""
+    """Context manager for code that writes to standard output itself; a failed write ends the command."""
     try:
         yield
         sys.stdout.flush()
@@ -147,7 +148,7 @@ def open_missing() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # The call takes the lowest free descriptor, which is this one.
+            # The call returns the lowest free descriptor, which is this one.
             os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)
@@ -163,7 +164,8 @@ def describe(error: BaseException | None) -> str:
         if isinstance(error.filename, str | bytes | os.PathLike):
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
         return error.strerror
-    cause = getattr(error, "socketError", None)  # Twisted's CannotListenError has this attribute.
+    # The attribute is that of Twisted's CannotListenError, whose cause is described.
+    cause = getattr(error, "socketError", None)
     if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
         return f"{getattr(error, 'interface', '') or '*'}:{getattr(error, 'port', '')}: address already in use"
     return _with_name(without_userinfo(" ".join(str(error).split())), error) or type(error).__name__

@@ -124,7 +124,7 @@ class URLType(click.ParamType[str]):
 
     The name of a network that was joined stands for its URL.
 
-    :param by_name: whether names of networks are taken.
+    :param by_name: whether names of networks are accepted.
     """
 
     name = "url"
@@ -180,7 +180,7 @@ class NoDiscovery(click.UsageError):
         super().__init__(NO_DISCOVERY, ctx)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        # The usage would hide the advice.
+        # The usage is not printed, because it would hide the advice.
         say(f"dmsg: {self.message}", err=True)
 
 
@@ -197,7 +197,7 @@ class _DiscoveryOption(click.Option):
 def make_discovery_option(
     *short: str, required: bool = True
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Return the option ``--discovery``, with a short name if wanted, and ``--proxy`` beside it."""
+    """Return the option ``--discovery``, with or without a short name, together with ``--proxy``."""
     discovery = click.option(
         "--discovery",
         "--network",
@@ -384,7 +384,7 @@ def client_options_of(
     """Return a decorator that adds the options that all commands with a client share.
 
     :param short_discovery: whether ``-d`` is short for ``--discovery``.
-    :param by_agent: whether the agent can do what the command needs; None does not even look for an agent.
+    :param by_agent: whether the agent can do what the command needs; None means that no agent is searched for.
     :param loads: whether to import the client's modules before the command runs.
     """
     return functools.partial(_with_client_options, short_discovery, by_agent, loads)

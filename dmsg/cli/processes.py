@@ -1,4 +1,4 @@
-"""Child processes of a command, which are started, watched for a line of output, and reliably ended."""
+"""Child processes of a command: starts them, waits for lines of their output, and makes sure that they end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dmsg.net.reactor import Reactor
 START_TIMEOUT = 30.0
 """Seconds to wait until an entity says where it listens."""
 STOP_TIMEOUT = 12.0
-"""Seconds to wait until an entity stops; more than a server's drain."""
+"""Seconds to wait until an entity stops; longer than the time that a server takes to shut down."""
 KEPT_OUTPUT = 64 * 1024
 """Bytes of output kept to be searched and shown."""
 

@@ -26,7 +26,7 @@ def can_ask() -> bool:
 def check_can_ask() -> None:
     """Check that a user can answer the question of ``--verify``.
 
-    :raises click.UsageError: nobody can.
+    :raises click.UsageError: no user can answer.
     """
     if not can_ask():
         raise click.UsageError("--verify asks whether two numbers are the same: it needs a terminal")
@@ -39,7 +39,8 @@ def ask_code() -> Code:
     """
     from dmsg.apps.codes.words import Code, CodeError, completions
 
-    edited = sys.stdout.isatty() and not state.json  # Otherwise readline would write to the results.
+    # Standard output is redirected meanwhile, because readline would write the prompt among the results.
+    edited = sys.stdout.isatty() and not state.json
     if edited:
         import readline
 
@@ -48,8 +49,9 @@ def ask_code() -> Code:
             return found[number] if number < len(found) else None
 
         readline.set_completer(complete)
-        readline.set_completer_delims("")  # Completion treats the whole code as one word.
-        readline.set_auto_history(False)  # A code is secret and must not come back from the history.
+        # No character separates words, so that completion treats the whole code as one word.
+        readline.set_completer_delims("")
+        readline.set_auto_history(False)  # The code is removed from the history, because it is secret.
         libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
         with suppress(AttributeError):
@@ -89,8 +91,8 @@ def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
     """
     from dmsg.cli.line_input import LineReader
 
-    with suppress(termios.error, OSError):  # The input may be no terminal.
-        # Text that was typed before the question appeared is no answer to it.
+    with suppress(termios.error, OSError):  # The error is ignored, because the input may be no terminal.
+        # Pending input is dropped, because text that was typed before the question appeared is no answer to it.
         termios.tcflush(0, termios.TCIFLUSH)
     sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
     sys.stderr.flush()

@@ -23,7 +23,8 @@ def clock_time(seconds: float) -> str:
 
 
 def patience_of(client: object) -> float:
-    """Return the seconds after which a lost stream of a client ends; for the agent's clients its default."""
+    """Return the seconds after which a lost stream of a client ends; for a client through the agent, the default of
+    clients."""
     streams = getattr(client, "streams", None)
     return float(getattr(streams, "resume_timeout", RESUME_TIMEOUT))
 
@@ -32,7 +33,8 @@ def patience_of(client: object) -> float:
 def watch_connection(
     reactor: Reactor, transport_of: Callable[[], object], patience: float, print_notice: Callable[[str], None]
 ) -> Iterator[None]:
-    """Print when the connection to the other side has been lost for long, how long to wait for it, and when it is back.
+    """Print a notice when the connection to the other side has been lost for long, which says how long the command
+    waits for it, and another one when it is back.
 
     :param transport_of: returns the stream, or None while there is none.
     :param patience: seconds after which the stream ends by itself.

@@ -16,7 +16,7 @@ class Screen(Console):
     """Console that ends the command if its output cannot be written or its reader has ended."""
 
     def print(self, *objects: object, **options: Any) -> None:
-        """Print as rich's console does."""
+        """Print like rich's console, and end the command if this fails."""
         with writing_output():
             super().print(*objects, **options)
 
@@ -37,7 +37,7 @@ def screen(width: int | None = None) -> Console:
 
 
 UNBOUNDED = 10_000
-"""Number of columns in which any table has room."""
+"""Number of columns that is enough for any table."""
 
 
 def print_table(console: Console, table: Table) -> None:

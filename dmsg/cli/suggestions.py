@@ -1,4 +1,4 @@
-"""Suggestions for what users type out of habit, by the command of another program."""
+"""Suggestions for users who type the commands of another program out of habit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMMANDS = {
     "server": "twistd -n dmsg-server --help",
     "version": "dmsg --version",
 }
-"""Advice by the name of another program's command."""
+"""Advice for commands of other programs, by the name of the command."""
 BELOW = {
     "rm": "remove",
     "del": "remove",
@@ -59,7 +59,7 @@ BELOW = {
     "generate": "new",
     "gen": "new",
 }
-"""Names of subcommands by the names that other programs give them."""
+"""Names of subcommands, by the names that other programs use for the same purpose."""
 
 
 def instead_of(given: str, path: str, commands: Iterable[str]) -> str | None:
@@ -82,7 +82,7 @@ def arguments_instead(command: str, arguments: Sequence[str]) -> str | None:
 
     :param command: first command, as in ``nc``.
     """
-    # A word after an option may be the option's value.
+    # Only words before the first option are used, because a word after an option may be the option's value.
     plain = list(takewhile(lambda one: not one.startswith("-"), arguments))
     if command in ("nc", "ping", "iperf", "trace") and len(plain) == 2 and plain[1].isdigit():
         return f"dmsg {command} {plain[0]}:{plain[1]}"

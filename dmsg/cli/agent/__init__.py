@@ -1,1 +1,1 @@
-"""Commands that start, show and stop the agent: dmsg up, status, down."""
+"""Commands that start, show and stop the agent: ``dmsg up``, ``dmsg status`` and ``dmsg down``."""

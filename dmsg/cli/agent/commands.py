@@ -1,4 +1,4 @@
-"""``dmsg up``, ``dmsg status`` and ``dmsg down``."""
+"""Commands ``dmsg up``, ``dmsg status`` and ``dmsg down``."""
 
 from __future__ import annotations
 

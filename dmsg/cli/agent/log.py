@@ -1,4 +1,4 @@
-"""Log of an agent in the background: the present file and the previous one."""
+"""Log of an agent in the background: writes the present file, and keeps the previous one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Log:
     def rotate_if_long(self) -> None:
         """Start a new log if the present one is too long; if that fails, continue with the present one."""
         if os.fstat(2).st_size > LOG_SIZE:
-            with suppress(DmsgError):  # A line about the failure would only make the log longer.
+            with suppress(DmsgError):
+                # The failure is not logged, because a line about it would only make the log longer.
                 self._take()
 
     def _take(self) -> None:

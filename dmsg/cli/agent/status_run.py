@@ -40,7 +40,7 @@ def show(answer: Answer) -> None:
             (
                 _name(names, one["key"]),
                 "?" if one["round_trip"] is None else milliseconds(one["round_trip"]),
-                # An agent of an earlier version tells nothing about carriers.
+                # The member may be missing, because an agent of an earlier version does not report carriers.
                 describe_carrier(one.get("carrier", PLAIN), one.get("carriers_failed", {})),
             )
             for one in servers
@@ -137,5 +137,5 @@ def _name(names: AddressBook, key: str) -> str:
 
 
 def _uptime(answer: Answer) -> str:
-    """Return the text for the agent's uptime; an agent of an earlier version tells only its start time."""
+    """Return the text for the agent's uptime; an agent of an earlier version reports only its start time."""
     return human_time(answer.get("up_seconds", max(0.0, time.time() - answer["since"])))

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 START_TIME = 20.0
 """Seconds to wait until the agent answers."""
 ONLINE_TIME = 15.0
-"""Seconds to wait until the agent has a server and is published; then it keeps trying in the background."""
+"""Seconds to wait until the agent is connected to a server and its entry is published; then it keeps trying in the
+background."""
 TAIL = 2000
 """Number of bytes at the end of the log in which to look for an error."""
 
@@ -45,7 +46,7 @@ def default_key_file(settings: ClientSettings) -> ClientSettings:
 
 
 def start(path: Path, settings: ClientSettings, log: Path) -> None:
-    """Start an agent that outlives this command, and wait until it is online.
+    """Start an agent that continues after this command, and wait until it is online.
 
     :raises SystemExit: the agent has ended; its last log line is printed.
     """
@@ -84,7 +85,7 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
         if time.monotonic() > until:
             fail(DmsgError(f"the agent (process {child.pid}) does not answer; it says why in {log}"))
         time.sleep(0.05)
-        with suppress(AgentError):  # The agent is just starting or ending.
+        with suppress(AgentError):  # The error is ignored, because the agent is just starting or ending.
             found = find_agent(path)
     fields = {"up": str(found.key), "pid": found.pid, "log": str(log)}
     try:

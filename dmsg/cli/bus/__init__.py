@@ -1,1 +1,1 @@
-"""``dmsg rmb`` and ``dmsg twin``: the message bus."""
+"""Commands ``dmsg rmb`` and ``dmsg twin``, for the message bus."""

@@ -1,4 +1,4 @@
-"""``dmsg rmb``: calls to twins of the message bus, and answers to calls."""
+"""Command ``dmsg rmb``: calls twins of the message bus, and answers calls."""
 
 from __future__ import annotations
 
@@ -121,11 +121,12 @@ def call(
             registry,
             relay,
             key_file,
-            # A session of its own keeps this command apart from the twin's own program.
+            # The session has a name of its own, so that this command does not replace the twin's own program.
             session=f"call-{os.getpid()}-{os.urandom(3).hex()}",
             encryption=not no_encryption,
             update=not no_update,
-            # Other programs of the twin may be of other makers, and know nothing of strict signatures.
+            # ``strict`` is not registered, because other programs of the twin may be other implementations, which make
+            # no strict signatures.
             strict=None,
         )
         client.startService()

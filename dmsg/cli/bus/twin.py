@@ -1,4 +1,4 @@
-"""``dmsg twin``: creation and display of twins of the message bus."""
+"""Command ``dmsg twin``: creates and shows twins of the message bus."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def list_twins(registry: str) -> None:
             return
         console = Screen(highlight=False)
         if not console.is_terminal:
-            console.width = 200  # Programs that read the table need whole lines.
+            console.width = 200  # Lines are not wrapped, because programs that read the table need whole lines.
         print_table(console, table)
 
     run(main)

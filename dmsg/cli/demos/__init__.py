@@ -1,1 +1,1 @@
-"""Demos such as ``dmsg demo``, which run whole networks on this machine."""
+"""Commands such as ``dmsg demo``, which run whole networks on this machine for demonstration."""

@@ -1,4 +1,4 @@
-"""``dmsg demo``: a whole network on this machine.
+"""Command ``dmsg demo``: runs a whole network on this machine.
 
 Discovery on SQLite and two servers run as processes, and three clients run in this process, over TCP.  Files are sent
 in both directions through each server.  One server is killed during a transfer, and the clients continue over the

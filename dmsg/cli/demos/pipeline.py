@@ -1,9 +1,9 @@
-"""``dmsg analytics demo``: real servers under load, then the pipeline over the events that they wrote.
+"""Command ``dmsg analytics demo``: runs real servers under load, then the pipeline over the events that they wrote.
 
 Discovery, two servers and a collector run as processes, and the servers send their events to the collector.  The last
-events are sent over a third server, because the two have stopped by then.  Clients in this process send messages, get
-refusals and sign receipts.  One server is killed and restarted.  Then come the commands that a user would type: run,
-rank, report.
+events are sent over a third server, because the other two have stopped by then.  Clients in this process send messages,
+get refusals and sign receipts.  One server is killed and restarted.  Then come the commands that a user would type:
+run, rank, report.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _factory(protocol: Callable[[], Protocol]) -> Factory[Protocol]:
 
 
 class PipelineDemo:
-    """Network of the demo; :meth:`run` fires when its events are on the disk."""
+    """Network of the demo; the Deferred of :meth:`run` fires when its events are on the disk."""
 
     def __init__(self, reactor: Reactor, directory: Path, seconds: float) -> None:
         self._reactor = reactor
@@ -93,7 +93,7 @@ class PipelineDemo:
         )
 
     def _telemetry(self, name: str) -> tuple[str, ...]:
-        """Return the options of an entity that writes events; its sender may deliver them."""
+        """Return the options with which an entity writes events, and allow its sender to deliver them."""
         place = self._directory / "machines" / name
         place.mkdir(parents=True, exist_ok=True)
         sender = load_or_create_key(place / KEY_FILE)
@@ -114,7 +114,7 @@ class PipelineDemo:
         await self._entities.server("S0", url).line("registered in discovery")
         options = {name: self._telemetry(name) for name in ("S1", "S2")}
         await self._start_collector(url)
-        # Entities stop in reverse order, so that the collector still takes the last events of the others.
+        # Entities stop in reverse order, so that the collector still receives the last events of the others.
         self._entities.children.reverse()
         for name in options:
             await self._start_server(name, url)

@@ -1,4 +1,4 @@
-"""``dmsg rmb demo``: a whole message bus on this machine.
+"""Command ``dmsg rmb demo``: runs a whole message bus on this machine.
 
 A registry, two federated relays, a Redis and three peers run as processes.  A service is plain Python over Redis.
 Calls cross relays, encrypted, and one relay is stopped and restarted without losing a message.

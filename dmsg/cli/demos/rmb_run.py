@@ -153,7 +153,7 @@ class Demo:
         self._say(f"registry of twins at {self._registry}")
 
     async def _start_relay(self, name: str, listen: str) -> None:
-        # The relay's name is its address, which it must know before it starts, so the port is chosen here.
+        # The relay's port is chosen here, because its name is its address, which it must know before it starts.
         if listen.startswith("tcp:0:"):
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 listen = f"tcp:{probe.getsockname()[1]}:interface=127.0.0.1"
@@ -261,7 +261,7 @@ class Demo:
         answer = await self._answer("alice", ret)
         self._say(f"a twin that is none: {answer['err']['message']} (code {answer['err']['code']})")
 
-    # --- the end ---
+    # --- stopping ---
 
     async def _stop(self) -> None:
         for client in self._clients.values():

@@ -1,1 +1,1 @@
-"""Commands that transfer files."""
+"""Commands that transfer files: ``dmsg cp``, ``send``, ``receive``, ``serve`` and ``curl``."""

@@ -1,4 +1,4 @@
-"""``dmsg cp``."""
+"""Command ``dmsg cp``: copies files to and from a peer."""
 
 from __future__ import annotations
 

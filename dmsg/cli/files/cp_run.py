@@ -49,7 +49,7 @@ RETRY_DELAY = 1.0
 CHECK_INTERVAL = 0.5
 """Seconds between checks whether the peer is connected."""
 NOTICE_AFTER = 2.0
-"""Seconds after which a notice says that the peer is away."""
+"""Seconds without a connection after which a notice says that the peer does not answer."""
 
 
 class CopyFactory(Factory):
@@ -72,7 +72,9 @@ class CopyFactory(Factory):
         def ended(result: TransferResult | Failure) -> None:
             if isinstance(result, Failure):
                 error = f"{whom}: {result.value}"
-                if error != self._last_error:  # A peer that waits for another transfer tries again each second.
+                if error != self._last_error:
+                    # The same error is printed only once, because a peer that waits for another transfer tries again
+                    # each second.
                     say(error, err=True)
                 self._last_error = error
             else:
@@ -115,7 +117,7 @@ def _putter(source: Path, path: str, hidden: bool) -> Make:
     told: list[WalkResult] = []
 
     def left_out(walked: WalkResult) -> None:
-        if not told:  # A resumed transfer does not repeat the list.
+        if not told:  # The list is printed at the first attempt only; a resumed transfer need not repeat it.
             say_left_out(walked)
         told.append(walked)
 
@@ -130,12 +132,12 @@ def jobs_of(
     stage: Path | None = None,
     hidden: bool = False,
 ) -> list[CopyJob]:
-    """Return the copies that the arguments ask for.
+    """Return the copies that the arguments of the command describe.
 
     :param recursive: whether local directories are copied, and whether a remote path may be a directory.
     :param stage: staging directory, see :func:`~dmsg.cli.files.staging.stage_of`.
     :param hidden: whether to include names that begin with a dot.
-    :raises TransferError: the arguments make no sense together.
+    :raises TransferError: the arguments contradict each other.
     """
     if stage is not None:
         return [
@@ -214,7 +216,7 @@ def _plan_fetch(
         local /= name
     check_name(os.fspath(local), local.name, hidden=hidden)
     if local.is_symlink() and local.exists():
-        local = local.resolve()  # As with cp(1), the target of a link is written.
+        local = local.resolve()  # The target of a link is resolved, because it is written to, as with cp(1).
     if recursive:
         if not Path(target).is_dir():
             raise TransferError(f"{target}: there is no such directory")
@@ -232,7 +234,7 @@ def _plan_fetch(
 
 
 def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool, hidden: bool) -> list[CopyJob]:
-    """Copy from the staging directory on to the peer, once the source has arrived and its kind is known."""
+    """Copy the files in the staging directory to the peer, once the source has arrived and its kind is known."""
     there = parse_remote(target)
     assert there is not None
     peer, path = there
@@ -305,7 +307,7 @@ async def copy_one(
 
 
 class _CopyProgress:
-    """Display of a copy's progress, or for how long its peer has been away and until when attempts go on."""
+    """Display of a copy's progress, or of the time since its peer was lost, and of the time at which attempts end."""
 
     def __init__(self, reactor: Reactor, progress: Progress, peer_name: str, retry: float) -> None:
         self._reactor = reactor
@@ -344,7 +346,7 @@ class _CopyProgress:
     def is_given_up(self, *, busy: bool = False) -> bool:
         """Whether the connection has been lost for too long.
 
-        :param busy: whether the peer is connected but receives the file over another connection.
+        :param busy: whether the peer is connected but is receiving the file over another connection.
         """
         if busy != self._is_busy:
             self._is_busy, self._is_reported = busy, False
@@ -369,7 +371,8 @@ class _CopyProgress:
             return
         gone = now - self._since
         if gone >= self._retry and stream is not None:
-            stream.abortConnection()  # One limit covers all reasons to wait.
+            # One limit covers all reasons to wait: a lost connection, and a peer that is busy.
+            stream.abortConnection()
             return
         until = clock_time(self._retry - gone)
         what = "receives it from another connection" if self._is_busy else f"has been unreachable for {gone:.0f} s"
@@ -385,5 +388,5 @@ class _CopyProgress:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        if self._progress.disable:  # Otherwise the progress bar shows the text.
+        if self._progress.disable:  # Without a progress bar, which would show the text, a notice is printed.
             notice(text)

@@ -1,4 +1,5 @@
-"""Ways in which sender and receiver of a code find each other: discovery and servers, their own network, or both."""
+"""Ways by which sender and receiver of a code find each other: through discovery and servers, on their own network, or
+both."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 NOT_RESUMED = 0.0
-"""Seconds for which a lost stream over a direct link is waited for: it ends with the link."""
+"""Seconds to wait for a lost stream over a direct link to be resumed: none, because it ends with the link."""
 
 
 async def with_ways_to_offer(
@@ -33,7 +34,7 @@ async def with_ways_to_offer(
     lan: str,
     use: Callable[[Client | None, LanPeer | None], Awaitable[None]],
 ) -> None:
-    """Call ``use`` with what a code is to be offered by, and end it afterwards.
+    """Prepare the ways by which a code is to be offered, call ``use`` with them, and end them afterwards.
 
     With ``also``, a client that finds no server is no error: the code is then offered on the network only.
 
@@ -77,7 +78,7 @@ async def with_agreement(
     verify: bool,
     timeout: float,
 ) -> None:
-    """Find the peer who made the code, prove that this side knows it, and call ``use`` with the agreement.
+    """Find the peer that made the code, prove that this side knows the code, and call ``use`` with the agreement.
 
     :param lan: value of --lan.
     :param use: called with the agreement, and the seconds after which a lost stream ends.
@@ -140,7 +141,7 @@ class _ByServer:
 
         self._race.add(lambda: accept_code(self._reactor, client, self._code, timeout=self._timeout).addCallback(note))
         self._race.source_ended()
-        await Deferred()  # The client is needed until the transfer has ended.
+        await Deferred()  # The client is not stopped here, because it is needed until the transfer has ended.
 
     def _failed(self, failure: Failure) -> None:
         if failure.check(CancelledError) is not None:
@@ -150,7 +151,7 @@ class _ByServer:
         self._race.source_ended(failure)
 
     def has_won(self, agreed: CodeAgreement) -> bool:
-        """Whether the agreement was made in this way."""
+        """Whether the agreement was made through discovery and servers."""
         return agreed is self._agreed
 
     def stop(self) -> None:

@@ -37,7 +37,7 @@ NAME_SHOWN = 255
 class ParcelFactory:
     """Factory of the parcel to send; builds the parcel when a receiver has connected.
 
-    :ivar receiver: the receiver in words, if it is one of several.
+    :ivar receiver: name of the receiver, for people, if it is one of several.
     :ivar description: description of the parcel for people.
     :ivar fields: description of the parcel for ``--json``.
     :ivar type_there: command that receives the parcel, without the code.
@@ -59,7 +59,7 @@ class ParcelFactory:
     def for_receiver(self, receiver: str) -> Self:
         """Return a factory of the same parcel for one of several receivers, with a progress bar of its own.
 
-        :param receiver: the receiver in words.
+        :param receiver: name of the receiver, for people.
         """
         one = copy.copy(self)
         one.receiver = receiver
@@ -92,7 +92,7 @@ class ParcelFactory:
             self._bar = None
 
     def report(self, parcel: SentParcel, peer: PubKey | None = None) -> None:
-        """Report that the parcel has arrived, after the progress bar is removed.
+        """Report that the parcel has arrived, after removing the progress bar.
 
         :param peer: key of the receiver, if it was sent to a key.
         """
@@ -179,7 +179,7 @@ class InputToSend(ParcelFactory):
         return PipeSender(
             self.description[:NAME_SHOWN],
             lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
-            # At a terminal the progress bar would disturb the typing.
+            # At a terminal there is no progress bar, because it would disturb the typing.
             on_accepted=lambda: None if os.isatty(self._descriptor) else self._begin(self.description, None),
             progress=self._on_progress,
         )
@@ -216,7 +216,7 @@ class _Input(Protocol):
         self._pipe.end()
 
     def writeConnectionLost(self) -> None:
-        """Ignore that standard output is closed; reading continues."""
+        """Do nothing when standard output is closed; reading continues."""
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         pass

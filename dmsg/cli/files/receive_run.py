@@ -124,7 +124,7 @@ class _IncomingTransfer:
         self._bar: TaskID | None = None
 
     def started(self, name: str, size: int) -> Callable[[int], None]:
-        """Show the progress bar and return the callback for progress."""
+        """Show the progress bar, and return the callback for its progress."""
         self._bar = self._progress.add_task(printable(name), total=size)
         return self.on_progress
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
-"""Texts of refusals that identify a receiver of dmsg before 0.2. Such a receiver takes one file at a time."""
+"""Texts of refusals that identify a receiver of dmsg before 0.2. Such a receiver accepts only a single file."""
 
 
 # --- the side that makes the code ---
@@ -66,7 +66,7 @@ async def send_by_code(
     nearby: Nearby | None = None,
     expires: float | None = None,
 ) -> None:
-    """Make a code, wait for the peer who knows it, and send the parcel of ``make`` to that peer.
+    """Make a code, wait for the peer that knows it, and send this peer the parcel that ``make`` returns.
 
     :param client: client by which the peer finds this side; None offers the code on the network only.
     :param nearby: this machine on its networks, if the code is offered there, too.
@@ -87,7 +87,7 @@ async def send_by_code(
 
 
 async def send_to_key(reactor: Reactor, client: Client, make: ParcelFactory, key: PubKey, timeout: float) -> None:
-    """Send the parcel of ``make`` to a key; a single file can also go to a program of dmsg 0.1.
+    """Send the parcel that ``make`` returns to a key; a single file can also go to a program of dmsg 0.1.
 
     :param timeout: seconds that opening a stream may take.
     """
@@ -117,7 +117,7 @@ async def _give(
     make.report(sent, key)
 
 
-# --- the side that types it ---
+# --- the side that types the code ---
 
 
 async def receive_by_code(
@@ -131,7 +131,7 @@ async def receive_by_code(
     max_size: int | None,
     yes: bool,
 ) -> None:
-    """Receive the parcel of the peer who made the code.
+    """Receive the parcel of the peer that made the code.
 
     :param patience: seconds after which a lost stream ends.
     """
@@ -205,14 +205,15 @@ class _TransferDialogue:
             if self._output is not None:
                 await self._output.close()
             with suppress(TimeoutError):
-                # The other side must hear the result before this program ends.
+                # The client stays connected for a while, because the other side must get the result before this program
+                # ends.
                 await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
         return lambda: self._report(taken)
 
     def _report(self, received: ReceivedParcel) -> None:
         offer = received.offer
         if offer.kind == "text":
-            return  # The text was shown when it arrived.
+            return  # Nothing is printed, because the text was shown when it arrived.
         names = [str(path) for path in received.paths]
         what = list_names(names) if names else printable(offer.text)
         text = (
@@ -232,7 +233,7 @@ class _TransferDialogue:
                 tell("", text=offer.text)
             else:
                 say(offer.text, as_it_is=not sys.stdout.isatty())
-            # The output is checked before the sender is told that the text has arrived.
+            # Standard output is flushed and checked now, before the sender is told that the text has arrived.
             return succeed(None if state.status is None else "it could not be written")
         if offer.kind == "pipe" and sys.stdout.isatty():
             notice(f"{describe_offer(offer)}: a terminal cannot take it; write it to a file: dmsg receive CODE > FILE")
@@ -289,7 +290,7 @@ class _Output(Protocol):
         self._console.write(data)
 
     def readConnectionLost(self) -> None:
-        """Ignore the end of input, because nothing is read."""
+        """Do nothing at the end of input, because nothing is read."""
 
     def writeConnectionLost(self) -> None:
         """Handle the loss of standard output."""
@@ -319,7 +320,7 @@ def describe_offer(offer: Offer) -> str:
     named = [
         f"{quoted(name)}{'/' if kind == DIRECTORY else ''}"
         + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
-        # Hidden names come first, so that nobody overlooks them.
+        # Names that begin with a dot come first, so that nobody overlooks them.
         for name, kind, _, files, _ in sorted(offer.things, key=lambda thing: thing[0][:1] != ".")[:SHOWN_THINGS]
     ]
     more = len(offer.things) - SHOWN_THINGS

@@ -1,4 +1,4 @@
-"""Parts that ``dmsg send`` and ``dmsg receive`` share, and progress bars of files."""
+"""Common parts of ``dmsg send`` and ``dmsg receive``: progress bars, and reports about transfers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 SHOWN_THINGS = 20
-"""Maximum number of items that are named of an offer, or of what is left out; of further ones the number is shown."""
+"""Maximum number of items of an offer, or of files left out, that are named; of further ones the number is shown."""
 MEDIUM, WIDE = 60, 90
 """Widths of a terminal from which a bar is drawn, and from which rate and time are shown beside it."""
 
@@ -53,7 +53,7 @@ def transfer_progress() -> Progress:
         console=console,
         expand=console.width < WIDE,
         transient=True,
-        # On other outputs even an empty bar would leave a blank line.
+        # On other outputs there is no bar, because even an empty one would leave a blank line.
         disable=state.quiet or not console.is_terminal or console.is_dumb_terminal,
     )
 
@@ -115,7 +115,7 @@ def resumed_text(size: int) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name in quotes if it could be taken for more than a name."""
+    """Return a name, in quotes if it has characters that could be mistaken for other text."""
     shown = printable(name)
     shown = shown.replace('"', '\\"')
     return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 GROUP_AT_ONCE = 16
-"""Maximum number of members of a group to whom a parcel is sent at the same time."""
+"""Maximum number of members of a group to which a parcel is sent at the same time."""
 _FAILURES = (DmsgError, OSError, ConnectionLost)
-"""Errors that concern one receiver."""
+"""Exceptions that concern only one receiver."""
 
 
 class NotAllReceived(DmsgError):
@@ -101,7 +101,7 @@ async def send_to_receivers(
     show_qr: bool,
     nearby: Nearby | None = None,
 ) -> None:
-    """Make a code, and send the parcel of ``make`` to each peer who knows the code.
+    """Make a code, and send the parcel that ``make`` returns to each peer that knows the code.
 
     :param client: client by which the peers find this side; None offers the code on the network only.
     :param nearby: this machine on its networks, if the code is offered there, too.
@@ -124,7 +124,7 @@ async def send_to_receivers(
 
     async def give(factory: ParcelFactory, agreement: CodeAgreement) -> None:
         if verify:
-            # There is one terminal, so the person is asked about one receiver at a time.
+            # The person is asked about one receiver at a time, because there is only one terminal.
             await asking.acquire()
             try:
                 factory.say("compare the number with this receiver's")
@@ -173,7 +173,7 @@ async def send_to_receivers(
 async def send_to_group(
     reactor: Reactor, client: Client, make: ParcelFactory, members: Mapping[str, PubKey], timeout: float
 ) -> None:
-    """Send the parcel of ``make`` to each member of a group.
+    """Send the parcel that ``make`` returns to each member of a group.
 
     :param members: keys of the members, by the names to show.
     :param timeout: seconds that opening a stream may take.

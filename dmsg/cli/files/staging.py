@@ -32,7 +32,8 @@ def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
 
 @contextmanager
 def stage(directory: Path | None) -> Iterator[None]:
-    """Context in which a staging directory is used; it is removed after success and kept after an interruption.
+    """Context manager for the use of a staging directory, which is removed after success and kept after an
+    interruption.
 
     :param directory: result of :func:`stage_of`.
     :raises TransferError: the same command is already running.
@@ -47,7 +48,7 @@ def stage(directory: Path | None) -> Iterator[None]:
             yield
         except BaseException as error:
             if isinstance(error, TransferRefused):
-                # A refused copy would be refused again, so its files are useless.
+                # The files of a refused copy are removed, because it would be refused again.
                 shutil.rmtree(directory, ignore_errors=True)
             with suppress(OSError):
                 directory.rmdir()  # Only an empty directory is removed; received data are kept for the next attempt.
@@ -82,7 +83,7 @@ def _staging_root() -> Path:
 def _begin_again(directory: Path) -> None:
     """Turn each complete staged file into a partial one, so that it is compared with the source and not fetched again.
 
-    Otherwise an existing directory would be refused, and a file would be fetched anew.
+    Otherwise an existing directory would be refused, and an existing file would be fetched again as a whole.
     """
     for path in list(directory.iterdir()):
         part = directory / part_name(path.name)

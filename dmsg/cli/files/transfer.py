@@ -1,4 +1,4 @@
-"""``dmsg send`` and ``dmsg receive``."""
+"""Commands ``dmsg send`` and ``dmsg receive``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @lan_option
 @client_options
 @timeout_option
-# Each misuse of the arguments has a check of its own.
+# The function has many branches, because each misuse of the arguments has a check of its own.
 def send(  # noqa: C901, PLR0915
     what: tuple[str, ...],
     text: str | None,
@@ -199,9 +199,9 @@ def _check_code_options(to_many: bool, receivers: int | None, expires: float | N
 
 
 def _members_of(items: tuple[str, ...], *, without_files: bool) -> dict[str, PubKey] | None:
-    """Return the members of the group that stands after the files to send, or None if no group stands there.
+    """Return the members of the group named after the files to send, or None if no group is named there.
 
-    :param without_files: whether an option says what to send, so that no files stand before the group.
+    :param without_files: whether an option says what to send, so that no files are named before the group.
     """
     if len(items) < (1 if without_files else 2) or not items[-1].startswith(MARK):
         return None
@@ -214,9 +214,9 @@ def _members_of(items: tuple[str, ...], *, without_files: bool) -> dict[str, Pub
 
 
 def _key_of(items: tuple[str, ...], *, without_files: bool) -> PubKey | None:
-    """Return the key that stands after the files to send, or None if all arguments are files.
+    """Return the key named after the files to send, or None if all arguments are files.
 
-    :param without_files: whether an option says what to send, so that no files stand before the key.
+    :param without_files: whether an option says what to send, so that no files are named before the key.
     """
     if len(items) < (1 if without_files else 2):
         return None

@@ -17,7 +17,7 @@ SCHEME = "dmsg"
 
 
 def http_url(url: str) -> bytes:
-    """Return a URL ``dmsg://KEY:PORT/PATH`` as the HTTP client wants it.
+    """Return a URL ``dmsg://KEY:PORT/PATH`` in the form that the HTTP client expects.
 
     :raises DmsgError: the URL is malformed.
     """

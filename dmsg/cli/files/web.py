@@ -1,4 +1,4 @@
-"""``dmsg serve`` and ``dmsg curl``: HTTP over dmsg."""
+"""Commands ``dmsg serve`` and ``dmsg curl``: HTTP over dmsg."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def serve(
 
 
 def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the data of ``-d`` as in curl, but take a URL for the discovery, which the option once named."""
+    """Return the data of ``-d``, as in curl.  If the value is a URL, return it as the discovery, which this option
+    named in earlier versions."""
     if value is not None and value.startswith(("http://", "https://")) and not ctx.params.get("discovery"):
         notice("-d means data, as in curl; use --discovery for the discovery")
         ctx.params["discovery"] = (value,)
@@ -123,7 +124,7 @@ def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | 
 )
 @client_options_of(short_discovery=False)
 @timeout_option
-# Each option of curl is a branch.
+# The function has many branches, because each option of curl is one.
 def curl(  # noqa: C901
     url: str | None,
     output: Path | None,
@@ -171,7 +172,8 @@ def curl(  # noqa: C901
             raise click.UsageError(f"{name} begins with a dot; to write this file, use -o {name}")
         output = Path(name)
     if output is not None:
-        with suppress(FileNotFoundError):  # A missing directory is reported when the file is opened.
+        with suppress(FileNotFoundError):
+            # The error is ignored, because a missing directory is reported when the file is opened.
             check_written(output)
     if continue_at is not None and output is None:
         raise click.UsageError("--continue-at needs --output or -O")

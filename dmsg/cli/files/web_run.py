@@ -131,7 +131,7 @@ class FetchRequest:
 
 
 async def fetch(reactor: Reactor, settings: ClientSettings, request: FetchRequest, timeout: float) -> None:
-    """Send the request, and write the answer."""
+    """Send the request, and write the response to the output."""
 
     from dmsg.cli.client_run import with_client
     from dmsg.net.web.fetch import make_pool
@@ -254,9 +254,10 @@ async def _arrived(body: _Body, length: int | None) -> None:
     except OSError:
         raise
     except CancelledError:
-        raise  # Ctrl-C cancels the request.
+        raise  # A cancellation, as by Ctrl-C, is passed on unchanged.
     except Exception as error:
-        reasons = getattr(error, "reasons", None)  # Twisted's web client wraps errors in a list.
+        # The first error of the list is raised, because Twisted's web client wraps errors in a list.
+        reasons = getattr(error, "reasons", None)
         if reasons:
             error = reasons[0].value
         got = f"{body.size} of {length} bytes" if length is not None else f"{body.size} bytes"

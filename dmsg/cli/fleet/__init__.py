@@ -1,1 +1,1 @@
-"""Commands for operators of a fleet."""
+"""Commands for operators of a fleet of entities: ``dmsg top``."""

@@ -16,7 +16,7 @@ KINDS = {
     "dmsg_collector_": "collector",
     "relay_": "rmb relay",
 }
-"""Kind of an entity by the prefix of its metrics."""
+"""Kinds of entities, by the prefix of their metrics."""
 NEARLY_FULL = 0.9
 """Share of places or of memory in use above which an entity counts as nearly full."""
 WORST = 100
@@ -39,7 +39,7 @@ class Snapshot:
     sums: dict[str, float] = field(default_factory=dict)
     """Sums over all labels, by metric."""
     buckets: dict[float, float] = field(default_factory=dict)
-    """Buckets of the histogram of the entity's work."""
+    """Buckets of the histogram that measures the entity's work."""
     servers: float | None = None
     """Number of servers' entries at a discovery."""
 
@@ -55,7 +55,7 @@ class Snapshot:
 def read(at: float, metrics: str, health: str) -> Snapshot:
     """Parse the answers of an entity.
 
-    :raises ValueError: they are neither metrics of an entity nor its health.
+    :raises ValueError: the answers are neither metrics of an entity nor its health.
     """
     found = Snapshot(at)
     told = json.loads(health)
@@ -86,7 +86,7 @@ class Row:
     """Row of the table for one entity.
 
     :ivar worse: severity of the worst problem; 0 if there is none.
-    :ivar why: problem in words.
+    :ivar why: description of the problem.
     """
 
     name: str
@@ -143,11 +143,11 @@ def row(name: str, now: Snapshot, before: Snapshot | None) -> Row:
 
 
 def _problem(now: Snapshot, clients: float | None, free: float | None, memory: float | None) -> tuple[int, str]:
-    """Return the severity and the words of the worst problem."""
+    """Return the severity and the description of the worst problem."""
     found: list[tuple[int, str]] = []
     if now.status != "ok":
         found.append((90, now.status))
-    # An entity that wants no entry says so only at /health.
+    # The health is used, because an entity that is not registered in discovery says so only at /health.
     if now.health.get("registered", now.number("registered") != 0) is False:
         found.append((80, "not registered"))
     if now.health.get("shared_with"):

@@ -1,4 +1,4 @@
-"""``dmsg top``."""
+"""Command ``dmsg top``: watches entities by their metrics."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ class Fleet:
         try:
             metrics = await self._get(f"{url}/metrics", MAX_METRICS)
             health = await self._get(f"{url}/health", MAX_HEALTH)
-        except Exception as error:  # Twisted's connection errors have no common class.
+        except Exception as error:
+            # Exception is caught, because Twisted's connection errors have no common base class.
             return Snapshot(at, error=_error_text(error))
         try:
             return read(at, metrics, health)
@@ -99,7 +100,7 @@ def _error_text(error: Exception) -> str:
     cause = reasons[0].value if reasons else error
     if isinstance(cause, ConnectionRefusedError):
         return "nothing listens there"
-    # The HTTP client raises one of these for a request that it gave up in time.
+    # The HTTP client raises one of these errors when a request took too long.
     if isinstance(cause, TimeoutError | ResponseNeverReceived | ConnectingCancelledError | CancelledError):
         return "no answer"
     return printable(describe(cause).rstrip("."))[:80]
@@ -108,7 +109,7 @@ def _error_text(error: Exception) -> str:
 async def watch(
     reactor: Reactor, urls: list[str], *, every: float, once: bool, sort: str, name_filter: str, timeout: float
 ) -> None:
-    """Show the table until Ctrl-C, or once."""
+    """Show the table repeatedly until Ctrl-C, or once."""
     fleet = Fleet(reactor, urls, timeout)
     console = screen(140)
     rows = await fleet.poll()

@@ -1,4 +1,4 @@
-"""``dmsg discovery``."""
+"""Command ``dmsg discovery``: shows and changes entries in discovery."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
             assert entry.server is not None
             age = max(0.0, time.time() - entry.timestamp / 1e9)
             table.add_row(entry.key.text, entry.server.address, str(entry.server.available_connections), f"{age:.0f} s")
-        print_table(screen(160), table)  # The width leaves keys whole in a pipe.
+        print_table(screen(160), table)  # The width is given, so that keys are not cut in a pipe.
 
     run(main)
 

@@ -1,4 +1,4 @@
-"""``dmsg key``."""
+"""Command ``dmsg key``: creates and shows keys."""
 
 from __future__ import annotations
 

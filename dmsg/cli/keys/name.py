@@ -1,4 +1,4 @@
-"""``dmsg name``."""
+"""Command ``dmsg name``: manages the address book and groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
 
 LATER = "commands that run already go on with the group as it was when they started"
-"""Notice when a group loses a member."""
+"""Notice that is printed when a group loses a member."""
 
 
 @click.group(cls=OneLineGroup)

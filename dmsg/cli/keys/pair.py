@@ -1,4 +1,4 @@
-"""``dmsg pair``."""
+"""Command ``dmsg pair``: exchanges keys with another person by a code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def _with_key(settings: ClientSettings) -> ClientSettings:
     """Return the settings with a key file; the default is the agent's key file if the agent uses its default path.
 
-    :raises click.UsageError: the agent has another key, and only it knows in which file.
+    :raises click.UsageError: the agent uses another key file, whose path this command does not know.
     """
     from dmsg.cli.agent.up_run import default_key_file
     from dmsg.cli.agent_choice import key_in

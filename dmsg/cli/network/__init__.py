@@ -1,1 +1,1 @@
-"""``dmsg host``, ``join`` and ``leave``: networks of one's own, and those of others."""
+"""Commands ``dmsg host``, ``dmsg join`` and ``dmsg leave``: run a network, or use one that somebody else runs."""

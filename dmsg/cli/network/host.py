@@ -1,4 +1,4 @@
-"""``dmsg host``: a network of one's own in one command."""
+"""Command ``dmsg host``: runs a network of one's own."""
 
 from __future__ import annotations
 

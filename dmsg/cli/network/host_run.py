@@ -50,8 +50,8 @@ class HostSettings:
     :ivar tls: files of the certificate and of its key; None for plain HTTP.
     :ivar proxy_url: URL of discovery behind a reverse proxy; None without a proxy.
     :ivar carriers: other ways to reach the server, which its entry names.
-    :ivar is_found: whether the address is this program's choice, and not the user's.
-    :ivar others: other addresses of this machine, if the address is this program's choice.
+    :ivar is_found: whether this program has chosen the address, and not the user.
+    :ivar others: other addresses of this machine, if this program has chosen the address.
     """
 
     directory: Path
@@ -123,7 +123,8 @@ class HostSettings:
     @property
     def local_url(self) -> str:
         """URL of discovery for the server, which is on the same machine."""
-        # An address of IPv6 lets discovery listen at [::], whose port 127.0.0.1 then may not have a second time.
+        # With an IPv6 address, discovery listens at [::], and then its port cannot be opened at 127.0.0.1 a second
+        # time.
         by_ipv6 = self._is_ipv6 and self.tls is None and self.proxy_url is None
         return f"http://{at_port(self._loopback if by_ipv6 else '127.0.0.1', self.local_port)}"
 
@@ -159,7 +160,7 @@ class HostSettings:
     def reached_as(self, line: str) -> str:
         """Return the advice if a line of discovery's log shows that peers reach this machine at another address.
 
-        A peer may name any address, so the advice is for a person to check.
+        Any peer can cause such a line, so a person has to check the advice.
         """
         found = _REACHED_AS.search(line)
         if found is None or not self.is_found or found[2] in (self.address, *self.others):
@@ -201,7 +202,8 @@ class HostSettings:
             "dmsg-discovery",
             *(f"--listen={one}" for one in listen),
             f"--store=sqlite:{self.directory / STORE}",
-            # A router often does not lead its own public address back to the machine behind it.
+            # The server is checked at its local address, because a router often does not forward connections from
+            # inside to its own public address.
             f"--check-at={self.key.public}@{at_port(self._loopback, self.server_port)}",
             f"--metrics=tcp:{self.status_port + 1}:interface=127.0.0.1",
             *(["--proxied"] if self.proxy_url is not None else []),
@@ -217,7 +219,7 @@ class HostSettings:
             f"--key-file={self.directory / KEY_FILE}",
             f"--metrics=tcp:{self.status_port}:interface=127.0.0.1",
             *(f"--carrier={carrier}" for carrier in self.carriers),
-            # The proxy at which discovery listens on loopback may also pass on websockets to the server.
+            # The proxy in front of discovery connects from loopback, and may also forward websockets to the server.
             *(["--trusted-proxy=127.0.0.1"] if self.proxy_url is not None else []),
             *([f"--allow={self.allow}"] if self.allow is not None else []),
         ]
@@ -229,20 +231,20 @@ class HostSettings:
 
     @property
     def _loopback(self) -> str:
-        """Address at which this machine reaches its own ports that listen for others."""
+        """Address by which this machine reaches its own ports that listen for other machines."""
         return "::1" if self._is_ipv6 else "127.0.0.1"
 
     def _listen(self, port: int) -> str:
-        """Return the endpoint of a port for all who may come."""
+        """Return the endpoint of a port that listens on all interfaces."""
         if self._is_ipv6:
-            # The endpoint takes IPv4, too, unless the system was told otherwise.
+            # This endpoint accepts IPv4, too, unless the system is configured otherwise.
             interface = "::1" if self._kind == "loopback" else "::"
             return f"tcp6:{port}:interface={_escape(interface)}"
         return f"tcp:{port}:interface=127.0.0.1" if self._kind == "loopback" else f"tcp:{port}"
 
 
 class Host:
-    """A discovery and a server under supervision."""
+    """Discovery and server of the network, which are started again when they end."""
 
     def __init__(self, reactor: Reactor, settings: HostSettings) -> None:
         def log_of(name: str) -> Callable[[str], None]:

@@ -1,4 +1,4 @@
-"""``dmsg join`` and ``dmsg leave``: networks of others."""
+"""Commands ``dmsg join`` and ``dmsg leave``: use a network that somebody else runs, or stop using it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _write(name: str, invitation: Invitation) -> None:
 
     def choose(content: dict[str, object]) -> dict[str, object]:
         nonlocal before
-        # Another program may have taken the name since the first check.
+        # The name is checked again, because another program may have taken it since the first check.
         _check_free(name, invitation, content)
         before = content.get("discovery")
         default = {"discovery": name} if before is None else {}

@@ -26,8 +26,8 @@ def own_addresses() -> list[str]:
 def rank(routes: Sequence[Address], others: Sequence[Address]) -> list[str]:
     """Return addresses in the order in which an invitation should name them.
 
-    A public IPv4 address goes first, because everybody reaches it. A public IPv6 address goes after the private IPv4
-    address of the default route: the machines of a home reach the latter, also those without IPv6.
+    A public IPv4 address comes first, because everybody can reach it.  A public IPv6 address comes after the private
+    IPv4 address of the default route, which machines of the same home can reach even without IPv6.
 
     :param routes: addresses of this machine on its default routes.
     :param others: addresses of its interfaces.

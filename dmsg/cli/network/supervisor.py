@@ -19,12 +19,12 @@ from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
 
 STEADY = 60.0
-"""Seconds after which a process that ends counts as the first failure again."""
+"""Seconds; if a process that ran for longer ends, this counts as its first failure again."""
 _HEAD = re.compile(r"^\S+ \[[^\]]*\] ")
-"""Date and source of a line of twistd's log."""
+"""Regular expression for the date and the source at the start of a line of twistd's log."""
 _SERIOUS = re.compile(r"^\S+ \[[^\]]*#(warn|error|critical)\] ")
 _ADDRESS = re.compile(r"IPv[46]Address\(type='TCP', host='([^']*)', port=(\d+)[^)]*\)")
-"""Address as Twisted writes it."""
+"""Regular expression for an address as Twisted writes it."""
 
 
 class CannotStart(DmsgError):
@@ -36,7 +36,7 @@ class Supervised:
 
     :param name: name of the entity in messages.
     :param arguments: arguments of ``twistd``: the plugin and its options.
-    :param ready: pattern of the line of the log that says that the entity can be used.
+    :param ready: regular expression for the line of the log that says that the entity can be used.
     :param log: called with each line of the entity's log.
     :param notice: called with each message for the person.
     """
@@ -68,9 +68,9 @@ class Supervised:
         self.child: Child | None = None
 
     def start(self) -> Deferred[None]:
-        """Start the entity; fires when it can be used.
+        """Start the entity; the Deferred fires when the entity can be used.
 
-        Fails with :class:`CannotStart` if the entity ends before, or is not ready in time; then it is not
+        It fails with :class:`CannotStart` if the entity ends before, or is not ready in time; the entity is then not
         started again.
         """
         first = self._first = Deferred()
@@ -105,8 +105,8 @@ class Supervised:
         return delay
 
     async def _until_ready(self, child: Child) -> None:
-        """Report the outcome of the first start to the caller of :meth:`start`; the end of a later process is only a
-        notice.
+        """Report the outcome of the first start to the caller of :meth:`start`; the end of a later process is only
+        reported in a notice.
         """
         try:
             await child.line(self._ready).addTimeout(START_TIMEOUT, self._reactor, self._too_late)

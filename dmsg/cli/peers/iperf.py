@@ -1,4 +1,4 @@
-"""``dmsg iperf``: throughput over time, through the same API that programs use."""
+"""Command ``dmsg iperf``: measures throughput over time, through the same API that programs use."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 BLOCK = bytes(65492)
 HEADER_LIMIT = 256
 AT_ONCE = 16
-"""Number of blocks written before the transport is asked again whether it takes more."""
+"""Number of blocks written before the producer checks again whether the transport accepts more."""
 
 
 @implementer(IPushProducer)
 class _Source:
-    """Producer that writes as much as the transport takes, until it is stopped."""
+    """Producer that writes as much as the transport accepts, until it is stopped."""
 
     def __init__(self, reactor: Reactor, transport: ApplicationTransport) -> None:
         self._reactor = reactor
@@ -145,7 +145,7 @@ async def measure(
     reverse: bool,
     timeout: float,
 ) -> None:
-    """Measure for ``seconds``, and print the throughput of each second and of the whole."""
+    """Measure for ``seconds``, and print the throughput of each second and of the whole time."""
     from twisted.internet.task import LoopingCall
 
     measuring = _Measurement(reactor, reverse)

@@ -1,4 +1,4 @@
-"""``dmsg messaging``: the Messaging System, the protocol before dmsg."""
+"""Command ``dmsg messaging``: uses the Messaging System, the protocol before dmsg."""
 
 from __future__ import annotations
 

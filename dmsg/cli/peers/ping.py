@@ -1,4 +1,4 @@
-"""``dmsg ping``."""
+"""Command ``dmsg ping``: measures round-trip times to a peer."""
 
 from __future__ import annotations
 

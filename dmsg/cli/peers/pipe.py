@@ -1,4 +1,4 @@
-"""``dmsg listen`` and ``dmsg connect``: standard input and output over a transport."""
+"""Commands ``dmsg listen``, ``dmsg connect`` and ``dmsg nc``: standard input and output over a transport."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ class _Console(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if not reason.check(ConnectionDone):
-            self._stream.output_lost()  # The stream has ended before all received data were written.
+            # This is an error: the output was lost before all received data were written.
+            self._stream.output_lost()
         self._stream.end_of_input(0)
 
 
@@ -119,14 +120,14 @@ class _Stream(Protocol):
         self.output_ended = True
         self._console.unregisterProducer()
         self._console.loseWriteConnection()  # type: ignore[attr-defined]
-        # If this side has ended, too, it waits for no answer. A person at a terminal would have to type an end of
-        # input.
+        # If this side has ended, too, the stream is closed.  At a terminal it is closed in any case: otherwise a person
+        # would have to type an end of input.
         if self._ending or os.isatty(0):
             self._ending = True
             self._close()
 
     def writeConnectionLost(self) -> None:
-        """Do nothing: the other side knows that no more data follow."""
+        """Do nothing, because this only says that the other side knows that no more data follow."""
 
     def output_failed(self) -> None:
         """Abort the stream because its data cannot be written; the peer then knows that the data did not arrive."""
@@ -143,7 +144,7 @@ class _Stream(Protocol):
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def output_lost(self) -> None:
-        """Note that some received data was not written."""
+        """Record that some received data was not written."""
         self._failure = Failure(cannot_write())
 
     def _close(self) -> None:
@@ -161,7 +162,7 @@ class _Stream(Protocol):
         if self._console is not None:
             self._console.unregisterProducer()
             self._console.loseConnection()
-        # Printed data must leave first.
+        # The output is closed only after the printed data are written.
         self._reactor.callLater(0.05, self._tell, None if reason.check(ConnectionDone) else reason)
 
     def _tell(self, reason: Failure | None) -> None:
@@ -207,7 +208,8 @@ class OneStreamFactory(Factory):
             try:
                 await self.done
             except CancelledError:
-                # The client would close the stream, which tells the other side that everything was sent and taken.
+                # The stream is aborted here: the client would close it, which tells the other side that all data were
+                # sent and received.
                 if self._stream is not None:
                     self._stream.interrupt()
                 raise

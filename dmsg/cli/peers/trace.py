@@ -1,4 +1,4 @@
-"""``dmsg trace``: the servers through which a peer is reachable, and their round trips."""
+"""Command ``dmsg trace``: shows the servers through which a peer is reachable, and their round trips."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Commands ``dmsg analytics``: the pipeline, its tables, and questions to them."""
+"""Command group ``dmsg analytics``: runs the pipeline, maintains its tables, and answers questions from them."""

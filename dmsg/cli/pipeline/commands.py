@@ -1,4 +1,4 @@
-"""``dmsg analytics``: the data pipeline."""
+"""Command group ``dmsg analytics``: the commands that run the data pipeline."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def _load_of(spool: str, receipts: str | None, out: str) -> Load:
-    """Return the load of a run, by the files that it may have to read."""
+    """Return the expected amount of work of a run, from the size of the files that it may have to read."""
     from dmsg.analytics.listing import DirectoriesRead, recent_bytes
     from dmsg.analytics.main import sources
     from dmsg.analytics.session import Load
@@ -186,7 +186,8 @@ def _outcome_text(outcome: RunOutcome) -> str:
 
 @contextlib.contextmanager
 def _one_stream(out: str) -> Iterator[None]:
-    """Context that excludes other streams, because Spark's checkpoints are for one; runs may take turns with it."""
+    """Context manager that excludes other streams, because Spark's checkpoints allow only one.  Runs are possible
+    between its batches."""
     directory = local_directory(out)
     if directory is None:
         yield
@@ -250,7 +251,7 @@ def stream(
     if receipts is None:
         receipts, _ = _check_receipts(spool, out, clear=clear_keys)
     with _one_stream(out), session(master, memory, conf, _load_of(spool, receipts, out)) as spark:
-        # Spark sets handlers of its own at its start, so these come after it.
+        # These handlers are set after Spark has started, because Spark sets its own at its start.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
 

@@ -140,7 +140,8 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check that a value is not empty, because an unset shell variable must not mean the present directory."""
+    """Check that a value is not empty, because an empty value, as from an unset shell variable, would mean the present
+    directory."""
     if value is not None and not value.strip():
         raise click.BadParameter("is empty")
     return value
@@ -184,8 +185,8 @@ def tables_option(text: str = "Directory or URI of the tables.") -> Callable[[_C
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Context with a progress bar, which yields a function to call with a step's name, the amount done, and the whole
-    amount."""
+    """Context manager with a progress bar; yields a function to call with the name of a step, the amount done, and the
+    whole amount."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -223,7 +224,7 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], load: Load) 
             )
     except SparkFailed as error:
         raise SparkFailed(f"{error}{words.why()}") from None
-    # Spark's own handler would ask its Java to stop in the middle of another request.
+    # Spark's handler is replaced, because it would ask Java to stop in the middle of another request.
     signal.signal(signal.SIGINT, _interrupted)
     try:
         yield spark
@@ -233,15 +234,16 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], load: Load) 
 
 
 def _interrupted(number: int, frame: object) -> None:
-    """End the process at once on Ctrl-C.  The tables survive that as they survive kill -9, and Spark's Java ends by
-    itself."""
+    """End the process at once on Ctrl-C.  The tables survive this, as they survive kill -9, and Spark's Java process
+    ends by itself."""
     os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + b"dmsg: interrupted\n")
     os._exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager
 def silence_java() -> Iterator[_ErrorOutput]:
-    """Context in which the output of Java is hidden, unless --verbose is given; an error can be taken from it."""
+    """Context manager within which the output of Java is hidden, unless --verbose is given; an error can be taken from
+    it."""
     words = _ErrorOutput()
     if click.get_current_context().find_root().params.get("verbose"):
         yield words
@@ -251,7 +253,7 @@ def silence_java() -> Iterator[_ErrorOutput]:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    # Java holds its end of the pipe for as long as it lives, so the thread must read for as long.
+    # The thread reads until Java ends, because Java keeps its end of the pipe open until then.
     threading.Thread(target=words.read, args=(reading,), daemon=True).start()
     try:
         yield words

@@ -1,4 +1,4 @@
-"""``dmsg analytics explain``."""
+"""Command ``dmsg analytics explain``: explains the verdict on a server for a day."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dmsg.errors import DmsgError
 
 
 def _full_name(known: list[str], beginning: str) -> str:
-    """Return the full name of the server that a prefix or an address book name means.
+    """Return the full name of the server that a prefix, or a name of the address book, stands for.
 
-    :raises DmsgError: there is none, or there are several.
+    :raises DmsgError: no server matches, or several do.
     """
     from dmsg.analytics.explain import find_server
     from dmsg.clients.address_book import AddressBook

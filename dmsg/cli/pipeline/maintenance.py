@@ -1,4 +1,4 @@
-"""``dmsg analytics``: the commands that keep tables in order."""
+"""Command group ``dmsg analytics``: the commands that maintain the tables (install, optimize, forget)."""
 
 from __future__ import annotations
 

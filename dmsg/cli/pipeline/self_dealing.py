@@ -1,4 +1,4 @@
-"""``dmsg analytics self-dealing``."""
+"""Command ``dmsg analytics self-dealing``: lists servers that may carry the traffic of their operator's own clients."""
 
 from __future__ import annotations
 

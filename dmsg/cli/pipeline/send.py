@@ -1,4 +1,4 @@
-"""``dmsg analytics send``."""
+"""Command ``dmsg analytics send``: sends event files to a collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dmsg analytics``: the commands that look at tables."""
+"""Command group ``dmsg analytics``: the commands that show tables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def report(out: str, html: Path, as_of: datetime | None) -> None:
 @click.option("--day", metavar="DAY", help="Show only this day, as in 2026-01-31.  Default: the newest day.")
 @as_of_option
 @needs_tables
-# Three checks of options stand before the table, which has two layouts.
+# The function has many branches: three checks of options, and two layouts of the table.
 def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of: datetime | None) -> None:  # noqa: C901
     """Show a gold table in the terminal; needs no Java.  `dmsg analytics tables` lists their names."""
     from pyarrow import compute
@@ -96,7 +96,7 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
         return
     for row in shown:
         grid.add_row(*(Text(_cell_text(row[name])) for name in names))
-    console = screen(10_000)  # The width suits other programs, and less -S.
+    console = screen(10_000)  # Lines are not wrapped, which suits other programs and less -S.
     if not console.is_terminal:
         grid.expand = False
     elif console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
@@ -165,7 +165,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
         try:
             PubKey.from_hex(row["server"])
         except DmsgError:
-            continue  # Nobody can have posted such an entry.
+            continue  # The key is left out, because nobody can have posted an entry with it.
         servers.append({"static": row["server"], "weight": row["weight"], "reasons": row["reasons"].split(", ")})
     if len(servers) < len(rows):
         click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)

@@ -1,4 +1,4 @@
-"""``dmsg analytics sql``."""
+"""Command ``dmsg analytics sql``: runs an SQL query of the tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROWS = 100
 MAX_ROWS = 1_000_000
-"""Maximum number of rows of an answer, which is held in memory."""
+"""Maximum number of rows of an answer, which is kept in memory."""
 
 
 @command()
@@ -70,7 +70,7 @@ def sql(out: str, query: str, rows: int, as_csv: bool, as_of: datetime | None) -
 
 
 def _plain(value: object) -> object:
-    """Return a value for JSON, which has no infinity and no NaN."""
+    """Return a value in a form that JSON allows; infinity and NaN become null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

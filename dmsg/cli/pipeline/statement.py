@@ -1,4 +1,5 @@
-"""``dmsg analytics statement|verify-statement``: signed statements of a day's credits, which both ends confirm."""
+"""Commands ``dmsg analytics statement`` and ``verify-statement``: signed statements of the bytes that servers delivered
+on a day, as both ends confirm."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def statement(
 
 
 def _files(inputs: Path) -> list[Path]:
-    """Return all files of receipts below a directory, and tell what cannot be read."""
+    """Return all files of receipts below a directory, and report the files that cannot be read."""
     from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
     from dmsg.telemetry.spool_listing import left_lines, list_sealed, merge
 
@@ -163,9 +164,9 @@ def verify_statement(file: Path, inputs: Path | None, operator: str | None, abou
 
 
 def _remake(statement: Statement, inputs: Path) -> None:
-    """Make the statement again from the files that it names.
+    """Compute the statement again from the files that it names.
 
-    :raises DmsgError: files are missing, or the statement is another one.
+    :raises DmsgError: files are missing, or the computed statement differs.
     """
     from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError, body_of
@@ -193,7 +194,7 @@ def _remake(statement: Statement, inputs: Path) -> None:
 
 
 def _lines_of(credits: Credits) -> dict[str, Mapping[str, Any]]:
-    """Return the lines of servers and pairs that a statement would have, by their names."""
+    """Return the lines of servers and pairs that a statement would have, by the names of servers and clients."""
     lines: dict[str, Mapping[str, Any]] = {}
     for server, total in credits.servers.items():
         counts = {name: getattr(total, name) for name in _COUNTS if hasattr(total, name)}
@@ -214,7 +215,7 @@ def _name(line: Mapping[str, Any]) -> str:
 
 def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]) -> int:
     """Print in which lines the receipts differ from the statement; return the number of these lines."""
-    # The sums of servers tell more than those of pairs, and come first.
+    # The sums of servers come first, because they are more informative than those of pairs.
     names = sorted(stated.keys() | ours.keys(), key=lambda name: (not name.startswith("server "), name))
     different = [name for name in names if stated.get(name) != ours.get(name)]
     for name in different[:SHOWN]:
@@ -247,7 +248,7 @@ def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> N
     _warn(own)
     ours = {name: line for name, line in _lines_of(own).items() if about.hex() in name}
     if len([one for one in stated if one.startswith("server ")]) == 0 and stated:
-        # A client's receipts say nothing of the whole sum of a server.
+        # Lines of servers are skipped for a client, whose receipts do not show a server's whole sum.
         ours = {name: line for name, line in ours.items() if line["kind"] == "pair"}
     named = {line["sha256"] for line in statement.lines() if line["kind"] == "input"}
     left = own.inputs.keys() - named

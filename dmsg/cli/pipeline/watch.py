@@ -1,4 +1,5 @@
-"""``dmsg analytics attention|watch``: what needs an operator's attention, once or as runs go on."""
+"""Commands ``dmsg analytics attention`` and ``watch``: show what needs an operator's attention, once or after each
+run."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def watch(out: str, every: float) -> None:
     if output.state.json:
         _say_each_run(out, every, state, found)
     shown = _fit_findings(console, state, found, at)
-    # A file or another program gets each run once.
+    # In a file or a pipe, the findings of each run are printed once.
     with Live(shown, console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         if live is None:
             console.print(shown)
@@ -78,7 +79,7 @@ def watch(out: str, every: float) -> None:
             run, problem = state.run, ""
             try:
                 state, found, at = _read_findings(out, None)
-            # The last result stays on the screen, and the next check is as planned.
+            # The error is ignored: the last result stays on the screen, and the next check is tried as planned.
             except (LakeError, DeltaError, OSError) as error:
                 problem = str(error).partition("\n")[0]
             shown = _fit_findings(console, state, found, at, problem)
@@ -119,7 +120,8 @@ def _say_each_run(out: str, every: float, state: State, findings: list[Finding])
             time.sleep(every)
             if _reader_is_gone():
                 raise SystemExit(output.EXIT_PIPE)
-            with suppress(LakeError, DeltaError, OSError):  # The last result stays, and the next check is as planned.
+            with suppress(LakeError, DeltaError, OSError):
+                # The error is ignored, and the next check is tried as planned.
                 state, findings, _ = _read_findings(out, None)
 
 

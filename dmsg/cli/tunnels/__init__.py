@@ -1,1 +1,1 @@
-"""Commands that carry TCP connections through streams."""
+"""Commands that carry TCP connections through streams: ``dmsg forward``, ``expose`` and ``socks``."""

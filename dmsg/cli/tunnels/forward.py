@@ -1,4 +1,4 @@
-"""``dmsg forward`` and ``dmsg expose``: TCP ports over dmsg."""
+"""Commands ``dmsg forward`` and ``dmsg expose``: TCP ports over dmsg."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def warn(failure: Failure, target: str = "") -> None:
-    """Print one line about a connection that failed; the others continue.
+    """Print one line about a connection that failed; other connections continue.
 
     :param target: destination of the connection, if the error does not name it.
     """

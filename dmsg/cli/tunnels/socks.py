@@ -1,4 +1,4 @@
-"""``dmsg socks``: a SOCKS5 proxy to peers."""
+"""Command ``dmsg socks``: runs a SOCKS5 proxy to peers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NotAPeer(UnknownName):
-    """Error: the host does not belong to this network, and the proxy reaches no other."""
+    """Error: the host is neither a key nor a name of a peer, and the proxy reaches no other hosts."""
 
 
 def peer_of(host: str, port: int) -> DmsgAddress:
