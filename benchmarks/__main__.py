@@ -17,7 +17,7 @@ from benchmarks.discovery import discovery_rows
 from benchmarks.entries import many_rows, size_rows
 from benchmarks.flood import flood_rows
 from benchmarks.herd import herd_rows
-from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
+from benchmarks.machine import CIPHER, aead, cores, pin, raise_descriptor_limit
 from benchmarks.messaging import messaging_rows
 from benchmarks.path import path_rows
 from benchmarks.relay import connect_row, crowd_rows, memory_rows, mixed_rows, relay_rows, transport_row, websocket_rows
@@ -63,6 +63,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "versions": {name: version(name) for name in ("dmsg", "twisted", "cryptography", "coincurve")},
+        "cipher": CIPHER.value,
         "aead_64_us": aead(71) * 1e6,
         "load": os.getloadavg()[0],
     }

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.machine import Entity, aead, away, start_server, tcp_echo
+from benchmarks.machine import CIPHER, Entity, aead, away, start_server, tcp_echo
 
 SIZES = (64, 1024, 16 * 1024, 60_000)
 SECONDS = 1.5
@@ -85,6 +85,7 @@ def _one_at_a_time(server: Entity, where: dict[str, Any]) -> dict[str, Any]:
 async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any) -> Any:
     from twisted.internet.endpoints import TCP4ClientEndpoint
 
+    from dmsg.base.cipher_names import Cipher
     from dmsg.keys import PubKey, SecKey
     from dmsg.net.links.connect import LinkClientEndpoint
     from dmsg.net.links.records import record_links
@@ -92,9 +93,11 @@ async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any)
     from dmsg.v2019.transport_streams import TransportStreams
 
     key = SecKey.generate()
-    streams = TransportStreams(reactor, key, lambda port: factory, turn.add_stream) if where["secure"] else None
+    streams = None
+    if where["secure"]:
+        streams = TransportStreams(reactor, key, lambda port: factory, turn.add_stream, cipher=CIPHER)
     endpoint = TCP4ClientEndpoint(reactor, where["host"], where["port"])
-    make_link = record_links(reactor, turn, key, PubKey.from_hex(where["server"]))
+    make_link = record_links(reactor, turn, key, PubKey.from_hex(where["server"]), aes_gcm=CIPHER is Cipher.AES_256_GCM)
     noise = LinkClientEndpoint(reactor, endpoint, make_link)
     session = await noise.connect(
         lambda remote: ClientSession(reactor, turn, key.public, remote, accept=lambda: factory, streams=streams)

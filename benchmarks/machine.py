@@ -18,11 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
+from dmsg.base.cipher_names import AUTO, Cipher
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.cipher_choice import preferred_cipher
+from dmsg.noise.ciphers import begin_cipher
 
 START_TIMEOUT = 30.0
+CIPHER = preferred_cipher(os.environ.get("DMSG_BENCH_CIPHER", AUTO))
+"""Cipher of connections, of transports and of the limit beside them; the variable forces one."""
 PR_SET_PDEATHSIG = 1
 
 # larger reads and writes cost ten times more when malloc gives them back each time
@@ -154,6 +157,7 @@ def start_server(*arguments: str, core: int | None = None) -> tuple[Entity, tupl
         "--create",
         "--request-rate=0",
         "--max-per-address=0",
+        f"--cipher={CIPHER.value}",
         *arguments,
         core=core,
     )
@@ -172,9 +176,9 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-def aead(size: int, seconds: float = 0.4) -> float:
-    """CPU seconds to decrypt and encrypt one message of ``size`` bytes, and nothing else."""
-    cipher = ChaCha20Poly1305(bytes(32))
+def aead(size: int, seconds: float = 0.4, kind: Cipher = CIPHER) -> float:
+    """Return the CPU seconds to decrypt and encrypt one message of ``size`` bytes, and nothing else."""
+    cipher = begin_cipher(kind, bytes(32))
     nonce = bytes(12)
     plain = bytes(size)
     sealed = cipher.encrypt(nonce, plain, None)

@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from benchmarks.machine import Entity, aead, away, key_agreement, splice, tcp_echo
+from dmsg.base.cipher_names import Cipher
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import (
@@ -335,7 +336,7 @@ def _through_clients(address: tuple[str, int], key: PubKey, pairs: int) -> list[
         size = row.pop("size", None)
         if size is not None:
             # what a sender cannot do without: to seal the message
-            limit = aead(size) / 2
+            limit = aead(size, kind=Cipher.CHACHA20_POLY1305) / 2
             row["limit_us"] = limit * 1e6
             row["share_of_limit"] = limit * row["per_sender_cpu_second"]
         elif "p50_ms" in row:

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.machine import MALLOC, Entity, aead, begin_child, cpu_of
+from benchmarks.machine import CIPHER, MALLOC, Entity, aead, begin_child, cpu_of
 from dmsg.keys import SecKey, write_key_file
 
 SECONDS = 4
@@ -124,12 +124,13 @@ def _dmsg(stack: ExitStack, directory: Path, target: int, echo: int) -> tuple[in
             "--key-file=server.key",
             "--create",
             f"--discovery={url}",
+            f"--cipher={CIPHER.value}",
         )
     )
     relay.wait_for("registered in discovery")
     key = SecKey.generate()
     write_key_file(directory / "home.key", key)
-    common = ("-d", url, "--min-servers", "1")
+    common = ("-d", url, "--min-servers", "1", "--cipher", CIPHER.value)
     processes = {}
     ports = []
     for name, there in (("iperf", target), ("echo", echo)):

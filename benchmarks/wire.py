@@ -12,6 +12,8 @@ import socket
 import struct
 import time
 
+from benchmarks.machine import CIPHER
+from dmsg.base.cipher_names import Cipher
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.carriers.requests import PATH
 from dmsg.net.websocket.byte_stream import StreamReader
@@ -48,7 +50,7 @@ class Connection:
         self._reader = StreamReader(masked=False) if websocket else None
         if websocket:
             self._upgrade()
-        handshake = XKHandshake(self.key, server)
+        handshake = XKHandshake(self.key, server, aes_gcm=CIPHER is Cipher.AES_256_GCM)
         self.socket.sendall(self.wrapped(handshake.data_to_send()))
         while handshake.remote is None:
             data = self.socket.recv(4096)
@@ -57,7 +59,9 @@ class Connection:
             handshake.receive_data(self.unwrapped(data))
             self.socket.sendall(self.wrapped(handshake.data_to_send()))
         assert handshake.keys is not None
-        self.sealer, self.opener = RecordSealer(handshake.keys[0]), RecordOpener(handshake.keys[1])
+        cipher = handshake.cipher
+        self.sealer = RecordSealer(handshake.keys[0], cipher=cipher)
+        self.opener = RecordOpener(handshake.keys[1], cipher=cipher)
         self._frames = FrameBuffer()
         self._scratch = bytearray(RECEIVE_SIZE + 2 * 65540)
         self._ready: list[Frame] = []
