@@ -16,6 +16,7 @@ OUTSIDE = ("benchmarks", "contrib", "docs", "fuzz")
 SCENARIOS = {
     ".": "atomic_write delivery_before_errors dependencies forking metadata public rooms signed targets",
     "agent": "socket",
+    "aio": "server",
     "analytics": "spark",
     "cli": "commands interrupted json offered process_behaviour start tools untrusted_names",
     "clients": "addresses",
@@ -30,9 +31,10 @@ SCENARIOS = {
     "rmb": "enemies failures full_disk random_input",
     "rmb/twins": "values",
     "streams": "family",
+    "streams/core": "ciphers",
     "tap": "daemons",
     "v2019": (
-        "footprint half_close provoked reentrancy relay_corners secure streams table_vectors telemetry"
+        "ciphers footprint half_close provoked reentrancy relay_corners secure streams table_vectors telemetry"
         " unread_requests upgrade vectors"
     ),
 }
