@@ -60,7 +60,7 @@ class AgentClient:
         """Public key of the agent, which is the address of its programs."""
         return self._key
 
-    # --- as a service ---
+    # --- methods of a Twisted service ---
 
     def startService(self) -> None:
         """Do nothing, because the agent runs already."""

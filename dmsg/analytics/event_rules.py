@@ -12,8 +12,8 @@ OLDEST = 1_577_836_800_000
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
 """Time in ms by which the clock of an entity may be ahead."""
 SILENCE_SECONDS = 15 * 60
-"""Seconds without an event after which a process counts as gone. Processes write an event every minute, and files are
-sealed every five minutes.
+"""Seconds without an event after which a process is taken to have ended. Processes write an event every minute, and
+files are sealed every five minutes.
 """
 LARGEST = 2**50
 """Largest number allowed in an event.  Sums of such numbers could overflow, so they are bounded (``gold.totals``)."""

@@ -1,4 +1,4 @@
-"""Runs over a lake: mutual exclusion between runs, and the state that each run left.
+"""Runs over a set of tables: mutual exclusion between runs, and the state that each run left.
 
 ``OUT/runs`` is a small table of its own. A run that wants to write claims the right to write in a transaction that only
 one of several runs can commit. While it writes, it renews its claim every minute. Its final transaction records the
@@ -379,7 +379,7 @@ class Claim:
                 raise self._runs.taken_over()
 
     def finish(self, state: State) -> None:
-        """Commit the state: from now on readers see what this run wrote."""
+        """Commit the state: from now on readers see the rows that this run wrote."""
         self.check()
         self._end(DONE, json.dumps({"format": FORMAT, **state.__dict__}))
 

@@ -1,4 +1,4 @@
-"""Limit of the memory that a process uses for its peers: adds up what is buffered, and chooses the data to drop.  No
+"""Limit of the memory that a process uses for its peers: adds up the buffered bytes, and chooses the data to drop.  No
 I/O, no clock.
 
 Every queue has a limit of its own; this is the limit of their sum.  A *source* is an object that buffers data for

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNREAD_LIMIT = 1024 * 1024
 """Number of received and unread bytes at which the peer is paused."""
 CLOSE_TIMEOUT = 10.0
-"""Seconds that closing a stream waits until the peer has received everything."""
+"""Seconds that closing a stream waits until the peer has received all data."""
 
 
 @implementer(IHalfCloseableProtocol, IPushProducer)
@@ -165,9 +165,9 @@ class Stream:
         self._stream.loseWriteConnection()
 
     def close(self) -> None:
-        """Close the stream when the peer has received everything.
+        """Close the stream when the peer has received all data.
 
-        :raises TimeoutError: the peer does not read everything in time; then the stream is aborted.
+        :raises TimeoutError: the peer does not read all data in time; then the stream is aborted.
         """
         call_in_reactor(self._reactor, self._close)
         protocol = self._protocol

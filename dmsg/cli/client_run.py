@@ -47,7 +47,7 @@ MOST_SIGNALS = 3
 """Number of times Ctrl-C must be pressed to end the process at once.  The first one starts an orderly end, and the
 second cuts it short."""
 NOTICE_AFTER = 1.5
-"""Seconds after which a command says what it waits for."""
+"""Seconds after which a command prints what it is waiting for."""
 
 
 def run(main: Main, *, logs: bool = False) -> NoReturn:
@@ -113,7 +113,7 @@ class _Run:
         self._reactor.callLater(0, self._running.cancel)
 
     def _interrupted(self) -> Deferred[None] | None:
-        """Handle Ctrl-C or SIGTERM: cancel the command, and wait until it has closed everything."""
+        """Handle Ctrl-C or SIGTERM: cancel the command, and wait until it has closed its client and files."""
         if self._finished.called:
             return None
         self._running.cancel()

@@ -41,7 +41,7 @@ class NoSuchName(UnknownName):
 
 
 def default_path() -> Path:
-    """Return the path of the book."""
+    """Return the path of the address book's file."""
     named = os.environ.get("DMSG_NAMES")
     if named:
         return Path(named)

@@ -27,7 +27,7 @@ C = TypeVar("C", bound=AnyClient)
 class SharedClients(Generic[C]):
     """Clients of one protocol family that the process shares, by their settings.
 
-    :param make: makes a client, given the reactor, the key, the URLs, and whatever else distinguishes clients.
+    :param make: makes a client, given the reactor, the key, the URLs, and further settings by which clients differ.
     """
 
     def __init__(self, prefix: str, make: Callable[..., C]) -> None:

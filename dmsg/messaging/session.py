@@ -346,8 +346,8 @@ class ClientSession(Session):
 
         def late() -> None:
             if self._link is not None and (self._link.unsent() or self._holding):
-                # The wait goes on: CloseChannel has not been sent yet, or its answer is behind data that an application
-                # on this side does not read.
+                # The wait goes on: CloseChannel has not been sent yet, or its answer is queued behind data that an
+                # application on this side does not read.
                 self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
                 return
             del self._closing[channel]

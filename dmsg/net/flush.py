@@ -48,7 +48,7 @@ class TurnFlush:
         self._scheduled = False
 
     def add(self, link: Flushable) -> None:
-        """Flush ``link`` at the end of this turn, when everything readable has been read."""
+        """Flush ``link`` at the end of this turn, when all readable connections have been read."""
         self._links.append(link)
         if not self._scheduled:
             self._schedule()

@@ -1,6 +1,7 @@
 """Addresses of the network interfaces of this machine, from ``getifaddrs(3)``.
 
-Python's standard library tells the names of the interfaces but neither their addresses nor the sizes of their networks.
+Python's standard library gives the names of the interfaces, but neither their addresses nor the sizes of their
+networks.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _HAS_SIZE = sys.platform != "linux"
 
 
 class _IfAddrs(ctypes.Structure):
-    """Entry of the list of ``getifaddrs``: the part that all systems share."""
+    """Structure of an entry in the list of ``getifaddrs``; only the fields that all systems have."""
 
 
-_IfAddrs._fields_ = [  # The structure refers to itself.
+_IfAddrs._fields_ = [  # The fields are set here, because the structure refers to itself.
     ("next", ctypes.POINTER(_IfAddrs)),
     ("name", ctypes.c_char_p),
     ("flags", ctypes.c_uint),
@@ -36,7 +37,8 @@ _IfAddrs._fields_ = [  # The structure refers to itself.
 
 
 def interface_addresses() -> list[Address]:
-    """Return the addresses of all interfaces that are up, in the order of the system; empty if it tells none."""
+    """Return the addresses of all interfaces that are up, in the order of the system; empty if the system gives
+    none."""
     with suppress(OSError):
         found = (address for _, flags, address, _ in system_addresses() if flags & UP)
         return list(dict.fromkeys(islice(found, MAX_ADDRESSES)))
@@ -46,7 +48,7 @@ def interface_addresses() -> list[Address]:
 def system_addresses() -> Iterator[tuple[str, int, IPv4Address | IPv6Address, IPv4Address | None]]:
     """Iterate over the addresses of all network interfaces: name and flags of the interface, address, IPv4 netmask.
 
-    :raises OSError: the system does not tell.
+    :raises OSError: the system does not give the list.
     """
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
@@ -75,6 +77,6 @@ def _read(pointer: int | None) -> IPv4Address | IPv6Address | None:
     if family == socket.AF_INET6:
         data = bytearray(ctypes.string_at(pointer + 8, 16))
         if data[0] == 0xFE and data[1] & 0xC0 == 0x80 and _HAS_SIZE:
-            data[2:4] = b"\0\0"  # BSD keeps the scope inside the address.
+            data[2:4] = b"\0\0"  # BSD stores the scope inside the address, from which it is removed.
         return IPv6Address(bytes(data))
     return None

@@ -72,7 +72,7 @@ class ListeningService(Service):
         raise NotImplementedError
 
     async def _stop(self) -> None:
-        """Accept no new connections, and release everything."""
+        """Accept no new connections, and release all resources."""
         raise NotImplementedError
 
     async def _listen(self, factory: IProtocolFactory) -> bool:

@@ -22,7 +22,7 @@ the process's base size is more, that counts instead.
 """
 TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
 """Shortest and longest pause in seconds between two requests to the allocator to return memory. The pause doubles after
-each request that had no effect, until something changes.
+each request that had no effect, until the amount of memory changes much.
 """
 TRIM_COST = 1000.0
 """Minimum length of a pause, as a multiple of the time that the last request took."""
@@ -95,7 +95,7 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 class MemoryWatch(Generic[Holder]):
-    """Base of a source of holdings.
+    """Base class of sources that report the memory buffered for peers.
 
     A source calls :meth:`next_check` before it goes through its holders, then :meth:`age` for each.
 

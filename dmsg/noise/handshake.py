@@ -61,8 +61,8 @@ class HandshakeResult:
     """Result of a finished handshake.
 
     :ivar remote: static key of the other side, which it has proved to have.
-    :ivar send_key: 32 bytes that encrypt what this side sends.
-    :ivar receive_key: 32 bytes that decrypt what this side receives.
+    :ivar send_key: 32 bytes, the key that encrypts the data that this side sends.
+    :ivar receive_key: 32 bytes, the key that decrypts the data that this side receives.
     :ivar hash: 32 bytes, the handshake hash (channel binding).
     """
 

@@ -114,7 +114,7 @@ class StopOnFailure(MultiService):
         raise SystemExit(1) from None
 
     def _remove_pid_file(self) -> None:
-        """Remove the pid file, as twistd does at an orderly end."""
+        """Remove the pid file, which twistd removes only at an orderly end."""
         name = self._twistd.get("pidfile")
         if name:
             with suppress(OSError):

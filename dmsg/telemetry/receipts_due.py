@@ -3,8 +3,9 @@
 Any other receipt would cost the pipeline time and take space in the spool, so it is rejected here. Cheap checks come
 first; a signature is verified only if a receipt is due.
 
-After a crash a server does not know what it had carried. For a while after its start it therefore also accepts
-receipts of unknown transports. The pipeline finds out from the server's earlier events which of these are genuine.
+After a crash a server does not know which transports it had carried. For a while after its start it therefore also
+accepts receipts of unknown transports. The pipeline finds out from the server's earlier events which of these are
+genuine.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Lab:
         self.network.run_until(lambda: all(deferred.called for deferred in published), patience)
 
     def kill(self, name: str) -> None:
-        """Kill the entity on a host as ``kill -9`` does."""
+        """Kill the entity on a host, like ``kill -9``."""
         self.network.host(name).kill()
         self.servers.pop(name, None)
         self.clients.pop(name, None)

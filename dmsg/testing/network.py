@@ -366,7 +366,7 @@ class Host:
     # --- faults ---
 
     def kill(self) -> None:
-        """Kill the host's process as ``kill -9`` does: the process is not told, and its peers get a reset."""
+        """Kill the host's process, like ``kill -9``: the process is not notified, and its peers get a reset."""
         self.alive = False
         self.life += 1
         self._paused = None
@@ -382,12 +382,12 @@ class Host:
         self.alive = True
 
     def pause(self) -> None:
-        """Pause the host's process as ``SIGSTOP`` does: connections stay, but nothing runs."""
+        """Pause the host's process, like ``SIGSTOP``: its connections stay open, but no code runs."""
         if self._paused is None:
             self._paused = []
 
     def resume(self) -> None:
-        """Resume the host's process as ``SIGCONT`` does."""
+        """Resume the host's process, like ``SIGCONT``."""
         waiting, self._paused = self._paused or [], None
         for action in waiting:
             self.do(action)

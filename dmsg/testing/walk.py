@@ -274,7 +274,7 @@ class Walk:
         one.connect(two.public_key, Fixed(talker), port).addCallbacks(opened, failed)
 
     def _finish(self, step: Step) -> None:
-        """Close a stream whose other end has nothing under way; what was sent before must still arrive."""
+        """Close a stream whose other end has nothing under way; the data sent before must still arrive."""
         may = [
             talker
             for talker in self._streams[4:]

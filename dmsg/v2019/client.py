@@ -226,7 +226,8 @@ class Client(DelegatedClient[ClientSession]):
     ) -> Deferred[IProtocol]:
         """Open a stream that only measures round trips; no program of the remote sees it or has to listen.
 
-        Each ``send(b"")`` of the protocol's transport is a round trip.  Fails as :meth:`connect` does, and with
+        Each ``send(b"")`` of the protocol's transport is a round trip.  Fails with the errors of :meth:`connect`, and
+        with
         :class:`~dmsg.errors.PingUnavailable` if the remote does not answer probes.
 
         :param port: port on which a program of the remote must listen, or the stream is refused; None measures the

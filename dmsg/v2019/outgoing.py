@@ -164,8 +164,8 @@ class Outgoing:
     ) -> Deferred[None]:
         """Resume a stream that this client opened over a new transport through this server.
 
-        The present transport of the stream is closed first.  Fails as :meth:`open` does; if the remote has closed the
-        stream, with a TransportRefused whose ``final`` is true.
+        The present transport of the stream is closed first.  Fails with the errors of :meth:`open`; if the remote has
+        closed the stream, with a TransportRefused whose ``final`` is true.
         """
         streams = self._streams
         end = stream.secure_end

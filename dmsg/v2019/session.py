@@ -232,8 +232,8 @@ class ClientSession(Session):
         self.core.is_lost = True
         if not self.established.called:
             self.established.errback(reason)
-            # This errback is added because the caller may have given up, and then nobody else handles this failure.  A
-            # later caller checks `connected` instead.
+            # The failure is marked as handled here, because the caller may have given up, and then nobody else handles
+            # it.  A later caller checks `connected` instead.
             self.established.addErrback(lambda _: None)
 
         def tell() -> None:

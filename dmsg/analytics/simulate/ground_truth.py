@@ -17,7 +17,7 @@ silent; crashed on the day before, as others do by chance; carries the traffic o
 else; that of two such keys; carries most of its day within half an hour.
 """
 QUIET = frozenset({SLOW, FULL, SKEWED, LOSER, SILENT, RING, OWN_KEYS, BURST})
-"""Servers that do not also go away or crash by chance."""
+"""Servers that have no random outages or crashes in addition to their anomaly."""
 LIE = 1.03
 SCANNERS = 3
 SKEW_MS = 180_000

@@ -115,7 +115,8 @@ class Scenario:
             .withColumn("midnight", F.lit(network.first_ms) + F.col("day").cast("long") * DAY_MS)
             .withColumn("role", F.lit("server"))
             .withColumn("skew", F.when(F.col("server") == SKEWED, SKEW_MS).otherwise(0))
-            # ``away`` is the minute in which a server goes away, ``crashed`` whether it ends without a stop event.
+            # ``away`` is the minute in which a server's outage begins, ``crashed`` whether it ends without a stop
+            # event.
             .withColumn("away", F.when(away < 0.05, F.floor(300 + 4000 * away * 4).cast("int")))
             .withColumn("crashed", away < 0.025)
         )
@@ -157,8 +158,8 @@ class Scenario:
 
     @staticmethod
     def processes(plan: DataFrame) -> DataFrame:
-        """Return a row for each process: its ``first`` minute and number of ``minutes``. A server that was away has
-        two."""
+        """Return a row for each process: its ``first`` minute and number of ``minutes``. A server with an outage has
+        two processes."""
         away, life = F.col("away"), F.col("life")
         return (
             plan.withColumn(
@@ -174,7 +175,7 @@ class Scenario:
 
     @staticmethod
     def minutes_present(plan: DataFrame) -> DataFrame:
-        """Return a row for each minute in which a server was not away; ``i`` numbers the rows."""
+        """Return a row for each minute without an outage of the server; ``i`` numbers the rows."""
         minute, away = F.col("minute"), F.col("away")
         return (
             plan.withColumn("minute", F.explode(F.sequence(F.lit(0), F.lit(MINUTES - 1))))

@@ -124,7 +124,7 @@ class Destination:
             raise
 
     def release(self) -> None:
-        """Unlock the items, so that another transfer may resume what is incomplete.  May be repeated."""
+        """Unlock the items, so that another transfer may resume incomplete ones.  May be repeated."""
         held, self._held = self._held, []
         for part in held:
             part.release()

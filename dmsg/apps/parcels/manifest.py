@@ -72,7 +72,7 @@ def parts_of(path: object) -> list[str]:
 
 
 def stays_inside(path: str, target: object) -> bool:
-    """Whether a link at ``path`` leads to something in the same tree, whatever other links the tree has.
+    """Whether a link at ``path`` leads to something in the same tree, even with the tree's other links.
 
     Parts ``..`` may only come first.  After the name of another link, their target would be unknown.
     """

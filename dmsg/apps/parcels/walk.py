@@ -156,7 +156,7 @@ class OfferedFiles:
 def walk(
     paths: Sequence[Path], *, hidden: bool = False, called: str | None = None, base: Path | None = None
 ) -> WalkResult:
-    """Find everything to send below some files and directories; blocks while it reads the disk.
+    """Find all files, directories and links to send below some paths; blocks while it reads the disk.
 
     :param hidden: whether to include names that begin with a dot.
     :param called: name under which a single path is sent instead of its own.

@@ -51,11 +51,11 @@ WHAT = "parcels"
 
 
 class ParcelCut(TransferError):
-    """Error: the connection was lost before everything had arrived."""
+    """Error: the connection was lost before all bytes had arrived."""
 
 
 class GivenUp(ParcelCut, Unwanted):
-    """Error: the other side ended the transfer before anything had arrived."""
+    """Error: the other side ended the transfer before any bytes had arrived."""
 
 
 class PartKept(ParcelCut, CutShort):

@@ -362,7 +362,7 @@ class _CopyProgress:
         )
 
     def update(self) -> None:
-        """Update the display, and end the copy if its peer has been away for too long."""
+        """Update the display, and end the copy if its peer has been unreachable for too long."""
         stream = self.transport
         now = self._reactor.seconds()
         if stream is not None and stream.away_since is not None and self._since is None:

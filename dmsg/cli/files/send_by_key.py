@@ -73,7 +73,7 @@ def say_left_out(walked: WalkResult) -> None:
 
 
 def print_beside_bars(progress: Progress, print_text: Callable[[], None]) -> None:
-    """Print something without disturbing the bars, which are redrawn below it."""
+    """Print text above the progress bars, which are redrawn below it."""
     shown = progress.live.is_started
     if shown:
         progress.stop()

@@ -191,7 +191,7 @@ def start_at(continue_at: str | None, output: Path | None) -> int:
 
 
 def _written_out(text: str, values: dict[str, str]) -> str:
-    """Expand a format as curl's ``-w`` does: ``%{NAME}``, ``\\n`` and ``\\t``."""
+    """Expand a format like curl's ``-w``: ``%{NAME}``, ``\\n`` and ``\\t``."""
     text = re.sub(r"%\{(\w+)\}", lambda match: values.get(match[1], ""), text)
     return text.replace("\\n", "\n").replace("\\t", "\t").replace("%%", "%")
 

@@ -202,7 +202,7 @@ class _Measurement:
         )
 
     def begin(self, seconds: float) -> None:
-        """Tell the peer what is measured, and start sending unless the peer sends."""
+        """Send the peer the settings of the measurement, and start sending data unless the peer sends."""
         self._started = self._reported_at = time.perf_counter()
         self._acknowledged = [one.acknowledged_bytes or 0 for one in self._transports]
         header = json.dumps({"reverse": self._reverse, "seconds": seconds}).encode() + b"\n"
@@ -228,7 +228,7 @@ class _Measurement:
         self._reported_at, self._reported_bytes = now, total
 
     async def received(self) -> None:
-        """Wait until the peer has sent everything.
+        """Wait until the peer has sent all its data.
 
         :raises DmsgError: a stream was lost before.
         """
@@ -239,7 +239,7 @@ class _Measurement:
             raise DmsgError(f"stream was lost: {broken}")
 
     async def sent(self, seconds: float) -> None:
-        """Wait until the time is over or a stream is lost, and then until everything is acknowledged."""
+        """Wait until the time is over or a stream is lost, and then until all data are acknowledged."""
 
         waiting: Deferred[None] = Deferred()
 

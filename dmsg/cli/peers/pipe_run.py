@@ -115,7 +115,7 @@ class _Stream(Protocol):
         self._close_call = self._reactor.callLater(wait or 0, self._close)
 
     def readConnectionLost(self) -> None:
-        """Close standard output, because the other side sends no more data; at a terminal, end everything."""
+        """Close standard output, because the other side sends no more data; at a terminal, end the whole command."""
         assert self._console is not None
         self.output_ended = True
         self._console.unregisterProducer()
@@ -201,7 +201,7 @@ class OneStreamFactory(Factory):
         return self._stream
 
     async def wait_until_ended(self, client: object) -> None:
-        """Wait until the stream has ended, with notices while the other side is away."""
+        """Wait until the stream has ended, with notices while the other side cannot be reached."""
         with watch_connection(
             self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice
         ):

@@ -164,7 +164,7 @@ class Replacement:
 def decide_post(present: PresentState | None, entry: Entry, now: float, terms: Terms) -> Replacement:
     """Decide whether ``entry`` replaces what a store has of its key, and whether its server stays listed.
 
-    :raises EntryInvalid: as :func:`check_iteration` does.
+    :raises EntryInvalid: for the reasons of :func:`check_iteration`.
     """
     first = check_iteration(None if present is None else present.head, entry)
     if terms.checked:

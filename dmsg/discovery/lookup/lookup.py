@@ -55,7 +55,7 @@ _log = Logger()
 
 
 def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
-    """Parse and verify an entry from discovery, in whichever form it was signed."""
+    """Parse and verify an entry from discovery, in the form in which it was signed."""
     entry = Dialect.SEED.decode_signed(body)
     if key is not None and entry.static != key.hex():
         raise EntryError("the entry belongs to another key")
@@ -136,7 +136,8 @@ class Lookup:
         return self._ask(self._update(key, make))
 
     def delete(self, key: SecKey) -> Deferred[None]:
-        """Delete the entry of ``key``, whoever posted it. Fails with EntryNotFound if there is none."""
+        """Delete the entry of ``key``, even if another program has posted it. Fails with EntryNotFound if there is
+        none."""
         return self._ask(self._delete(key))
 
     def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[bool]:

@@ -303,7 +303,7 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.GO2019.entries, methods=_METHODS)
     def go_redirect(self, request: IRequest) -> bytes:
-        """Redirect a path without the final slash to the one with it, as Go's mux does."""
+        """Redirect a path without the final slash to the path with it, like Go's mux."""
         request.setResponseCode(301)
         request.setHeader(b"location", request.path + b"/")
         return b""

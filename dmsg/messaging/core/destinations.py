@@ -1,4 +1,5 @@
-"""Choice of the link that an OpenChannel goes to and of the channel's ids, or of a reason to refuse it.  No I/O.
+"""Choice, for an OpenChannel, of the link to forward it to and of the channel's ids, or of a reason to refuse it.  No
+I/O.
 
 The inputs are the body of the OpenChannel, the opener's link, the limits and the time.  The output is the newest link
 of the remote's key with a free id there, or a :class:`~dmsg.errors.DropReason`.  Nothing changes but rate limits; the
@@ -51,7 +52,8 @@ class Destinations:
     def find(
         self, peer: RelayPeer, body: bytes, limits: Limits, now: float
     ) -> tuple[RelayPeer, int, bytes] | DropReason:
-        """Return the link that an OpenChannel goes to, the id there and the opener's message; or why it is refused."""
+        """Return the link to forward an OpenChannel to, the id there and the opener's message; or the reason to refuse
+        it."""
         try:
             key, message = decode_open(body)
         except KeyFormatError:

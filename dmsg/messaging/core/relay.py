@@ -386,7 +386,7 @@ class Relay(ConnectionTable[RelayPeer]):
     def _refuse(self, peer: RelayPeer, name: int, target: End | None, reason: DropReason, now: float) -> None:
         self.drops[reason] += 1
         if target is not None and not peer.two_ids:
-            # The refusal ends whatever channel the client has under this id, so the server must end it, too.
+            # The refusal ends any channel that the client has under this id, so the server must end it, too.
             self._close(target)
         else:
             self._answer(peer, encode_closed(self._profile, name))

@@ -214,8 +214,8 @@ def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> Non
 
     :raises RemoteProtocolError: the header is valid only in the other profile.
     """
-    # The handshake does not name the profile, so a wrong setting shows only here.  The header has to fit exactly one
-    # profile; if in doubt the link goes on, because a false alarm would cut off a correct peer.
+    # The handshake does not name the profile, so a wrong setting can be noticed only here.  The link ends only if the
+    # header fits the other profile and not this one, because a false alarm would cut off a correct peer.
     seed_type, seed_size = _seed.unpack_from(buffer)
     size, skywire_type = _skywire.unpack_from(buffer)
     in_seed, in_skywire = _is_likely(seed_type, seed_size), _is_likely(skywire_type, size - 1)

@@ -436,7 +436,7 @@ class Acceptor(Factory):
         (victim or next(iter(self._handshakes))).evict()
 
     def _handshake_ended(self, link: Link) -> None:
-        """Remove a link from the handshakes under way, whatever its outcome."""
+        """Remove a link from the handshakes under way, whether it succeeded or failed."""
         if link not in self._handshakes:
             return
         name = self._counted_as.get(link)

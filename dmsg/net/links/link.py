@@ -181,7 +181,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         """Return the number of bytes queued since the last :meth:`flush`."""
         raise NotImplementedError
 
-    # --- Twisted's side ---
+    # --- calls of Twisted ---
 
     def connectionMade(self) -> None:
         if isinstance(self.transport, WebSocketTransport):
@@ -527,7 +527,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def close(self, reason: DropReason | None = None) -> None:
         """End the link when its queue is sent.
 
-        A client also waits until the server has read everything and closes the connection. The link is ended at once
+        A client also waits until the server has read all data and closes the connection. The link is ended at once
         after ``CLOSE_LIMIT`` seconds, or if nothing is sent for ``CLOSE_TIMEOUT`` seconds.
         """
         if self._closing or self._is_lost or self.transport is None:
@@ -569,7 +569,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             # The queue still shrinks, even if slowly, so the link may go on closing.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting, until)
         elif not waiting and not self.is_server_side and can_half_close(self._tcp):
-            # The peer's kernel has everything. The peer can still read the data after a clean close, but not after a
+            # The peer's kernel has all data. The peer can still read the data after a clean close, but not after a
             # reset.
             self._tcp.loseConnection()  # type: ignore[attr-defined]
         else:

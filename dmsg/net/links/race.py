@@ -34,7 +34,8 @@ class CarrierMemory:
         """Return the carriers in the order in which to try them: the one that worked last goes first."""
         last, failures = self._worked.get(server, (PLAIN, {}))
         for gone in failures.keys() - set(carriers):
-            # The server may name other ports each time.
+            # Failures of carriers that the entry no longer names are dropped, because a server may name other ports
+            # each time.
             del failures[gone]
         return sorted(carriers, key=lambda carrier: carrier != last)
 
@@ -57,14 +58,14 @@ class CarrierRace:
     """Connection attempt to one server over several carriers, each started ``HEAD_START`` seconds after the one
     before.
 
-    The first carrier over which the server answers the handshake is used, and the others are given up. At that time
-    the server does not know the client's key yet, so it never sees two connections of one client.
+    The first carrier over which the server answers the handshake is used, and the other attempts are given up.  At that
+    time no server has seen the client's key yet, so it never sees two connections of one client.
 
     :param carriers: carriers in the order in which to try them.
     :param endpoint: returns the endpoint of a carrier.
     :param make_link: makes a link, given the factory of its user and the callback for a failure.
     :ivar used: carrier of the connection; None before a carrier has worked.
-    :ivar failed: error messages by carrier, also of carriers that had a head start and have not answered.
+    :ivar failed: error messages by carrier, also of carriers that began earlier and have not answered.
     """
 
     def __init__(

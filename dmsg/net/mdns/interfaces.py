@@ -33,11 +33,12 @@ class Interface:
 
     @property
     def host(self) -> str:
-        """Own address as text, with its scope if it needs one."""
+        """This machine's address as text, with its scope if it needs one."""
         return self.scoped(str(self.address))
 
     def scoped(self, host: str) -> str:
-        """Return an address on this link as text to which a socket can connect: a link-local one gets the scope."""
+        """Return an address on this link as text to which a socket can connect: a link-local address gets the scope of
+        this link."""
         return f"{host}%{self.name}" if isinstance(self.address, IPv6Address) and "%" not in host else host
 
     def has_on_link(self, host: str) -> bool:

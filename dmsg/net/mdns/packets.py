@@ -56,7 +56,7 @@ class Question:
     name: Name
 
     def encode(self) -> bytes:
-        """Return the packet."""
+        """Return the packet with the question."""
         return _HEADER.pack(self.identifier, 0, 1, 0, 0, 0) + self._encode_question()
 
     def encode_answer(self, text: bytes) -> bytes:

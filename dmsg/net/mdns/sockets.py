@@ -44,7 +44,7 @@ class _Packets(DatagramProtocol):
 
 
 def is_ipv6(interface: Interface) -> bool:
-    """Whether the address is of IPv6."""
+    """Whether the address is an IPv6 address."""
     return isinstance(interface.address, IPv6Address)
 
 

@@ -79,7 +79,7 @@ class EndedCarrier:
     once.
 
     :ivar server: last server of the stream.
-    :ivar confirms: whether frames are acknowledged by the remote, as on the last carrier.
+    :ivar confirms: whether the last carrier's frames were acknowledged by the remote.
     """
 
     __slots__ = ("confirms", "server")

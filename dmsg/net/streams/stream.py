@@ -370,7 +370,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self.resumeProducing()
 
     def stopProducing(self) -> None:
-        """Close the stream, as :meth:`loseConnection` does."""
+        """Close the stream; the same as :meth:`loseConnection`."""
         self.loseConnection()
 
     def _deliver(self, data: bytes) -> None:

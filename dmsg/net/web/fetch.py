@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from treq.response import _Response
 
 MAX_HEAD = 64 * 1024
-"""Maximum number of bytes of a response before its body."""
+"""Maximum number of bytes of a response before its body (status line and headers)."""
 KEPT = 20
 """Seconds for which an idle connection is kept. This is less than the 30 s after which discoveries close it. Nobody
 knows whether a POST sent into a closing connection was accepted.

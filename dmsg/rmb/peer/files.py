@@ -200,7 +200,8 @@ class FileUploads:
             raise ValueError(f"{path}: not a regular file")
         if status.st_size > MAX_SIZE:
             raise ValueError(f"{path}: more than {MAX_SIZE} bytes")
-        if not status.st_size and _has_bytes(path):  # Files in /proc claim size 0 and would arrive empty.
+        if not status.st_size and _has_bytes(path):
+            # The file is refused: files in /proc report size 0, and would arrive empty.
             raise ValueError(f"{path}: the system does not tell its size; send a copy of the file")
         return Path(path), command, status.st_size
 

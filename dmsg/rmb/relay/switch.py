@@ -376,7 +376,7 @@ class Switch:
         if not header.wants_answer:
             return
         to = header.source if to is None else to
-        # A source without a twin, as in a message of a relay itself, can receive no answer.
+        # No error is sent to a source without a twin, as in a message that a relay made: it can receive no answer.
         if not to.twin:
             return
         said = error_answer(header, text, to if addressed else None, self.now())

@@ -426,7 +426,7 @@ class Uplink:
         self._held -= 1
         self._size -= len(message.data)
 
-    # --- the relays ---
+    # --- relays that connect or are lost ---
 
     def link_up(self, link: RelayLink) -> None:
         """Use a relay that has connected: prefer it if it is the only one, and send the waiting messages."""

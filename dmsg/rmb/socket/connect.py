@@ -1,4 +1,4 @@
-"""Client end of a websocket."""
+"""Client end of a websocket: connects to a relay and does the opening handshake."""
 
 from __future__ import annotations
 

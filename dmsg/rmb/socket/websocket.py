@@ -99,7 +99,7 @@ class Socket(HeldReading, TurnTaker):
     transport: SocketTransport
     log = _Silence()
     masked_here = False
-    """Whether this end masks what it sends, as clients do."""
+    """Whether this end masks the frames that it sends, as clients must."""
     has_received = True
     _frames: frames.Frames | None = None
     _fragments: Fragments
@@ -206,7 +206,7 @@ class Socket(HeldReading, TurnTaker):
             self._wake()
             self._dataReceived(content)  # type: ignore[attr-defined]
             if self.state == WebSocketServerProtocol.STATE_CLOSED:
-                # The data was not a valid frame, so the connection is closed. The rest of what has arrived is dropped,
+                # The data was not a valid frame, so the connection is closed. The rest of the received data is dropped,
                 # because it could be thirty thousand more invalid frames.
                 self._feeding = None
                 self._unread.clear()
@@ -373,7 +373,7 @@ class Socket(HeldReading, TurnTaker):
         self._write(frames.PONG, payload)
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """Send what is queued, then start the closing handshake."""
+        """Send the queued messages, then start the closing handshake."""
         if self._opened and self.state == WebSocketServerProtocol.STATE_OPEN:
             self._wake()
             self.flush()

@@ -144,7 +144,7 @@ class Twin:
             raise NotTheOwner(f"the statement is not signed by the twin's owner: {error}") from None
 
     def as_dict(self) -> dict[str, object]:
-        """Return a dictionary for JSON."""
+        """Return the entry as a dictionary for JSON."""
         return {
             "id": self.id,
             "account": self.account.hex(),
@@ -156,7 +156,7 @@ class Twin:
         }
 
     def to_json(self) -> bytes:
-        """Return a JSON object."""
+        """Return the entry as a JSON text."""
         return json.dumps(self.as_dict(), separators=(",", ":")).encode()
 
     @classmethod

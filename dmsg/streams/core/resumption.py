@@ -372,7 +372,7 @@ class ResumableEnd:
         return rolling.digest()
 
     def compare(self, remote: Resume) -> Agreement:
-        """Compare the other end's position with what this end has sent, without changing anything.
+        """Compare the other end's position with the data that this end has sent, without changing the state.
 
         :raises SecureError: the position contradicts what was sent, so the two histories differ.
         """

@@ -284,7 +284,7 @@ class Relay(RouteTable):
             if (carried := route.carried) is not None and carried.back is route:
                 assert self.observer is not None
                 self.observer.accepted(carried, payload)
-            # The relay does not check the payload, as the reference does not; clients do.
+            # The relay does not check the payload, like the reference; clients check it.
             self._answer(route.peer, encode_frame(ACCEPT, route.to_id, payload))
         elif self._allows(peer, Kind.ACCEPT):
             # The reference forwards a repeated ACCEPT and one from the initiator, too.  This relay does not, if the
@@ -303,7 +303,7 @@ class Relay(RouteTable):
         self._forward_early(peer, own_id, route, encode_frame(ACK, route.to_id, payload))
 
     def _forward_early(self, peer: RelayPeer, own_id: int, route: Route, frame: bytes) -> None:
-        """Forward a FWD or ACK of a transport that is not accepted, as the reference does, but only a few.
+        """Forward a FWD or ACK of a transport that is not accepted yet, like the reference, but only a few of them.
 
         Each such frame may provoke an answer from a receiver that has not accepted the transport.  They are not
         forwarded to a congested receiver.
