@@ -123,8 +123,10 @@ class DropReason(Enum):
     HANDSHAKE_EVICTED = "handshake_evicted"
     HANDSHAKE_ABANDONED = "handshake_abandoned"
     HTTP_REQUEST = "http_request"
+    BAD_PROXY_HEADER = "bad_proxy_header"
     # The following reasons end an established connection.
     BAD_WEBSOCKET = "bad_websocket"
+    SMALL_PIECES = "small_pieces"
     BAD_RECORD = "bad_record"
     REPLAYED_RECORD = "replayed_record"
     NONCES_USED_UP = "nonces_used_up"

@@ -33,6 +33,8 @@ class HoldReason(StrEnum):
     """The peer has sent more bytes a second than it may."""
     TOO_FAST = "too fast"
     """The peer's address has sent more frames a second than it may."""
+    COALESCE = "coalesce"
+    """The peer has sent very many segments of a few bytes, which the kernel joins meanwhile."""
     UNSENT = "unsent"
     """The peer does not read the data sent to it."""
     PARKED = "parked"

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime, ISSLTransport
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -24,7 +24,16 @@ from dmsg.keys import PubKey
 from dmsg.net.carriers.transport import IUnpacks, WebSocketTransport, tcp_of
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
-from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
+from dmsg.net.links.reading import (
+    HELD_SIZE,
+    LARGE_RECORD,
+    READ_SIZE,
+    SMALL_TLS_READ_SIZE,
+    TLS_READ_SIZE,
+    limit_reads_below_tls,
+    read_kept,
+)
+from dmsg.net.links.small_pieces import SMALL, SmallPieces
 from dmsg.net.reactor import cancel_call
 from dmsg.net.socketopts import (
     can_half_close,
@@ -50,10 +59,16 @@ DIRECT_SIZE = 16 * 1024
 """Size in bytes from which data are sealed or written directly instead of being collected."""
 HIGH_WATER = 256 * 1024
 """High-water mark in unsent bytes. Above it the link is congested until its queue is empty."""
-FRAMES_A_READ = 1024
-"""Maximum number of websocket frames of one read that are processed at once. The rest waits for the next reactor turn,
-because small frames cost more time than their bytes.
+COALESCE = 0.01
+"""Seconds for which a connection of plain TCP is not read after too many small reads, so that its segments are joined
+by the kernel.
 """
+FRAMES_A_READ = 256
+"""Maximum number of websocket frames of one read that are processed at once. The rest waits for the next turn, because
+small frames cost more time than their bytes.
+"""
+SMALL_FRAME = 1024
+"""Number of payload bytes below which frames of a websocket are joined, as far as they came in one read."""
 MAX_TAIL = 65540
 """Maximum size of an unfinished frame in bytes."""
 
@@ -105,6 +120,12 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     in_websocket: WebSocketTransport | None = None
     """Transport of a link inside a websocket; None for other links."""
     _waits = False
+    _reads_little = False
+    """Whether TCP below TLS reads little at once, because the records are small and used up the time of a turn."""
+    _small_reads: SmallPieces | None = None
+    """Account of the reads of TCP or the records of TLS; None if none were small of late."""
+    _small_frames: SmallPieces | None = None
+    """Account of the frames of the websocket; None if none were small of late."""
     places: Sequence[Hashable] = ()
     """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself counts as the only
     block."""
@@ -156,6 +177,10 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self.transport = carrier  # type: ignore[assignment]
         if data:
             self._take(data)
+
+    def receive_behind(self, data: bytes) -> None:
+        """Process bytes that arrived behind those that ``first_bytes`` took."""
+        self._take_bytes(data)
 
     # --- hooks for subclasses ---
 
@@ -213,13 +238,38 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             return
         if self.active_links is not None:
             self.active_links[self] = None
+        if (len(data) < SMALL or self._small_reads is not None) and self._count_read(len(data)):
+            return
+        if self._reads_little and len(data) >= LARGE_RECORD:
+            self._reads_little = False
+            limit_reads_below_tls(self._tcp, TLS_READ_SIZE)
         if self._held or self._left or not self._may_work():
-            # Earlier data wait, or the owner's time is used up, so these bytes are kept behind them.  A view must be
-            # copied, because the read buffer is reused.
-            self._held.append(bytes(data))
+            if not self._reads_little and len(data) < LARGE_RECORD:
+                self._reads_little = True
+                limit_reads_below_tls(self._tcp, SMALL_TLS_READ_SIZE)
+            # Earlier data wait, or the time is used up. The bytes must stay in order, and a view must be copied.
+            if self._held and len(self._held[-1]) + len(data) <= DIRECT_SIZE:
+                self._held[-1] += bytes(data)
+            else:
+                self._held.append(bytes(data))
             self._next_turn()
         else:
             self._spend(self._take, data)
+
+    def _count_read(self, size: int) -> bool:
+        """Count a read after or among small ones. Return True if that ended the link."""
+        account = self._small_reads or SmallPieces(self._reactor.seconds())
+        if not account.are_too_many(1, size, self._reactor.seconds()):
+            self._small_reads = account if account.level else None
+            return False
+        if ISSLTransport.providedBy(self._tcp):
+            # Nothing joins records of TLS, whose size the sender chose.
+            self._peer_erred(RemoteProtocolError(DropReason.SMALL_PIECES, "records of TLS carry too few bytes each"))
+            return True
+        if HoldReason.COALESCE not in self.held_by:
+            self.hold(HoldReason.COALESCE)
+            self._reactor.callLater(COALESCE, self.release, HoldReason.COALESCE)
+        return False
 
     def _take(self, data: bytes | memoryview) -> None:
         if self.in_websocket is not None:
@@ -230,24 +280,54 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     def _take_frames(self, carrier: WebSocketTransport, data: memoryview) -> None:
         """Process the payload of the frames in one read of a websocket."""
         reader = carrier.reader
-        start, frames = 0, FRAMES_A_READ
+        start, frames, size = 0, 0, 0
+        joined = bytearray()
+        """Payload of small frames, which the user gets as a whole: it copies what it cannot use yet."""
         try:
-            while start < len(data) and not self._left and self.ended_for is None and not self._is_lost:
+            while start < len(data) and frames < FRAMES_A_READ and self._may_take():
                 piece, start = reader.read(data, start, 1)
-                if piece:
+                frames += 1
+                size += len(piece)
+                if len(piece) >= SMALL_FRAME and not joined:
                     self._take_bytes(piece)
-                frames -= 1
-                if not frames:
-                    break
+                    continue
+                joined += piece
+                if len(piece) >= SMALL_FRAME:
+                    joined = self._take_joined(joined)
         except StreamError as error:
+            self._take_joined(joined)
             self._peer_erred(RemoteProtocolError(DropReason.BAD_WEBSOCKET, str(error)))
+            return
+        self._take_joined(joined)
+        if (frames * SMALL > size or self._small_frames is not None) and self._count_frames(frames, size):
             return
         carrier.answer()
         if reader.closed:
-            self.transport.loseConnection()  # type: ignore[union-attr]
+            # Not only loseConnection() of the transport: that stops reading, and does not end a connection whose
+            # producer was paused, so a client could keep its place without being reachable.
+            self.close()
         elif start < len(data):
             self._held.appendleft(bytes(data[start:]))
             self._next_turn()
+
+    def _count_frames(self, frames: int, size: int) -> bool:
+        """Count frames after or among small ones. Return True if that ended the link."""
+        account = self._small_frames or SmallPieces(self._reactor.seconds())
+        if account.are_too_many(frames, size, self._reactor.seconds()):
+            error = RemoteProtocolError(DropReason.SMALL_PIECES, "frames of the websocket carry too few bytes each")
+            self._peer_erred(error)
+            return True
+        self._small_frames = account if account.level else None
+        return False
+
+    def _may_take(self) -> bool:
+        return not self._left and self.ended_for is None and not self._is_lost
+
+    def _take_joined(self, data: bytearray) -> bytearray:
+        """Process the payload of several frames; return an empty buffer for the next ones."""
+        if data and self._may_take():
+            self._take_bytes(memoryview(data))
+        return bytearray()
 
     def _take_bytes(self, data: bytes | memoryview) -> None:
         try:

@@ -15,6 +15,7 @@ from errno import EAGAIN, EINTR, EWOULDBLOCK
 from functools import partial
 
 from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import ISSLTransport
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from twisted.internet.tcp import Connection
 
@@ -22,6 +23,14 @@ READ_SIZE = 256 * 1024 + 64
 """Maximum number of bytes of one read: four full records of a link."""
 HELD_SIZE = 64 * 1024
 """Maximum number of bytes of a read that must be copied and kept until the next turn."""
+TLS_READ_SIZE = 64 * 1024
+"""Maximum number of bytes that TCP below TLS reads at once, as Twisted does."""
+SMALL_TLS_READ_SIZE = 2 * 1024
+"""Maximum number of bytes that TCP below TLS reads at once while the records are small. TLS opens all records of a read
+in one turn, and small ones cost more time than their bytes.
+"""
+LARGE_RECORD = 1024
+"""Number of bytes of a record of TLS from which reads may be large again."""
 
 _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)
 _buffer: list[memoryview] = []
@@ -61,3 +70,10 @@ def _do_read(
         return None
     finally:
         _buffer.append(view)
+
+
+def limit_reads_below_tls(transport: object, size: int) -> None:
+    """Limit the bytes that TCP below a transport of TLS reads at once; other transports are left alone."""
+    tcp = getattr(transport, "transport", None)
+    if ISSLTransport.providedBy(transport) and isinstance(tcp, Connection):
+        tcp.bufferSize = size

@@ -3,102 +3,32 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
-from typing import Any
 
-from twisted.internet.address import IPv4Address
 from twisted.internet.protocol import Protocol
-from twisted.test import iosim
-from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.memory import Memory
 from dmsg.errors import CloseReason, DropReason
-from dmsg.keys import SecKey
 from dmsg.net.addresses import MAX_PROXIES, forwarded_client
 from dmsg.net.links.acceptor import FAILED_BURST, FEW_PLACES
 from dmsg.net.links.trusted_proxies import TrustedProxies
-from dmsg.net.websocket.byte_stream import StreamReader
-from dmsg.net.websocket.frames import BINARY, NO_MASK, encode
 from dmsg.net.websocket.upgrade import plain_upgrade
 from dmsg.servers.holdings import LinkHoldings
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import CLOSE, OK
-from tests.support import SERVER_KEY, MemoryNetwork, RawClient
+from tests.net.links.support import REQUEST, Carried, LinkCase
+from tests.support import SERVER_KEY, RawClient
 
 PROXY = "10.0.0.1"
-REQUEST = (
-    b"GET /dmsg HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
-)
 
 
-class Carried(Protocol):
-    """Connection of a proxy to the server, with a client inside a websocket.
-
-    :param headers: lines that the proxy adds to the client's request.
-    """
-
-    def __init__(self, client: Any, headers: bytes) -> None:
-        self.client = client
-        self.headers = headers
-        self.reader: StreamReader | None = None
-        self.received = b""
-        self.closed = False
-
-    def connectionMade(self) -> None:
-        assert self.transport is not None
-        self.transport.write(REQUEST + self.headers + b"\r\n")
-
-    def write(self, data: bytes) -> None:
-        assert self.transport is not None
-        self.transport.write(encode(BINARY, data, NO_MASK))
-
-    def dataReceived(self, data: bytes) -> None:
-        if self.reader is None:
-            self.received += data
-            head, end, data = self.received.partition(b"\r\n\r\n")
-            if not end or b" 101 " not in head:
-                return
-            self.reader = StreamReader(masked=False)
-            self.client.makeConnection(self)
-        view, start = memoryview(data), 0
-        while start < len(view):
-            piece, start = self.reader.read(view, start, len(view))
-            if piece:
-                self.client.dataReceived(bytes(piece))
-
-    def connectionLost(self, reason: Any = None) -> None:
-        self.closed = True
-        self.client.connectionLost(reason)
-
-
-class ProxiedCase(SynchronousTestCase):
+class ProxiedCase(LinkCase):
     """A server in memory that believes one proxy."""
 
-    limits = Limits(max_connections=20)
-
     def setUp(self) -> None:
-        self.network = MemoryNetwork(limits=self.limits)
-        self.factory = self.network.factory
+        super().setUp()
         self.factory.proxies = TrustedProxies((ip_network(PROXY), ip_network("10.9.0.0/16")))
-        self.number = 0
         self.told: list[str] = []
         self.patch(self.factory.strangers, "log_refusal", lambda address, reason, detail="": self.told.append(address))
-
-    def key(self) -> SecKey:
-        self.number += 1
-        return SecKey.from_seed(b"proxied %d" % self.number)
-
-    def join(self, protocol: Any, host: str) -> Any:
-        """Connect a protocol from an address; return the server's link, or None."""
-        address = IPv4Address("TCP", host, 1)
-        link = self.factory.buildProtocol(address)
-        if link is None:
-            protocol.closed = True
-            return None
-        server = iosim.FakeTransport(link, isServer=True, peerAddress=address)
-        self.network.pumps.append(iosim.connect(link, server, protocol, iosim.makeFakeClient(protocol), greet=False))
-        self.network.settle()
-        return link
 
     def direct(self, host: str) -> RawClient:
         """A client that comes without a proxy."""
