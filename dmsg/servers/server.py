@@ -82,7 +82,7 @@ class RelayServer(ListeningService):
             available=lambda: self.factory.places,
         )
         self.registration.address = public_address
-        factory.proxies = TrustedProxies(settings.trusted_proxies)
+        factory.proxies = TrustedProxies(settings.trusted_proxies, settings.proxy_protocol)
         self._reachability_check: Deferred[None] | None = None
         self.reachable: bool | None = None
         """Whether the server reached itself at its public address; None before the check."""

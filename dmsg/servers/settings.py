@@ -50,6 +50,14 @@ class ServerSettings(PageSettings):
         repeated=True,
         group=NETWORK,
     )
+    proxy_protocol: Sequence[IPv4Network | IPv6Network] = option(
+        (),
+        "Address or network of a proxy whose connections begin with a header of the PROXY protocol; repeatable",
+        Text("ADDRESS[/BITS]", ip_network),
+        name="proxy-protocol",
+        repeated=True,
+        group=NETWORK,
+    )
     discovery: Sequence[str] | Lookups = option(
         (), "URL of a discovery to register with; repeatable", URL, repeated=True, group=NETWORK
     )

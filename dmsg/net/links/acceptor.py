@@ -25,6 +25,7 @@ from dmsg.net.carriers.requests import is_http
 from dmsg.net.isolate import call_isolated
 from dmsg.net.links.http_first import HTTPFirst
 from dmsg.net.links.link import Link
+from dmsg.net.links.proxy_first import ProxyFirst
 from dmsg.net.links.refusal_log import RefusalLog
 from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.turn_share import TurnShare
@@ -343,6 +344,8 @@ class Acceptor(Factory):
         link.share = self.share
         link.active_links = self.active_links
         link.first_bytes = self._first_bytes
+        if named_later and host is not None and self.proxies.speak_proxy_protocol(host):
+            link.first_bytes = ProxyFirst(self._named, self._first_bytes).received
         self._handshakes[link] = None
         if named_later:
             self._unnamed.add(link)
@@ -379,6 +382,14 @@ class Acceptor(Factory):
         if refusal is not None:
             link.abort(refusal)
         return refusal is not None
+
+    def _named(self, link: Link, client: str) -> DropReason | None:
+        """Check the client that a header of the PROXY protocol names, unless a further proxy names it later."""
+        if client and self.proxies.name_clients(client):
+            link.address = client
+        elif client:
+            return self._checked(link, client)
+        return None
 
     def _requested(self, link: Link, header: bytes | None) -> DropReason | None:
         """Check the client of a request for a websocket; ``header`` is its X-Forwarded-For."""

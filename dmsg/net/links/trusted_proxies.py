@@ -14,14 +14,20 @@ class TrustedProxies:
     """Proxies from which a server accepts the addresses of clients.
 
     :ivar with_header: networks of proxies that name clients in the header X-Forwarded-For of their requests.
+    :ivar with_protocol: networks of proxies whose connections begin with a header of the PROXY protocol.
     """
 
-    def __init__(self, with_header: Networks = ()) -> None:
+    def __init__(self, with_header: Networks = (), with_protocol: Networks = ()) -> None:
         self.with_header = tuple(with_header)
+        self.with_protocol = tuple(with_protocol)
 
     def name_clients(self, host: str) -> bool:
         """Return whether a connection from ``host`` may belong to a client that is named later."""
-        return _is_in(host, self.with_header)
+        return self.speak_proxy_protocol(host) or _is_in(host, self.with_header)
+
+    def speak_proxy_protocol(self, host: str) -> bool:
+        """Return whether a connection from ``host`` has to begin with a header of the PROXY protocol."""
+        return _is_in(host, self.with_protocol)
 
     def client_of(self, peer: str, header: bytes | None) -> str:
         """Return the client's address that X-Forwarded-For names, in its shortest form, or an empty text.

@@ -1,0 +1,129 @@
+"""Header of the PROXY protocol, versions 1 and 2, by which a proxy names the client of a connection. No I/O.
+
+Source: The PROXY protocol, versions 1 and 2 (HAProxy, 2020). A header stands before all other bytes of a connection.
+Anybody could write one, so a receiver may only expect it from its own proxies.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv6Address
+
+SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+"""First bytes of version 2. They are no beginning of another protocol."""
+MAX_LINE = 107
+"""Maximum number of bytes of version 1 with its line end, as the specification says."""
+MAX_LENGTH = 2048
+"""Maximum number of bytes behind the fixed part of version 2: the addresses, and extensions that are skipped."""
+_BEGINNING = b"PROXY "
+_FIXED = 16
+"""Number of bytes of the fixed part of version 2."""
+_LINE = re.compile(rb"PROXY TCP([46]) ([0-9A-Fa-f:.]{2,39}) ([0-9A-Fa-f:.]{2,39}) ([0-9]{1,5}) ([0-9]{1,5})\r\n")
+_UNKNOWN = re.compile(rb"PROXY UNKNOWN( [^\r\n]*)?\r\n")
+_LOCAL, _PROXY = 0, 1
+_ADDRESSES = {0: 0, 1: 12, 2: 36, 3: 216}
+"""Number of bytes of the addresses by family: unspecified, IPv4, IPv6, UNIX."""
+_PROTOCOLS = 3
+"""Number of transport protocols: unspecified, stream, datagram."""
+_STREAM = 1
+
+
+class ProxyHeaderError(ValueError):
+    """The first bytes of a connection are not a header of the PROXY protocol."""
+
+
+class ProxyHeader:
+    """Header that is being received.
+
+    :ivar client: address of the client once the header is complete; empty if the proxy connects for itself, or does
+        not know the client.
+    :ivar rest: bytes that came behind the header.
+    """
+
+    __slots__ = ("_data", "client", "rest")
+
+    def __init__(self) -> None:
+        self._data = b""
+        self.client = ""
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bool:
+        """Process the next bytes, and return whether the header is complete; then no more may follow.
+
+        :raises ProxyHeaderError: the bytes are not a header.
+        """
+        self._data += data
+        data = self._data
+        if data.startswith(SIGNATURE[: len(data)]):
+            size = self._size()
+            if not size or len(data) < size:
+                return False
+            self.client = _client_of_block(data[:size])
+        elif data.startswith(_BEGINNING[: len(data)]):
+            size = data.find(b"\n", 0, MAX_LINE) + 1
+            if not size:
+                if len(data) >= MAX_LINE:
+                    raise ProxyHeaderError("the line is too long")
+                return False
+            self.client = _client_of_line(data[:size])
+        else:
+            raise ProxyHeaderError("the connection does not begin with a header")
+        self._data, self.rest = b"", data[size:]
+        return True
+
+    def _size(self) -> int:
+        """Return the size of a header of version 2, or 0 if too little is there to tell."""
+        data = self._data
+        if len(data) > len(SIGNATURE) and data[len(SIGNATURE)] not in (0x20 | _LOCAL, 0x20 | _PROXY):
+            raise ProxyHeaderError("the version or the command is unknown")
+        if len(data) < _FIXED:
+            return 0
+        length = int.from_bytes(data[_FIXED - 2 : _FIXED], "big")
+        if length > MAX_LENGTH:
+            raise ProxyHeaderError("the header is too long")
+        return _FIXED + length
+
+
+def _client_of_line(line: bytes) -> str:
+    if _UNKNOWN.fullmatch(line):
+        return ""
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise ProxyHeaderError("the line is malformed")
+    kind = IPv4Address if found[1] == b"4" else IPv6Address
+    try:
+        source, _ = kind(found[2].decode()), kind(found[3].decode())
+    except ValueError:
+        raise ProxyHeaderError("an address is malformed") from None
+    if any(int(port) > 65535 or (len(port) > 1 and port.startswith(b"0")) for port in found.group(4, 5)):
+        raise ProxyHeaderError("a port is malformed")
+    return str(source)
+
+
+def _client_of_block(header: bytes) -> str:
+    if header[12] & 0x0F == _LOCAL:
+        return ""  # The rest has no meaning, whatever it is.
+    family, protocol = header[13] >> 4, header[13] & 0x0F
+    size = _ADDRESSES.get(family)
+    if size is None or protocol >= _PROTOCOLS:
+        raise ProxyHeaderError("the family or the protocol is unknown")
+    block = header[_FIXED:]
+    if len(block) < size:
+        raise ProxyHeaderError("the addresses are cut off")
+    if not family:
+        return ""  # The block has a format that only its sender knows.
+    _check_extensions(block[size:])
+    if protocol != _STREAM:
+        return ""
+    if family == 1:
+        return str(IPv4Address(block[:4]))
+    return str(IPv6Address(block[:16])) if family == 2 else ""
+
+
+def _check_extensions(data: bytes) -> None:
+    """Check that extensions, each a type of 1 byte, a length of 2 bytes and a value, fill ``data`` exactly."""
+    at = 0
+    while at < len(data):
+        at += 3 + int.from_bytes(data[at + 1 : at + 3], "big")
+        if at > len(data):
+            raise ProxyHeaderError("an extension is cut off")
