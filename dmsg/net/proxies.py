@@ -281,8 +281,10 @@ class _Socks(_Handshake):
         if answer[0] != 5:
             raise self._error("is no SOCKS5 proxy")
         if answer[1] == _PASSWORD and self._proxy.user:
-            user, password = self._proxy.user.encode()[:255], self._proxy.password.encode()[:255]
-            self._step = self._read_authentication
+            user, password = self._proxy.user.encode(), self._proxy.password.encode()
+            if max(len(user), len(password)) > 255:
+                raise self._error("cannot get a user or a password of more than 255 bytes")
+            self._step = self._authenticated
             self._write(bytes([1, len(user)]) + user + bytes([len(password)]) + password)
         elif answer[1] == _NO_AUTHENTICATION:
             self._ask()
@@ -313,7 +315,9 @@ class _Socks(_Handshake):
     def _read_answer(self) -> bool:
         if len(self._received) < 5:
             return False
-        code, kind = self._received[1], self._received[3]
+        version, code, _, kind = self._received[:4]
+        if version != 5:
+            raise self._error("is no SOCKS5 proxy")
         if code != 0:
             raise self._error(f"refused: {_REFUSALS.get(code, f'code {code}')}")
         size = {1: 4, 4: 16, 3: 1 + self._received[4]}.get(kind)

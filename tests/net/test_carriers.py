@@ -33,8 +33,10 @@ from dmsg.net.carriers.endpoint import over_carrier
 from dmsg.net.carriers.names import Carrier
 from dmsg.net.carriers.websocket import WebSocketError
 from dmsg.net.links.acceptor import FAILED_RATE
+from dmsg.net.websocket.byte_stream import NORMAL, close_frame
 from dmsg.tap import messaging as messaging_tap
-from dmsg.v2019.core.wire import CLOSE, OK
+from dmsg.v2019.core.wire import CLOSE, OK, PONG, encode_frame
+from tests.net.links.support import Carried
 from tests.net.support import LOOPBACK, PATIENCE, EntityCase
 from tests.support import Accepting, RawClient, Recorder, asynchronous
 
@@ -78,7 +80,7 @@ class Inner(Protocol):
         self.outer = outer
 
     def connectionMade(self) -> None:
-        self.transport.write(self.outer.kept)  # type: ignore[union-attr]
+        self.transport.write(self.outer.gateway.header + self.outer.kept)  # type: ignore[union-attr]
         self.outer.transport.resumeProducing()  # type: ignore[union-attr]
 
     def dataReceived(self, data: bytes) -> None:
@@ -94,12 +96,16 @@ class GatewayFactory(Factory):
     :ivar web_only: whether only HTTP is passed on.
     :ivar answers: whether the gateway refuses everything else in words; otherwise it says nothing.
     :ivar names: client's address that it adds to each request.
+    :ivar header: what it sends to the server first.
     """
 
     noisy = False
 
-    def __init__(self, *, web_only: bool = True, answers: bool = False, names: bytes = b"") -> None:
+    def __init__(
+        self, *, web_only: bool = True, answers: bool = False, names: bytes = b"", header: bytes = b""
+    ) -> None:
         self.port = 0
+        self.header = header
         self.web_only, self.answers, self.names = web_only, answers, names
         self.passed = self.refused = 0
 
@@ -233,6 +239,31 @@ class WebsocketTests(CarrierCase):
         self.assertEqual([session.carrier.kind for session in alice._set.sessions()], ["tcp"])
 
 
+class CloseTests(CarrierCase):
+    """Close frames."""
+
+    @asynchronous
+    async def test_a_client_that_closes_while_much_is_unsent_leaves_the_server(self) -> None:
+        server = await self.start_server()
+        client = RawClient(SecKey.generate(), server._key.public)
+        carried = Carried(client, b"")
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", server.ports[0].getHost().port), carried)
+        self.addCleanup(lambda: carried.closed or carried.transport.abortConnection())  # type: ignore[union-attr]
+        await self.until(lambda: client.frames)
+        carried.transport.pauseProducing()  # type: ignore[union-attr]
+        (session,) = server.factory.sessions
+        session.link.send(encode_frame(PONG, 0, bytes(60_000)) * 200)
+        session.link.flush()
+        self.assertTrue(session.link.congested)
+        carried.transport.write(close_frame(NORMAL, b"abcd"))  # type: ignore[union-attr]
+        await self.until(lambda: session.link.in_websocket.reader.closed)
+        carried.transport.resumeProducing()  # type: ignore[union-attr]
+        # The client itself does not close TCP.
+        await self.until(lambda: carried.closed)
+        self.assertEqual(len(server.factory.sessions), 0)
+        self.assertEqual(len(client.frames), 201)
+
+
 class SecureTests(CarrierCase):
     """Servers behind a proxy with TLS."""
 
@@ -302,11 +333,25 @@ http {{
 }}
 """
 """Configuration of nginx as docs/howto/operate.md gives it, on ports and in a directory of the test."""
+NGINX_STREAM = """
+load_module {module};
+daemon off; master_process off; pid {home}/pid; error_log stderr warn;
+events {{ worker_connections 64; }}
+stream {{
+    server {{
+        listen 127.0.0.1:{port};
+        proxy_pass 127.0.0.1:{server};
+        proxy_protocol on;
+    }}
+}}
+"""
+"""Configuration of nginx as a proxy of TCP, as docs/howto/operate.md gives it."""
+_STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 _NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
-class NginxTests(CarrierCase):
-    """The documented configuration of nginx."""
+class NginxCase(CarrierCase):
+    """Runs nginx."""
 
     if _NGINX is None:
         skip = "nginx is not installed"
@@ -323,13 +368,17 @@ class NginxTests(CarrierCase):
         port, inside = self.free_port(), self.free_port()
         home.mkdir()
         (home / "pem").write_text(certificate())
-        (home / "conf").write_text(configuration.format(home=home, port=port, server=inside))
+        (home / "conf").write_text(configuration.format(home=home, port=port, server=inside, module=_STREAM))
         ended: Deferred[None] = Deferred()
         nginx = reactor.spawnProcess(Ended(ended), _NGINX, ["nginx", "-c", str(home / "conf"), "-p", str(home)])
         self.addCleanup(lambda: ended)
         self.addCleanup(nginx.signalProcess, "TERM")
         await self.until((home / "pid").exists)
         return port, inside
+
+
+class NginxTests(NginxCase):
+    """The documented configuration of nginx."""
 
     @asynchronous
     async def test_nginx_with_tls_carries_links(self) -> None:
@@ -379,6 +428,62 @@ class NginxTests(CarrierCase):
             self.assertEqual((await self.come(server, port, source)).frames[0].type, OK)
 
 
+class ProxyProtocolTests(CarrierCase):
+    """Servers behind proxies of TCP, which name clients by the PROXY protocol."""
+
+    @asynchronous
+    async def test_links_through_a_proxy_have_the_addresses_of_their_clients(self) -> None:
+        url, gateway = (
+            await self.start_discovery(),
+            GatewayFactory(web_only=False, header=b"PROXY TCP4 203.0.113.9 127.0.0.1 4711 443\r\n"),
+        )
+        # Discovery and the server itself connect through the gateway, too.
+        outside = await self.start_gateway(gateway)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            gateway.port = int(free.getsockname()[1])
+        server = await self.start_server(
+            f"--listen=tcp:{gateway.port}:interface=127.0.0.1",
+            f"--discovery={url}",
+            f"--public-address=127.0.0.1:{outside}",
+            "--proxy-protocol=127.0.0.1",
+        )
+        await self.listed(url)
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        await self.transfer(alice, bob)
+        self.assertEqual({session.link.address for session in server.factory.sessions}, {"203.0.113.9"})
+        # A client that comes to the port itself is taken for the proxy, whose header is missing.
+        raw = Raw(b"\0")
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", gateway.port), raw)
+        await self.until(lambda: raw.closed)
+        self.assertEqual(server.drops()[DropReason.BAD_PROXY_HEADER], 1)
+
+
+class NginxStreamTests(NginxCase):
+    """The documented configuration of nginx as a proxy of TCP."""
+
+    if not _STREAM.exists():
+        skip = "nginx has no module for streams"
+
+    async def come(self, server: Any, port: int, source: str) -> RawClient:
+        """Connect a client through nginx from an address, and wait for the server's first frame."""
+        client = RawClient(SecKey.generate(), server._key.public)
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port, bindAddress=(source, 0)), client)
+        self.addCleanup(lambda: client.closed or client.transport.abortConnection())  # type: ignore[union-attr]
+        await self.until(lambda: client.frames)
+        return client
+
+    @asynchronous
+    async def test_clients_have_their_own_addresses_and_limits(self) -> None:
+        port, inside = await self.start_nginx(NGINX_STREAM)
+        server = await self.start_server(
+            f"--listen=tcp:{inside}:interface=127.0.0.1", "--proxy-protocol=127.0.0.1", "--max-per-address=2"
+        )
+        came = [await self.come(server, port, source) for source in ("127.0.0.2",) * 3 + ("127.0.0.3",)]
+        self.assertEqual([one.frames[0].type for one in came], [OK, OK, CLOSE, OK])
+        links = {session.link.address for session in server.factory.sessions}
+        self.assertEqual(links, {"127.0.0.2", "127.0.0.3"})
+
+
 class Ended(ProcessProtocol):
     """Process whose end fires a Deferred."""
 
@@ -411,7 +516,7 @@ class BrowserTests(CarrierCase):
             (b"GET /index.php HTTP/1.1\r\nHost: a\r\n\r\n", b"404"),
             (b"GET /dmsg HTTP/1.1\r\nHost: a\r\n\r\n", b"426"),
             (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", b"405"),
-            (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", b"400"),
+            (b"SSH-2.0-OpenSSH_9.9\r\n", b"400"),
             (b"GET / HTTP/1.1\r\nA: " + b"a" * 9000 + b"\r\n\r\n", b"431"),
         ):
             with self.subTest(request=request[:20]):

@@ -136,6 +136,13 @@ class HTTPTests(HandshakeCase):
         self.answer(b"HTTP/1.1 200 OK\r\nX: " + bytes(MAX_ANSWER))
         self.assertIn("sent a longer answer than the protocol allows", self.error())
 
+    def test_an_endless_answer_byte_by_byte_is_an_error(self) -> None:
+        self.begin("http://proxy")
+        for _ in range(MAX_ANSWER + 1):
+            self.assertNoResult(self.connecting)
+            self.answer(b"x")
+        self.assertIn("sent a longer answer than the protocol allows", self.error())
+
     def test_silence_is_an_error(self) -> None:
         self.begin("http://proxy")
         self.clock.advance(10.0)
@@ -181,6 +188,19 @@ class SocksTests(HandshakeCase):
         self.answer(b"\x05\x00")
         self.answer(b"\x05\x05\x00\x01" + bytes(6))
         self.assertIn("refused: connection refused", self.error())
+
+    def test_an_answer_of_another_version_is_an_error(self) -> None:
+        self.begin("socks5://proxy")
+        self.answer(b"\x05\x00")
+        self.answer(b"\x00\x00\x00\x01" + bytes(6))
+        self.assertIn("is no SOCKS5 proxy", self.error())
+
+    def test_a_password_that_does_not_fit_is_an_error(self) -> None:
+        self.begin(f"socks5://alice:{'x' * 256}@proxy")
+        self.said()
+        self.answer(b"\x05\x02")
+        self.assertIn("of more than 255 bytes", self.error())
+        self.assertEqual(self.said(), b"")
 
     @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from(["http://proxy", "socks5://a:b@proxy"]))
     @settings(max_examples=150, deadline=None)

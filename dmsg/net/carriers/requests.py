@@ -49,17 +49,18 @@ class Request:
         """Process the next bytes."""
         self._data += data
         head, end, _ = self._data.partition(b"\r\n\r\n")
+        first, line_end, _ = head.partition(b"\r\n")
         if len(head) > MAX_HEAD:
             self.answer = answer(431)
-        elif end:
-            self._decide(head)
-
-    def _decide(self, head: bytes) -> None:
-        upgrade = plain_upgrade(self._data)
-        line = head.split(b"\r\n")[0].split(b" ")
-        if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
+        elif (end or line_end) and not _is_request_line(first):
+            # Another protocol may never send an empty line.
             self.answer = answer(400)
-            return
+        elif end:
+            self._decide(first)
+
+    def _decide(self, first: bytes) -> None:
+        upgrade = plain_upgrade(self._data)
+        line = first.split(b" ")
         path = line[1].partition(b"?")[0]
         if upgrade is not None and path == PATH:
             self.upgrade = upgrade
@@ -67,6 +68,11 @@ class Request:
             self.answer = answer(405)
         else:
             self.answer = answer(426 if path == PATH else 200 if path == b"/" else 404, body=line[0] == b"GET")
+
+
+def _is_request_line(line: bytes) -> bool:
+    words = line.split(b" ")
+    return len(words) == 3 and words[2].startswith(b"HTTP/1.")
 
 
 def answer(status: int, *, body: bool = True) -> bytes:

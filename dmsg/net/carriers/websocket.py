@@ -89,6 +89,8 @@ class _Upgrade(Protocol):
         )
 
     def dataReceived(self, data: bytes) -> None:
+        if self.opened.called:
+            return  # TLS may still deliver data after the connection was given up.
         self._data += data
         head, end, rest = self._data.partition(b"\r\n\r\n")
         if not end and len(head) <= MAX_HEAD:
