@@ -51,7 +51,7 @@ class ProxyFirstTests(LinkCase):
         super().setUp()
         self.factory.proxies = TrustedProxies((ip_network(WEB),), (ip_network(PROXY),))
         self.told: list[str] = []
-        self.patch(self.factory.strangers, "tell", lambda address, reason, detail="": self.told.append(address))
+        self.patch(self.factory.strangers, "log_refusal", lambda address, reason, detail="": self.told.append(address))
 
     def come(self, header: bytes, host: str = PROXY, *, websocket: bool = False) -> tuple[Any, Any]:
         """Return the client and the server's link."""
