@@ -284,7 +284,7 @@ class _Socks(_Handshake):
             user, password = self._proxy.user.encode(), self._proxy.password.encode()
             if max(len(user), len(password)) > 255:
                 raise self._error("cannot get a user or a password of more than 255 bytes")
-            self._step = self._authenticated
+            self._step = self._read_authentication
             self._write(bytes([1, len(user)]) + user + bytes([len(password)]) + password)
         elif answer[1] == _NO_AUTHENTICATION:
             self._ask()
