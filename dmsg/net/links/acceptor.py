@@ -388,7 +388,7 @@ class Acceptor(Factory):
         if client and self.proxies.name_clients(client):
             link.address = client
         elif client:
-            return self._checked(link, client)
+            return self._check_client(link, client)
         return None
 
     def _requested(self, link: Link, header: bytes | None) -> DropReason | None:
