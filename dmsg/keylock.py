@@ -88,7 +88,7 @@ def _hold_beside(real: str, program: str, share: bool, advice: str, display_path
             return None
         try:
             mine = take_lock(descriptor, share=share)
-        except NoLocks:  # Without locks in the file system, the key is used unlocked.
+        except NoLocks:  # The error is ignored: on a file system without locks, the key is used unlocked.
             os.close(descriptor)
             return KeyLock(real, None, None)
         if not mine:

@@ -192,7 +192,7 @@ class _ProgramFactory(Factory):
 
     @property
     def open(self) -> int:
-        """Number of open connections."""
+        """Number of open connections of programs."""
         return len(self._open)
 
     def end_all(self) -> None:

@@ -39,7 +39,7 @@ def reactor_of(loop: asyncio.AbstractEventLoop) -> Reactor:
                 f"Twisted's {name} is installed already: import nothing that imports twisted.internet.reactor before "
                 "dmsg.aio is used, or install twisted.internet.asyncioreactor"
             )
-        # Twisted has no public name for the event loop.
+        # The private attribute is used, because Twisted has no public name for the event loop.
         theirs: asyncio.AbstractEventLoop = installed._asyncioEventloop  # noqa: SLF001
         if theirs is loop:
             return _start_reactor(installed)

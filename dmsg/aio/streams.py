@@ -141,5 +141,5 @@ class StreamBridge(Protocol):
 
     @property
     def peer(self) -> DmsgAddress:
-        """Address of the peer."""
+        """Address of the peer at the other end of the stream."""
         return cast(DmsgAddress, stream_of(self).getPeer())

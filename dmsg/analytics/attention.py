@@ -83,7 +83,7 @@ MOST_ATTACKS = 3
 
 
 class Urgency(IntEnum):
-    """Urgency of a finding."""
+    """Urgency with which an operator should handle a finding."""
 
     NOW = 0
     SOON = 1
@@ -268,7 +268,8 @@ def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
         peak = f"{worst['peak_sessions']:,} of {worst['capacity']:,} sessions at its peak"
         refused, busy = (sum(row[name] or 0 for row in rows) for name in ("refused_full", "busy_hours"))
         words = f"refused {refused:,} connections because it was full" if refused else f"nearly full in {busy} hours"
-        # A refusal alone does not prove that the server is full: the limit per address refuses connections too.
+        # The load is compared, too, because a refusal alone does not prove that the server is full: the limit per
+        # address refuses connections as well.
         urgency = Urgency.NOW if refused and (worst["peak_share"] or 0) >= BUSY else Urgency.SOON
         yield Finding(urgency, "full", server, f"{words}, until {_day(last['dt'])}; {peak}", "Capacity")
 

@@ -78,7 +78,7 @@ def _convert_partition(target: Target, groups: list[list[Sealed]]) -> list[Part 
     """Convert the groups of a partition, in a Python worker of Spark."""
     import pyarrow as pa
 
-    # Spark runs as many workers as there are cores.
+    # Arrow uses a single thread in each worker, because Spark runs as many workers as there are cores.
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     return [one for files in groups for one in convert(files, target)]

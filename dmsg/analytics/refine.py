@@ -116,7 +116,7 @@ class Refinement:
         :param days: limit the rows to these days; None for all.
         """
 
-        # Several queries read the same table, and Spark takes 0.1 s to open one.
+        # Opened tables are cached, because several queries read the same table, and Spark takes 0.1 s to open one.
         @cache
         def read(name: str) -> DataFrame:
             if name in self._collected and days is not None:

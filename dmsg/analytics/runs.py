@@ -112,7 +112,7 @@ class _Row:
             written = int(said["format"])
             if written != FORMAT:
                 raise LakeError(_other_format(where, written))
-            # A later version may have added fields that this one does not know.
+            # Unknown fields are ignored, because a later version may have added them.
             known = {one.name: said[one.name] for one in fields(State) if one.name in said}
             left = {reason: (int(count), str(first)) for reason, (count, first) in known.pop("left", {}).items()}
             return State(**known, left=left)

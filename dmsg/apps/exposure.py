@@ -237,7 +237,7 @@ def check_target(name: str, at: int) -> None:
     except OwnFile:
         raise
     except OSError:
-        return  # This is allowed: the file is absent or unreadable, and this user's key files are readable.
+        return  # This is allowed: the file is absent or unreadable, and key files of this user would be readable.
     try:
         if has_secret(descriptor):
             raise OwnFile(name)

@@ -147,7 +147,7 @@ class Source:
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
-        """:raises TransferError: see :func:`content_of_unmeasured`."""
+        """:raises TransferError: the file's size is unknown, and it is too large to be read in advance."""
         self._name = name
         self._status = os.fstat(file.fileno())
         try:

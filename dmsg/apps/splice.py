@@ -128,7 +128,7 @@ class _Source:
 
 
 def join(left: SplicedConnection, right: SplicedConnection) -> None:
-    """Splice two connected connections."""
+    """Splice two connections, both of which are connected."""
     for half, other in ((left, right), (right, left)):
         if other.loss is not None:
             _end(transport_of(half), other.loss)

@@ -36,7 +36,7 @@ class ClosableConnection(CountedConnection, Protocol):
 
     @property
     def port(self) -> Port:
-        """Output of the connection."""
+        """Port through which frames are sent to the connection."""
 
 
 P = TypeVar("P", bound=CountedConnection)

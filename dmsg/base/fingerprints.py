@@ -36,7 +36,7 @@ class Fingerprints:
         return any(table and table[self._slot(table, mark)] == mark for table in (self._now, self._before))
 
     def add(self, data: bytes) -> None:
-        """Remember ``data``."""
+        """Add ``data`` to the set."""
         if self._count == self._entries_per_table or not self._now:
             self._before, self._now = self._now, array("q", bytes(8 * (self._mask + 1)))
             self._count = 0
@@ -59,4 +59,4 @@ class Fingerprints:
 
 
 def _mark(data: object) -> int:
-    return hash(data) or 1  # A free slot contains 0.
+    return hash(data) or 1  # 0 marks a free slot, so a fingerprint of 0 is replaced by another number.

@@ -104,7 +104,7 @@ class Memory:
         self._sources[source] = on_drop
 
     def remove(self, source: Source) -> None:
-        """Remove a source."""
+        """Remove a source from the account."""
         self._sources.pop(source, None)
 
     @property

@@ -51,7 +51,7 @@ class ProvokedFrames:
         self._since = 0.0
 
     def add(self, number: int, now: float) -> None:
-        """Expect ``number`` more frames."""
+        """Allow ``number`` more late frames of the client without charge."""
         self._forget_old(now)
         self._recent += number
 

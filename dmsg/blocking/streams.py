@@ -104,7 +104,7 @@ class Stream:
 
     @property
     def peer(self) -> DmsgAddress:
-        """Address of the peer."""
+        """Address of the peer at the other end of the stream."""
         return cast(DmsgAddress, self._stream.getPeer())
 
     def send(self, data: bytes) -> None:

@@ -62,12 +62,12 @@ def complete_networks(incomplete: str) -> list[CompletionItem]:
 
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return matching names."""
+    """Return the names of the address book that begin with the typed text."""
     return complete_names(incomplete)
 
 
 def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return matching groups without their mark, or with it if it was typed."""
+    """Return the groups that begin with the typed text, without the ``@``, or with it if it was typed."""
     found = complete_groups(incomplete)
     return found if incomplete.startswith(MARK) else [CompletionItem(one.value[1:], help=one.help) for one in found]
 

@@ -81,7 +81,7 @@ class _Described(click.Command):
         self.help = _for_terminals(self.help)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the description."""
+        """Write the summary, the examples and the rest of the description."""
         first, *others = re.split(r"\n\s*\n", inspect.cleandoc(self.help or "").partition("\f")[0])
         others.sort(key=lambda paragraph: not paragraph.startswith("\b\nExample"))
         formatter.write_paragraph()

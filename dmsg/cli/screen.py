@@ -1,4 +1,4 @@
-"""Tables on standard output."""
+"""Output of tables on standard output, as wide as the terminal."""
 
 from __future__ import annotations
 

@@ -130,11 +130,11 @@ class ServerLink(Generic[SessionT]):
         )
 
     def start(self) -> None:
-        """Connect, and keep connected."""
+        """Connect to the server, and reconnect whenever the connection is lost."""
         self._service.startService()
 
     def stop(self) -> Deferred[None]:
-        """Disconnect."""
+        """Disconnect from the server, and do not reconnect."""
         if self.session is not None:
             self.session.close()
         stopped: Deferred[None] = self._service.stopService()

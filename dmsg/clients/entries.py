@@ -54,7 +54,7 @@ class _Query:
 
 
 class Entries:
-    """Cache of verified entries."""
+    """Cache of the verified entries of other clients."""
 
     def __init__(self, reactor: IReactorTime, lookups: Lookups) -> None:
         self._reactor = reactor
@@ -89,7 +89,7 @@ class Entries:
             self._known[remote] = (0.0, self._known[remote][1])
 
     def forget(self) -> None:
-        """Clear the cache."""
+        """Remove all entries from the cache."""
         self._known.clear()
         self._queries.clear()
 

@@ -11,7 +11,7 @@ from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 
 MAX_GROUPS = 1000
-"""Maximum number of groups."""
+"""Maximum number of groups in the file."""
 MAX_MEMBERS = 10_000
 """Maximum number of members of one group."""
 MARK = "@"
@@ -83,7 +83,7 @@ class Groups:
             self._names.find(one)
         with changing_book(self.path):
             groups = self.all()
-            # A dict removes duplicates and keeps the order in which members were added.
+            # A dict is used, because it removes duplicates and keeps the order in which members were added.
             groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *(one.lower() for one in members))))
             if len(groups) > MAX_GROUPS or len(groups[name]) > MAX_MEMBERS:
                 raise UnknownName(f"more than {MAX_GROUPS} groups, or {MAX_MEMBERS} members")

@@ -28,7 +28,7 @@ class Lifecycle(Protocol):
     """Inputs of the state machine."""
 
     def start(self) -> None:
-        """Start the service."""
+        """Handle that the service starts."""
 
     def server_up(self) -> None:
         """Handle that the first server is connected."""
@@ -37,7 +37,7 @@ class Lifecycle(Protocol):
         """Handle that the last server is lost."""
 
     def stop(self) -> None:
-        """Stop the service."""
+        """Handle that the service stops."""
 
 
 @dataclass

@@ -290,6 +290,7 @@ def build_accepted(factory: IProtocolFactory | None, stream: StreamTransport) ->
     try:
         return factory.buildProtocol(stream.getPeer()) if factory is not None else None
     except Exception:
-        # A bug in the application ends its stream, not the connection that carries the others.
+        # The exception is only logged: a bug in the application ends its stream, and not the connection, which carries
+        # other streams.
         _log.failure("unhandled error in buildProtocol of {factory!r}", factory=factory)
         return None

@@ -89,9 +89,9 @@ class LazyClient:
         *,
         timeout: float = CONNECT_TIMEOUT,
     ) -> Deferred[IProtocol]:
-        """Open a stream (:class:`~dmsg.net.streams.endpoints.StreamOpener`)."""
+        """Open a stream; see :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
         return self._get().connect(remote, factory, port, timeout=timeout)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
-        """Accept streams (:class:`~dmsg.net.streams.endpoints.StreamOpener`)."""
+        """Accept streams; see :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
         return self._get().listen(factory, port)

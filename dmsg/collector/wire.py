@@ -29,11 +29,11 @@ PORT = 900
 """Default dmsg port of a collector."""
 PORT_NUMBER = Number(1, 65535, "")
 LINE_LIMIT = 2048
-"""Longest line in bytes."""
+"""Maximum length of a message line in bytes."""
 FILE_LIMIT = 64 * 1024 * 1024
 """Largest file in bytes, compressed as it is sent."""
 WHY_LIMIT = 300
-"""Longest reason in characters."""
+"""Maximum length of the reason in an answer, in characters."""
 _NAME = re.compile(
     f"(?:{re.escape(EVENTS_PREFIX)}|{re.escape(RECEIPTS_PREFIX)})[0-9a-f]{{32}}-[0-9]{{6,12}}{re.escape(SEGMENT_SUFFIX)}"
 )

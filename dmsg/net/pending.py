@@ -56,5 +56,6 @@ class Pending(Generic[K, V]):
         waiting, self._waiting = self._waiting, None
         self._reason = reason
         for deferred in list((waiting or {}).values()):
-            if not deferred.called:  # An earlier callback may have cancelled this one.
+            if not deferred.called:
+                # The Deferred may have fired already, because an earlier callback may have cancelled it.
                 deferred.errback(reason)

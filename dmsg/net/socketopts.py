@@ -143,7 +143,7 @@ def set_reset_on_close(transport: object, enabled: bool) -> None:
             linger = struct.pack("ii", int(enabled), 0)
             transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         except OSError:
-            pass  # The peer has already disconnected.
+            pass  # The error is ignored: the peer has already disconnected.
 
 
 def forget_unsent(transport: object) -> None:
@@ -179,6 +179,6 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
             tried = min(len(data), transport.SEND_LIMIT)
             data = memoryview(data)[sent:]
             if sent < tried:
-                break  # The socket's buffer is full.
+                break  # Nothing was written, because the socket's buffer is full.
     assert transport is not None
     transport.write(bytes(data))

@@ -18,7 +18,7 @@ from dmsg.servers.admission import Admission
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(PageSettings):
-    """Settings of a server.
+    """Settings of a server, of any protocol family.
 
     If ``public_address`` is None, the address of the first listening port is used, which must then be on one
     interface. ``discovery`` may be a Lookups; without a discovery, the server is not registered. The Messaging System

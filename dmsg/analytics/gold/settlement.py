@@ -160,8 +160,8 @@ def _direction(claim: str, sent: str, received: str, sender: int, receiver: int)
     """
     said, got, told = F.col(claim), F.col(received), F.col(sent)
     waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
-    # The server (closer 0) ends a transport whose receiver is slow. Such a receiver, or one that has closed, has not
-    # taken all bytes that the server forwarded.
+    # The server (closer 0) ends a transport whose receiver is slow. Such a receiver, or one that has closed, may lack
+    # bytes that the server forwarded.
     left = F.col("closer").isin(receiver, 0)
     behind = ~waited & on_its_way(sent, received)
     return _Direction(

@@ -86,7 +86,7 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
     )
     no_minute = F.lit(0).cast("long")
     told, found = F.coalesce("alive", no_minute), F.coalesce("seen", no_minute)
-    # If no discovery was watching, the minutes seen are unknown, not 0.
+    # If no discovery ran, the number of minutes in which it saw the server is unknown (NULL), and not 0.
     known = F.col("watched").isNotNull()
     return joined.select(
         *keys,

@@ -46,7 +46,7 @@ class Simulation:
         self.stage = Scenario(spark, network)
 
     def truth(self) -> list[PlantedAnomaly]:
-        """Return all planted anomalies."""
+        """Return all anomalies that the simulation plants, random crashes included."""
         network = self.network
         crashed = self.stage.plan().where("crashed").select("producer", "day").orderBy("day", "producer").collect()
         return [

@@ -98,7 +98,7 @@ class Agreement:
         self._element = self._spake.start()
         self._buffer = bytearray()
         self._key: bytes | None = None
-        # The receiver begins.
+        # The receiver sends the first message.
         self._outgoing = b"" if role is Role.SENDER else _message(PAKE, bytes((VERSION,)) + self._element)
         self.verifier: str | None = None
 
@@ -158,7 +158,7 @@ class Agreement:
         try:
             self._key = self._spake.finish(body[1:])
         except Exception as error:
-            # The element is not a point, is of the wrong side, or is our own, sent back.  The library raises a
+            # The element is not a point, is of the wrong side, or is our own element sent back.  The library raises a
             # different error for each case.
             raise CodeProtocolError(f"the other side's message is malformed: {type(error).__name__}") from None
         if self._role is Role.SENDER:

@@ -282,7 +282,7 @@ class CodeFactory(Factory):
             self.agreed.errback(CodeExpired("nobody used the code in time; make another"))
 
     def _end(self) -> None:
-        """Accept no further guess."""
+        """End the offer: accept no further guess, and end running agreements."""
         running, self._running = list(self._running), {}
         for one in running:
             one.agreed.cancel()

@@ -32,7 +32,7 @@ MAX_DIGITS = 8
 EXAMPLE = "5274-guitar-alpha-juice"
 """Code to show in help texts and messages."""
 MAX_WORDS = 12
-"""Maximum number of words."""
+"""Maximum number of words of a code."""
 MAX_RECEIVERS = 100
 """Maximum number of receivers of one code."""
 DISTINCT = 4

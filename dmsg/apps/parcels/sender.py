@@ -219,7 +219,7 @@ class ParcelSender(ParcelEnd):
 
 
 class TextSender(ParcelSender):
-    """Sender of a text."""
+    """Sender of a parcel that is a text."""
 
     def __init__(self, text: str, **options: Unpack[SenderOptions]) -> None:
         super().__init__(**options)

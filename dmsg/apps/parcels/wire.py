@@ -92,7 +92,7 @@ class Messages:
 
     @property
     def held(self) -> int:
-        """Number of buffered bytes."""
+        """Number of bytes in the buffer."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
@@ -164,7 +164,7 @@ class ParcelEnd(Protocol):
         self.transport.write(encode(**message))  # type: ignore[union-attr]
 
     def _stop(self) -> None:
-        """Stop the current task."""
+        """Stop the current task of this side, such as reading or writing files."""
         raise NotImplementedError
 
     def _give_up(self) -> None:

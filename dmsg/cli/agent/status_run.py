@@ -1,4 +1,4 @@
-"""Implementation of ``dmsg status``."""
+"""Implementation of ``dmsg status``: prints the agent's key, servers, services and streams."""
 
 from __future__ import annotations
 

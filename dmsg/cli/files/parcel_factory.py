@@ -193,7 +193,7 @@ class _Input(Protocol):
 
     @classmethod
     def read(cls, reactor: Reactor, pipe: PipeSender, descriptor: int) -> None:
-        """Start reading."""
+        """Start reading the pipe."""
         from twisted.internet.interfaces import IHalfCloseableProtocol
         from twisted.internet.stdio import StandardIO
         from zope.interface import directlyProvides

@@ -286,7 +286,7 @@ class _Output(Protocol):
         self._console.registerProducer(receiver.transport, True)
 
     def write(self, data: bytes) -> None:
-        """Write more data."""
+        """Write more data to standard output."""
         self._console.write(data)
 
     def readConnectionLost(self) -> None:

@@ -84,7 +84,7 @@ class Fleet:
     async def _get(self, url: str, limit: int) -> str:
         response = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
         body = await read_body(response, limit)
-        # An unhealthy entity answers /health with 503 and the reason.
+        # Status 503 is accepted, too: an unhealthy entity answers /health with 503 and the reason.
         if response.code not in (200, 503):
             raise DmsgError(f"status {response.code}")
         return body.decode("utf-8", "replace")

@@ -134,7 +134,7 @@ class Supervised:
 def start_entity(reactor: Reactor, arguments: Sequence[str], directory: Path, log: Callable[[str], object]) -> Child:
     """Start ``twistd`` with this interpreter in a process that ends when this one ends."""
     child = Child(arguments[0], log)
-    # Without -P, Python imports modules from the directory, where others may write under a sticky bit.
+    # With -P, Python does not import modules from the working directory, where others may write under a sticky bit.
     command = [sys.executable, "-P", "-m", "dmsg.cli.network.entity_process", str(os.getpid())]
     twistd = ["--nodaemon", "--pidfile=", *arguments]
     reactor.spawnProcess(child, sys.executable, [*command, *twistd], env=None, path=str(directory))

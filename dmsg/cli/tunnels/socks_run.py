@@ -1,4 +1,4 @@
-"""Implementation of ``dmsg socks``."""
+"""Implementation of ``dmsg socks``: a proxy that opens a stream to a peer for each connection."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ SPELLING = Spelling("delegated_servers", ("address", "port", "available_connecti
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Entry: what discovery stores about a key.
+    """Entry: signed record about a key that discovery stores.
 
     :ivar sequence: uint64.
     :ivar timestamp: int64, nanoseconds since 1970.

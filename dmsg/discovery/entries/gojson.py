@@ -62,7 +62,7 @@ def string_of(value: object, field: str) -> str:
         return ""
     if not isinstance(value, str):
         raise EntryDecodeError(f"{field} is not a string")
-    # Go replaces a lone surrogate, as \ud800, by U+FFFD.
+    # A lone surrogate such as \ud800 is replaced by U+FFFD, as in Go.
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -103,7 +103,7 @@ class Reader:
         """Return an integer with ``low <= number < high``; 0 for None."""
         if value is None:
             return 0
-        # In Python a bool is an int, but JSON's true is not a number.
+        # The type bool is excluded: in Python a bool is an int, but JSON's true is not a number.
         if isinstance(value, bool) or not isinstance(value, int):
             raise EntryDecodeError(f"{field} is not an integer")
         if not low <= value < high:

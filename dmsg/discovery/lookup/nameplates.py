@@ -35,7 +35,7 @@ class Nameplate:
 
     @property
     def renew_every(self) -> float:
-        """Seconds between renewals."""
+        """Seconds between two renewals of the nameplate."""
         return self._lasts / RENEWALS
 
     async def renew(self) -> bool:

@@ -170,7 +170,7 @@ class DiscoveryAPI:
         self._openapi = importlib.resources.files("dmsg.discovery.service").joinpath("openapi.json").read_bytes()
 
     def resource(self) -> IResource:
-        """Return the root resource."""
+        """Return the root resource of the HTTP interface."""
         return self._app.resource()
 
     def _post(self, request: IRequest, dialect: Dialect) -> Deferred[bytes]:
@@ -238,7 +238,7 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.SEED.entries, methods=["POST"])
     def post_entry(self, request: IRequest) -> Deferred[bytes]:
-        """Store an entry."""
+        """Store a posted entry."""
         return self._post(request, Dialect.SEED)
 
     @_on_all(_SEED_ENTRY, methods=["GET"])
@@ -272,7 +272,7 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.SEED.available, methods=["GET"])
     def get_available_servers(self, request: IRequest) -> Deferred[bytes]:
-        """Return the available servers."""
+        """Return the entries of available servers."""
 
         def found(servers: list[bytes]) -> bytes:
             if not servers:
@@ -295,7 +295,7 @@ class DiscoveryAPI:
 
     @_app.route("/discovery/nameplates/<number>", methods=["DELETE"])
     def release_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
-        """Release a nameplate."""
+        """Release a nameplate, by a statement that its key has signed."""
         self.requests += 1
         return self._nameplates.release(request, number)
 
@@ -317,7 +317,7 @@ class DiscoveryAPI:
         text = request.path.rsplit(b"/", 1)[1].decode("latin-1")
 
         def get() -> Deferred[bytes]:
-            # A key of zeros of any length, or an empty one, is the null key, which has no entry.
+            # No entry is looked up: a key of zeros of any length, or an empty one, is the null key.
             key = PubKey.from_hex(text).hex() if text.strip("0") else NULL_KEY
             return self._get(request, key)
 

@@ -21,7 +21,7 @@ longer than entries last.
 SLICE = 100
 """Maximum number of entries dropped at a time; with SQLite this takes some milliseconds of the reactor thread."""
 PAUSE = 0.05
-"""Seconds between batches."""
+"""Seconds between two batches of dropped entries."""
 LOG_INTERVAL = 60.0
 """Seconds between log lines about addresses that lose entries because a limit is reached."""
 
@@ -68,13 +68,13 @@ class ExpirySweep:
         self.postpone()
 
     def postpone(self) -> None:
-        """Drop nothing until clients have had time to post their entries again, because all entries may seem expired
+        """Drop no entries until clients have had time to post their entries again, because all entries may seem expired
         now."""
         self._not_before = self._reactor.seconds() + FIRST_SWEEP
         self._sweep_loop.soon(FIRST_SWEEP)
 
     def stop(self) -> None:
-        """Stop sweeping."""
+        """Stop removing expired entries."""
         self._sweep_loop.stop()
 
     async def _sweep(self) -> float:

@@ -268,7 +268,8 @@ class JSONHandshake:
 
     def _write(self, *, accepted: bool = False) -> None:
         assert self._initiator is not None
-        # The members are in the order of the seed's examples.  Escaping is not needed, as all values are hexadecimal.
+        # The members are in the order of the seed document's examples.  Values need no escaping, because all are
+        # hexadecimal.
         text = (
             f'{{"version":"{VERSION}","initiator":"{self._initiator.hex()}",'
             f'"responder":"{self._responder.hex()}","nonce":"{self._nonce.hex()}"'

@@ -81,7 +81,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OPENING, Input.RECV_OPENED): State.OPEN,
     (State.OPENING, Input.RECV_CLOSED): State.CLOSED,
     (State.OPENING, Input.SEND_CLOSE): State.ABANDONED,
-    # The remote closes before it has answered, and its server passes the CloseChannel on.
+    # This happens when the remote closes before it has answered, and its server forwards the CloseChannel.
     (State.OPENING, Input.RECV_CLOSE): State.CLOSED,
     (State.OFFERED, Input.SEND_OPENED): State.OPEN,
     (State.OFFERED, Input.SEND_CLOSED): State.CLOSED,
@@ -91,7 +91,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
     (State.OPEN, Input.RECV_CLOSED): State.CLOSED,
     (State.OPEN, Input.SEND_CLOSED): State.CLOSED,
-    # Both ends close at the same time.
+    # This happens when both ends close at the same time.
     (State.CLOSING, Input.RECV_CLOSE): State.ENDED,
     (State.ENDED, Input.RECV_CLOSED): State.CLOSED,
     # An OpenChannel with this id shows that the server has closed the former channel.
@@ -99,7 +99,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.ABANDONED, Input.RECV_OPEN): State.OFFERED,
     (State.CLOSING, Input.RECV_CLOSED): State.CLOSED,
     (State.CLOSING, Input.SEND_CLOSED): State.CLOSED,
-    # The remote's answer crosses this side's CloseChannel.
+    # This happens when the remote's answer crosses this side's CloseChannel.
     (State.ABANDONED, Input.RECV_OPENED): State.ABANDONED,
     (State.ABANDONED, Input.RECV_CLOSE): State.CLOSED,
     (State.ABANDONED, Input.RECV_CLOSED): State.CLOSED,

@@ -264,7 +264,8 @@ class Acceptor(Factory):
             idle = (self._newest_idle(block) for block in self._searched if self._places.load(block) > least)
             victim = next((one for one in idle if one is not None), None)
         block = self._places.heaviest()
-        # An attacker can keep all its clients busy. Only a block with a large part of all places loses a busy client.
+        # If no client is idle, a block with a large part of all places loses a busy one, because an attacker can keep
+        # all its clients busy.
         if victim is None and self._places.load(block) > max(least, self.limits.max_connections / GREEDY_PART):
             victim = next(reversed(self._placed[block]))
         if victim is None:

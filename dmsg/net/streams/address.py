@@ -29,7 +29,7 @@ class DmsgAddress:
         :raises TypeError: ``port`` is not an int. Before 0.2, the timeout stood in its place.
         :raises ValueError: ``port`` is not 0 to 65535, or ``remote`` is an address with another port.
         """
-        # A bool is an int in Python, but as a port it is a mistake of the caller.
+        # A bool is refused: it is an int in Python, but as a port it is a mistake of the caller.
         if isinstance(port, bool) or not isinstance(port, int):
             raise TypeError(f"port is an int, not {type(port).__name__}; pass a timeout as timeout=SECONDS")
         if not 0 <= port < 65536:

@@ -167,7 +167,7 @@ class HalfClosing:
     def _close_if_both_ended(self) -> None:
         if not (self._end_acknowledged and self._remote_end_told) or self._loss is not None or self.disconnecting:
             return
-        # Only one end sends CLOSE.  This end waits for it, but not for ever.
+        # Only the other end sends CLOSE.  This end waits for it, but not for ever.
         if not self._leaves_closing_to_remote:
             self._close_now()
         elif self._last_wait is None:

@@ -30,7 +30,7 @@ class QuickKlein(Klein):
     """Klein application whose routes return ``bytes`` or a Deferred of them."""
 
     def resource(self) -> KleinResource:
-        """Return the root resource."""
+        """Return the root resource of the application."""
         return QuickResource(self)
 
 
@@ -43,7 +43,7 @@ class QuickResource(KleinResource):
         self._static_rules: dict[tuple[bytes, bytes], str] = {}
         self._last: dict[tuple[bytes, bytes], tuple[str, str]] = {}
         for rule in app.url_map.iter_rules():
-            # A route that declares no methods accepts all of them.
+            # A route without declared methods accepts all of them; the table gets only the most common ones.
             methods = [method.encode() for method in rule.methods or ("GET", "HEAD", "POST")]
             if not rule.arguments:
                 self._static_rules.update({(method, rule.rule.encode()): rule.endpoint for method in methods})

@@ -63,7 +63,7 @@ class RegistryAPI:
         table.watch(self._changed)
 
     def resource(self) -> IResource:
-        """Return the root resource."""
+        """Return the root resource of the HTTP API."""
         return self._app.resource()
 
     def count_refusal(self, reason: str) -> None:
