@@ -34,7 +34,8 @@ TABLES = (
 )
 """Gold tables whose rows the findings need."""
 DAYS_BACK = 9
-"""Number of days whose rows are read: the newest day, the week before it for comparison, and a day that is not over."""
+"""Number of days whose rows are read: the newest day, the week before it for comparison, and the current day, which is
+not over."""
 RECENT_DAYS = 2
 """Number of days, including the newest, whose crashes and other events are reported."""
 LYING_DAYS = 7
@@ -113,7 +114,7 @@ class Finding:
 
 
 def needs_attention(store: Store, state: State, *, now: datetime) -> list[Finding]:
-    """Return what an operator should look at, from the tables of a store.
+    """Return the findings that an operator should look at, from the tables of a store.
 
     :raises LakeError: the tables cannot be read.
     """
@@ -125,7 +126,7 @@ def needs_attention(store: Store, state: State, *, now: datetime) -> list[Findin
 
 
 def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left | None = None) -> list[Finding]:
-    """Return what an operator should look at, from rows.
+    """Return the findings that an operator should look at, from rows of the tables.
 
     :param tables: rows of :data:`TABLES`.
     :param now: current time, with a time zone.

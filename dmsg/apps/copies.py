@@ -107,7 +107,7 @@ class Copy(Protocol):
         self.done.errback(Failure(error))
 
     def dataReceived(self, data: bytes) -> None:
-        if self._inner is not None:  # A peer that speaks before it is asked is ignored.
+        if self._inner is not None:  # Data that the peer sends before the request are ignored.
             self._inner.dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:

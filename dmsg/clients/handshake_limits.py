@@ -27,7 +27,7 @@ OF_STRANGERS_RATE, OF_STRANGERS_BURST = 1000.0, 2000.0
 """Rate per second and burst of handshakes of all unknown initiators through one server: a fifth of a core.
 
 The rate is shared fairly among the keys of initiators, so a new one is admitted even if others ask often.  But keys
-cost nothing. Only the server, which sees addresses, can stop an attacker that keeps changing keys. The server passes on
+cost nothing. Only the server, which sees addresses, can stop an attacker that keeps changing keys. The server forwards
 less than this rate (:data:`~dmsg.base.policing.DESTINATION_FACTOR`).
 """
 OF_KNOWN_RATE, OF_KNOWN_BURST = 1000.0, 5000.0

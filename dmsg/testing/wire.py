@@ -44,7 +44,7 @@ _TCP = 6
 
 
 def open_tun(namespace: str, device: str, address: str) -> int:
-    """Create a TUN device in a namespace, bring it up with its address, and return its descriptor."""
+    """Create a TUN device in a namespace, activate it with its address, and return its descriptor."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)

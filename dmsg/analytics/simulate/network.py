@@ -27,7 +27,7 @@ class Network:
     """Parameters of a simulation.
 
     :ivar transports: number of transports in all; each makes two events, or one if it was refused.
-    :ivar last_day: last of the ``days``.
+    :ivar last_day: last of the simulated days.
     :ivar fleet: whether the servers share one secret, so that they use the same pseudonyms for clients.
     """
 

@@ -101,7 +101,7 @@ class Lookup:
         self._http = http if self._pool is None else WebClient(reactor, self._pool, timeout)
         self._asked: set[bool] = set()
         """Kinds of answers after which the program at this URL was already asked to identify itself: True after an
-        answer that proves that it lacks a required path, False after one that leaves this open.
+        answer that proves that it lacks a required path, False after one that does not prove it.
         """
         self._under_way: set[Deferred[Any]] = set()
         self._closed = False

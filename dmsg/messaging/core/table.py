@@ -155,7 +155,7 @@ class ClientConnection:
         """
         if channel.state is not State.OPEN:
             raise LocalProtocolError("channel is closed")
-        # The size is checked before the encryption: a nonce that is used up for a message that never leaves would make
+        # The size is checked before the encryption: a nonce that is used up for a message that is never sent would make
         # all later messages of the channel fail at the remote.
         head = send_head(self._profile, channel.name, len(data))
         assert channel.ciphers is not None

@@ -620,8 +620,9 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._closing = True
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
         # A socket that is closed with unread data resets the connection, and the kernel drops the data that it has not
-        # sent: the last frames, which say how the streams end. So a client only ends its own direction, reads on, and
-        # leaves the rest to the server. A server does not wait for clients, who could keep its sockets open.
+        # sent: the last frames, which say how the streams end. So a client only ends its own direction, continues to
+        # read, and lets the server close the connection. A server does not wait for clients, who could keep its sockets
+        # open.
         if self.is_server_side or not self._end_writing():
             self.transport.loseConnection()
         self._cancel_timer()

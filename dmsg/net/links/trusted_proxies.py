@@ -1,4 +1,4 @@
-"""Reverse proxies of the operator, which name the clients whose connections they pass on."""
+"""Reverse proxies of the operator, which name the clients whose connections they forward."""
 
 from __future__ import annotations
 

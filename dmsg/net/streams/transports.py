@@ -33,10 +33,10 @@ class ApplicationTransport(Interface):
         """Remove the producer."""
 
     def pauseProducing(self) -> None:
-        """Stop reading."""
+        """Stop reading from the connection."""
 
     def resumeProducing(self) -> None:
-        """Resume reading."""
+        """Resume reading from the connection."""
 
     def getPeer(self) -> IAddress:
         """Return the address of the other end."""

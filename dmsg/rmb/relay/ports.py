@@ -21,7 +21,7 @@ class Carrier(Protocol):
         """Number of bytes that this process still has to send."""
 
     def send(self, data: bytes) -> None:
-        """Send a message; it leaves at the end of the reactor turn."""
+        """Send a message; it is written at the end of the reactor turn."""
 
     def barrier(self, number: int) -> None:
         """Send a ping behind all messages sent so far; its pong returns ``number``."""

@@ -50,7 +50,7 @@ STRICT_FOR = 600.0
 MAX_STRICT = 50_000
 """Maximum number of sessions remembered because they have made a strict signature."""
 MAX_SEEN = 500_000
-"""Maximum number of messages in the replay window, which are remembered until their life ends."""
+"""Maximum number of messages in the replay window, which are remembered until they expire."""
 MAX_SEEN_OF_TWIN = 200_000
 """Maximum number of messages of one twin in the replay window, so that this twin cannot evict the messages of
 others."""

@@ -359,7 +359,7 @@ class Socket(HeldReading, TurnTaker):
                 self.abort()  # No pong is sent to an end that sends pings and does not read the answers.
 
     def send(self, data: bytes) -> None:
-        """Send a binary message; it leaves at the end of the reactor turn."""
+        """Send a binary message; it is written at the end of the reactor turn."""
         self._write(frames.BINARY, data)
 
     def ping(self, payload: bytes) -> None:

@@ -108,7 +108,7 @@ class Poster:
         self._lines: dict[str, _Line] = {}
 
     def takes_many(self, relay: str) -> bool:
-        """Whether several messages to this relay leave in one request."""
+        """Whether several messages to this relay are sent in one request."""
         return relay_url(relay) in self._take_batches
 
     async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:

@@ -1,1 +1,1 @@
-"""Messages that other relays bring: verified, then accepted."""
+"""Entry of messages that other relays send to this one: verifies them, then accepts them."""
