@@ -2,7 +2,7 @@
 
 Code that only waits takes :class:`~twisted.internet.interfaces.IReactorTime`, so tests can pass a
 :class:`~twisted.internet.task.Clock`. ``reactor.seconds()`` only measures durations. Code that needs dates takes the
-    system's clock as a separate parameter.
+system's clock as a separate parameter.
 """
 
 from __future__ import annotations

@@ -531,7 +531,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         for chunk in chunks:
             if carrier is None:
                 write_now(transport, chunk)
-            else:  # The list is joined here, because the data are copied only once, into the frame.
+            else:  # The chunk is copied only once, into the frame of the websocket.
                 carrier.write(chunk)
         self._release_written()
         if self._congested:

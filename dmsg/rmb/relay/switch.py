@@ -2,7 +2,7 @@
 
 ``received -> admitted -> delivered, or: looked up -> routed -> queue, forward, probe, refuse``.  The rules are in
 :mod:`dmsg.rmb.relay.rules`, the delivery and confirmation of messages is in :mod:`dmsg.rmb.relay.delivery`, and the
-    acceptance of messages from other relays is in :mod:`dmsg.rmb.relay.inbound.accept`.
+acceptance of messages from other relays is in :mod:`dmsg.rmb.relay.inbound.accept`.
 
 Every accepted message ends in exactly one way: confirmed by its receiver, stored in a queue, accepted by another relay,
 or refused with a reason to its sender. The sender's pings behind it are answered only then, so a sender that repeats
