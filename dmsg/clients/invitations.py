@@ -160,7 +160,7 @@ class _Reader:
 
     def path(self) -> str:
         """:raises ValueError: the path has characters, or parts such as ``..``, that the path of a URL does not
-            have."""
+        have."""
         path = self.text()
         if not _is_path(path):
             raise ValueError("discovery's path has characters that a URL cannot have")
