@@ -151,8 +151,7 @@ class Put(Copy):
         hidden: bool = False,
         on_left_out: Callable[[WalkResult], object] = lambda walked: None,
     ) -> None:
-        """:param on_left_out: callback invoked before anything is sent, with the files found and those that are left
-        out."""
+        """:param on_left_out: callback invoked before anything is sent, with the files found and those left out."""
         super().__init__(source.resolve().name if source.name in ("", "..") else source.name, on_started)
         self._hidden = hidden
         self._on_left_out = on_left_out

@@ -1,7 +1,7 @@
 """Helpers to split a byte stream into messages, and to find many equal headers at once.
 
 :class:`PrefixedBuffer` is for the few messages of a handshake.  Records and frames have loops of their own, because
-    they must be fast.
+they must be fast.
 """
 
 from __future__ import annotations

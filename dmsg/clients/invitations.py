@@ -159,8 +159,7 @@ class _Reader:
         return name
 
     def path(self) -> str:
-        """:raises ValueError: the path has characters, or parts such as ``..``, that the path of a URL does not
-        have."""
+        """:raises ValueError: the path has a character, or a part such as ``..``, that no URL's path has."""
         path = self.text()
         if not _is_path(path):
             raise ValueError("discovery's path has characters that a URL cannot have")

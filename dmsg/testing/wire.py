@@ -1,7 +1,7 @@
 """Wire between network namespaces: forwards IP packets, with delay, limited rate, loss, reordering, and interruptions.
 
 :mod:`dmsg.testing.namespaces` runs this module as a process of its own, as root; the network of each namespace is one
-    TUN device.  The kernel's netem would do the same, but not every kernel has it; this works wherever TUN does, and
+TUN device.  The kernel's netem would do the same, but not every kernel has it; this works wherever TUN does, and
     its random events come from a seed.
 
 Orders come as JSON lines on standard input, as in
