@@ -4,7 +4,7 @@ There are three methods.  Each uses the rules of :mod:`dmsg.analytics.table_plan
 
 * *by groups*: the rows of the groups that have new events are computed from all events of these groups;
 * *by verdicts*: as by groups, but a stored verdict does not name its transport.  So the former verdicts on the affected
-  transports are computed again, and removed from the stored rows;
+  transports are computed from the old events, to find the stored rows that have to be removed;
 * *by sums*: the rows that the new events give are added to the stored rows.
 """
 

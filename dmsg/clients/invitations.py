@@ -82,7 +82,7 @@ class Invitation:
             raise NotAnInvitation("the URL of discovery needs a scheme, a host, perhaps a port and a path, and no more")
         path = url.path.rstrip("/")
         if path and not _is_path(path):
-            raise NotAnInvitation(f"{path[:80]!r} cannot be the path of a URL of discovery")
+            raise NotAnInvitation(f"{path[:80]!r} is not a valid path of the URL of discovery in an invitation")
         flags = _TLS if url.scheme == "https" else 0
         flags |= _OWN_HOST if host != url.hostname else 0
         flags |= _PATH if path else 0

@@ -432,7 +432,7 @@ class ServerSet(Generic[SessionT]):
         return session
 
     def _close_idle_visits(self) -> None:
-        """Close visits without transports at this check and the previous one."""
+        """Close each visit that has no transport now and had none at the previous check."""
         # A visit that was idle only once may have just been opened for a transport that is about to be requested.
         idle = {server for server, session in self._visited.items() if not session.transports}
         for server in idle & self._idle:

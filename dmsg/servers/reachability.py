@@ -48,7 +48,7 @@ def check_reachability(
     """Return a Deferred that fires if the server at ``address`` (``host:port``) has the key that ``make_link``
     expects.
 
-    :param carriers: carriers of the server besides plain TCP; one with TLS at the address is used.
+    :param carriers: carriers of the server besides plain TCP. If one of them has the port of ``address``, it is used.
 
     The Deferred fails with DmsgError for a malformed address, or with a connection error of Twisted.
     """

@@ -275,7 +275,8 @@ class Streams:
                     reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
                     self._give_up(stream, reason, clean=getattr(result.value, "final", False))
             elif not stream.has_ended and stream in self._waiting and not isinstance(result, Failure):
-                # The search goes on: it began while the stream still had a transport, which was lost meanwhile.
+                # The search for a server continues: it began while the stream still had a transport, which was lost
+                # meanwhile.
                 self._search(stream)
 
         searching.addBoth(found)

@@ -143,8 +143,8 @@ class RelayTelemetry:
             route.asked_at = self._now() if now is None else now
             back.tick = -1
         route.seen = tick
-        # While data of the opposite direction awaits its ACK, every frame of this direction must be reported: -1 never
-        # equals the relay's tick.
+        # A frame is reported only once in a tick. While data of the opposite direction awaits its ACK, every frame of
+        # this direction must be reported, which -1 achieves: it never equals the relay's tick.
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: Peer, payload: bytes) -> bool:

@@ -141,7 +141,8 @@ def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> N
 
     :param ways: directions that lead to the peer.
     :param left: number of bytes that were not sent.
-    :param congested: whether ``queued`` is maintained; otherwise any direction may have had all of the bytes.
+    :param congested: whether the peer is congested. Only then does ``queued`` count the bytes of each direction;
+        otherwise each direction may have had all of the bytes.
     """
     parts = [min(way.wire, way.queued if congested else left) for way in ways]
     total = sum(parts)

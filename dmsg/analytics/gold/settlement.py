@@ -126,8 +126,8 @@ def _window(sent: Column) -> Column:
 
 
 def on_its_way(sent: str, received: str) -> Column:
-    """Return whether the bytes that a receiver has, and its sender does not know to be delivered, can have been in
-    flight."""
+    """Return whether the difference between the bytes that the receiver got and those that the sender knows to be
+    delivered is small enough to have been in flight."""
     told, got = F.col(sent), F.col(received)
     return (told <= got) & (got - told <= _window(told))
 

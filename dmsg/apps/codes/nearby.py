@@ -110,7 +110,7 @@ class AgreementRace:
         self.first: Deferred[CodeAgreement] = Deferred(lambda _: self._end())
 
     def add(self, begin: Begin) -> None:
-        """Add a candidate; too many are ignored."""
+        """Add a candidate, unless ``MAX_WAITING`` candidates are waiting already."""
         if not self._is_over and len(self._waiting) < MAX_WAITING:
             self._waiting.append(begin)
             self._go_on()

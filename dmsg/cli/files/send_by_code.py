@@ -87,7 +87,7 @@ async def send_by_code(
 
 
 async def send_to_key(reactor: Reactor, client: Client, make: ParcelFactory, key: PubKey, timeout: float) -> None:
-    """Send the parcel that ``make`` returns to a key; a single file can also go to a program of dmsg 0.1.
+    """Send a parcel, made by ``make``, to the client with this key. A single file can also go to a program of dmsg 0.1.
 
     :param timeout: seconds that opening a stream may take.
     """

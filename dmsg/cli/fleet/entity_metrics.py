@@ -165,7 +165,7 @@ def _problem(now: Snapshot, clients: float | None, free: float | None, memory: f
 
 
 def _slowest(now: Snapshot, before: Snapshot | None) -> float | None:
-    """Return the seconds that 99 of 100 operations between two snapshots took at most."""
+    """Return the 99th percentile of the duration of the operations between two snapshots, in seconds."""
     if before is None or before.error or not now.buckets:
         return None
     grown = {border: count - before.buckets.get(border, 0.0) for border, count in now.buckets.items()}

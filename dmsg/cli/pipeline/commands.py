@@ -209,7 +209,11 @@ def _one_stream(out: str) -> Iterator[None]:
 @receipts_option
 @clear_keys_option
 @click.option(
-    "--every", default=30, show_default=True, type=click.IntRange(1, 3600), help="Seconds between two queries."
+    "--every",
+    default=30,
+    show_default=True,
+    type=click.IntRange(1, 3600),
+    help="Seconds between two checks for new files.",
 )
 @click.option(
     "--html",

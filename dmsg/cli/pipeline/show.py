@@ -181,7 +181,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     "--secret",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The entity's --telemetry-secret file.",
+    help="File that the server was given as --telemetry-secret.",
 )
 @click.option("--day", type=click.DateTime(["%Y-%m-%d"]), help="Day for which to name networks.  Default: today.")
 @click.argument("names", nargs=-1, required=True, metavar="KEY|ADDRESS...")

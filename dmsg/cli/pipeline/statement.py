@@ -248,7 +248,7 @@ def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> N
     _warn(own)
     ours = {name: line for name, line in _lines_of(own).items() if about.hex() in name}
     if len([one for one in stated if one.startswith("server ")]) == 0 and stated:
-        # Lines of servers are skipped for a client, whose receipts do not show a server's whole sum.
+        # The statement of a client has no lines of servers, because its receipts do not show a server's whole sum.
         ours = {name: line for name, line in ours.items() if line["kind"] == "pair"}
     named = {line["sha256"] for line in statement.lines() if line["kind"] == "input"}
     left = own.inputs.keys() - named

@@ -28,9 +28,11 @@ from dmsg.telemetry.service import TelemetrySettings
 OF_PLACE = 64 * 1024 * 1024
 """Maximum number of bytes of entries from one public address or block; beyond that its oldest entries are dropped."""
 CLIENT_TTL = 2 * 3600.0
-"""Seconds after its last post until a client's entry is dropped, if the client posts regularly (every half hour)."""
+"""Seconds after the last post of a client that posts every half hour, until its entry is dropped. Entries of other
+clients last ``ENTRY_TTL``."""
 REFRESHING_TTL = 86400.0
-"""Seconds after its last post until a server's entry is dropped, if the server posts regularly (every half minute)."""
+"""Seconds after the last post of a server that posts every half minute, until its entry is dropped. Entries of other
+servers last ``ENTRY_TTL``."""
 ENTRY_TTL = 90 * 86400.0
 """Default number of seconds after which any other entry is dropped: counted from the entry's last post or, for a
 server, from its last successful check.

@@ -52,8 +52,8 @@ class Destinations:
     def find(
         self, peer: RelayPeer, body: bytes, limits: Limits, now: float
     ) -> tuple[RelayPeer, int, bytes] | DropReason:
-        """Return the link to forward an OpenChannel to, the id there and the opener's message; or the reason to refuse
-        it."""
+        """Return the link to forward an OpenChannel to, the channel's id there, and the handshake message that the
+        OpenChannel carries; or the reason to refuse the OpenChannel."""
         try:
             key, message = decode_open(body)
         except KeyFormatError:
@@ -77,6 +77,7 @@ class Destinations:
         rate, burst = limits.destination_rate, limits.destination_burst
         if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
             return DropReason.DESTINATION_RATE
-        # The opener is refused, because otherwise OpenChannels of others could end the link of a slow reader.
+        # While half of the remote's queue is full, openers are refused. Otherwise their OpenChannels could fill it, and
+        # the link of a slow reader would be ended.
         slow = remote.congested and remote.port.queued() > PEER_QUEUE_MAXIMUM // 2
         return DropReason.QUEUE_FULL if slow else None

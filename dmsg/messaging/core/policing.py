@@ -21,7 +21,8 @@ class Kind(IntEnum):
 
     OPEN = 0
     STRAY = 1
-    """Control frame without a channel or that its channel's state does not allow, or a frame of unknown type."""
+    """Frame of unknown type, control frame for a channel that does not exist, or one that the channel's state does not
+    allow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class Relay(ConnectionTable[RelayPeer]):
     def remove(self, peer: RelayPeer, limit: int = ID_COUNT) -> bool:
         """Remove a link that has ended, and close its channels at their other ends.
 
-        :returns: True, because the at most 256 channels are always closed at once.
+        :returns: True: nothing is left to do, because all of the at most 256 channels are closed in this call.
         """
         if peer not in self.peers:
             return True

@@ -282,7 +282,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         reader = carrier.reader
         start, frames, size = 0, 0, 0
         joined = bytearray()
-        """Payload of small frames, which the user gets as a whole: it copies what it cannot use yet."""
+        """Payload of small frames, for the link's user in one piece: the user copies what it cannot process yet."""
         try:
             while start < len(data) and frames < FRAMES_A_READ and self._may_take():
                 piece, start = reader.read(data, start, 1)

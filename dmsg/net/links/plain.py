@@ -35,7 +35,7 @@ class PlainLink(Link):
             buffer[:start] = tail
             buffer[start:end] = data
             if self._user is not None:
-                # The core may rewrite the buffer in place, so only the unprocessed rest is copied out of it.
+                # The core may change what it processes in place, and the buffer is used again, so the rest is copied.
                 taken = self._user.frames_received(buffer, end)
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
         finally:

@@ -62,8 +62,8 @@ class RecordLink(Link):
         self._buffers: list[bytearray] = []
         self._writing: list[bytearray] = []
         self._filled = self._record_start = 0
-        """Number of bytes used in the last buffer, followed by the start, in this buffer, of the last piece of
-        ``_records`` (-1 for none)."""
+        """Two offsets in the last buffer: the end of its used bytes, and the start of the last piece of ``_records``
+        (-1 for none)."""
 
     def _begin(self, handshake: LinkHandshake) -> None:
         keyed, self._keyed = self._keyed, None

@@ -96,8 +96,8 @@ class HalfClosing:
         self._end_ticket = EndOfData(done)
         done.addCallback(self._on_end_acknowledged)
         self._outbox.wait(self._end_ticket)
-        # One byte stands for the end of data in the queue and in flight; for its ticket, the carrier sends a special
-        # frame.
+        # One byte stands for the end of data in the queue and in flight. By its ticket the carrier recognises it, and
+        # sends the frame of the half-close in place of data.
         self._outbox.add(b"\1", self._end_ticket)
         self._schedule()
         return done

@@ -181,7 +181,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     def client_stopped(self, reason: int) -> None:
-        """Handle the stop of the client, which has told the remote ``reason``."""
+        """Handle the stop of the client, which has already sent ``reason`` to the remote."""
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else ConnectionAborted()), reason)
 
     def _count_unacknowledged(self) -> int:

@@ -43,7 +43,7 @@ class _Collector(Protocol):
 
 
 def drop(transport: object) -> None:
-    """End the connection of a response. Twisted's proxies for a connection differ in the methods that they have."""
+    """End the connection of a response. Twisted's wrappers of a transport differ in their methods."""
     for name in ("abortConnection", "loseConnection", "stopProducing"):
         end = getattr(transport, name, None)
         if end is not None:

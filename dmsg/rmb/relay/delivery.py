@@ -258,7 +258,7 @@ class Delivery:
             self._release()
 
     def _spill_all(self) -> None:
-        """Store the messages of the window, then those of the line, in the queue, so that they stay in order."""
+        """Move all messages to the stored queue: first the unconfirmed ones of the window, then the waiting ones."""
         self.spill()
         if not self._line:
             return

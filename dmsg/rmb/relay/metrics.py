@@ -1,4 +1,4 @@
-"""Metrics of a relay, under the names that the reference uses, and the numbers of dropped messages by reason."""
+"""Metrics of a relay, named as in the reference implementation, and the numbers of dropped messages by reason."""
 
 from __future__ import annotations
 

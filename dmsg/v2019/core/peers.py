@@ -51,7 +51,7 @@ class Route:
     wire: int = 0
     ack_wire: int = 0
     dropped: int = 0
-    """Number of bytes of user data that were counted and then discarded; for the observer."""
+    """Number of bytes of user data that were counted as received and never sent on; the observer reads it."""
     tick: int = 0
     """Tick for which the observer has seen this route; while it differs from the relay's tick, the next frames are
     reported to the observer."""

@@ -201,8 +201,8 @@ class TransportTable:
     # --- receipts ---
 
     def _identify(self, transport: ClientTransport, accept: bytes) -> None:
-        # There are no receipts for upgrades, which are only used with servers of 2019.  A server could not compute
-        # their identity either, because it does not see which frames contain the handshake.
+        # There are no receipts for upgrades, which are only used with servers of 2019.  No server could compute the
+        # identity of an upgraded transport, because no server sees which frames contain the handshake.
         if self._receipts_to is not None and not transport.upgrade:
             transport.identity = transport_identity(transport.payload, accept)
 

@@ -32,7 +32,7 @@ They are higher, because such an attempt shares a connection with others.
 """
 QUICK = 1.5
 """Seconds within which a relay has to answer to count as quick.  A receiver that logs each ping takes one second to
-confirm a message, and its relay answers only then."""
+confirm a message, and its relay answers only then; the limit leaves room for that second."""
 REMEMBERED = 1000
 """Number of sets of relays that are remembered as quick, and as failing."""
 

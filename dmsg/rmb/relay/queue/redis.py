@@ -286,7 +286,8 @@ class RedisQueue:
                 one.appended.errback(QueueUnavailable(f"{self._public_url}: {why}"))
 
     async def _append(self, batch: list[_Append]) -> None:
-        # Common arguments are sent once per call: encoding a call costs as much as Redis takes to execute it.
+        # Arguments that all messages share are sent once, not with each message: encoding a call costs as much time as
+        # Redis takes to execute it.
         limits = self.limits
         common = limits.total, limits.sender_size, self._name, STREAM_PREFIX, limits.messages, EXPIRE
         arguments: list[str | bytes] = [*(str(one) for one in common), str(FEDERATION_LENGTH), FEDERATION]
