@@ -26,6 +26,7 @@ SCENARIOS = {
     "net": (
         "entities faults lost_receipts memory messaging old_programs openapi operate provoked resume sites telemetry"
     ),
+    "net/links": "carrier_attacks",
     "noise": "oracle",
     "pages": "pages parts",
     "rmb": "enemies failures full_disk random_input",
@@ -34,8 +35,8 @@ SCENARIOS = {
     "streams/core": "ciphers",
     "tap": "daemons",
     "v2019": (
-        "ciphers footprint half_close provoked reentrancy relay_corners secure streams table_vectors telemetry"
-        " unread_requests upgrade vectors"
+        "ciphers closed_window footprint half_close provoked reentrancy relay_corners secure streams table_vectors"
+        " telemetry unread_requests upgrade vectors"
     ),
 }
 """Tests of several modules at once: processes, attacks, recordings, whole networks; by directory."""

@@ -43,6 +43,16 @@ class ClientStream(StreamTransport):
     def can_half_close(self) -> bool:  # type: ignore[override]
         return self.end is not None and self.end.half_close
 
+    def probe(self) -> None:
+        carrier = self._carrier
+        if not (self._outbox.waiting and isinstance(carrier, TransportCarrier)):
+            super().probe()
+        elif self._loss is None and not self.secure_end.in_flight:
+            # Data wait because the window is closed. The frame that opens it may never come: a server may have dropped
+            # it, or the news that the other end has lost its transport. TCP sends window probes for the same reason.
+            self._probing = True
+            carrier.probe(Ticket(None))
+
     @property
     def _leaves_closing_to_remote(self) -> bool:
         # A CLOSE can be lost with its connection. If that of the responder is lost, the initiator tries to resume and
@@ -90,6 +100,9 @@ class TransportTable(Protocol[TransportT_contra]):
 
     def send(self, transport: TransportT_contra, data: bytes | memoryview, ticket: object = None) -> None:
         """Send one frame of a stream."""
+
+    def probe(self, transport: TransportT_contra, ticket: object = None) -> None:
+        """Send a frame without data, although the window may be closed."""
 
     def send_end(self, transport: TransportT_contra, ticket: object = None) -> None:
         """Send the half-close of a stream."""
@@ -142,6 +155,11 @@ class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream]
             self._core.send_end(self.transport, ticket)
         else:
             self._core.send(self.transport, data, ticket)
+
+    def probe(self, ticket: Ticket) -> None:
+        """Send a frame without data, although the window may be closed; only while nothing is in flight."""
+        self._core.probe(self.transport, ticket)
+        self.session.flush()
 
     def in_flight(self) -> int:
         end = self.stream.end

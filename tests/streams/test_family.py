@@ -52,6 +52,9 @@ class Core:
         assert transport.secure is not None
         self.frames.append((FWD, transport.secure.seal_data(data, ticket)))
 
+    def probe(self, transport: Line, ticket: Any = None) -> None:
+        self.send(transport, b"", ticket)
+
     def send_end(self, transport: Line, ticket: Any = None) -> None:
         assert transport.secure is not None
         self.frames.append((FWD, transport.secure.seal_end(ticket)))

@@ -209,6 +209,17 @@ class ClientConnection(SecureTable):
         if size:
             outgoing.append(data)  # type: ignore[arg-type]  # bytes.join takes a memoryview, too
 
+    def probe(self, transport: ClientTransport, ticket: object = None) -> None:
+        """Send a FWD without data, which the remote acknowledges even while its window is closed.
+
+        :raises LocalProtocolError: the transport is not an open secure one, or frames are in flight already.
+        """
+        end = transport.secure
+        if transport.state is not State.OPEN or end is None or end.in_flight or end.unproven is not None:
+            raise LocalProtocolError("this transport cannot be probed in its present state")
+        payload = end.seal_data(b"", ticket)
+        self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
+
     def send_end(self, transport: ClientTransport, ticket: object = None) -> None:
         """Half-close the stream: announce that no more data follow.  The frame is acknowledged as data are.
 
