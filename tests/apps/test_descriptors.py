@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -232,6 +233,7 @@ class DescentTests(DirectoryCase):
         paths = [(), ("a",), ("a", "b"), ("a", "c"), ("d",), ("d", *"0123456789abcdef"), ("d", *"012345"), ("a", "b")]
         for parts in paths:
             self.root.joinpath(*parts).mkdir(parents=True, exist_ok=True)
+        gc.collect()  # Garbage of earlier tests may hold descriptors.
         before = len(os.listdir("/proc/self/fd"))
         descent = Descent(self.at)
         for one in paths:
