@@ -64,3 +64,11 @@ def next_key(encrypt: Callable[[bytes, bytes, bytes | None], bytes]) -> bytes:
     :param encrypt: method of the cipher under the present key. The nonce that is used here is never used for a message.
     """
     return encrypt(_MAX_NONCE, _ZEROS, None)[:32]
+
+
+def next_cipher(encrypt: Callable[[bytes, bytes, bytes | None], bytes]) -> AEAD:
+    """Return the cipher of one direction under its next key; only AES-256-GCM changes its key.
+
+    :param encrypt: method of the cipher under the present key.
+    """
+    return AESGCM(next_key(encrypt))

@@ -15,11 +15,10 @@ from __future__ import annotations
 import struct
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dmsg.base.cipher_names import Cipher
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
-from dmsg.noise.ciphers import AEAD, begin_cipher, next_key, rekey_after
+from dmsg.noise.ciphers import AEAD, begin_cipher, next_cipher, rekey_after
 
 LENGTH_SIZE = 2
 SEQUENCE_SIZE = 4
@@ -59,7 +58,7 @@ class RecordSealer:
 
     def _rekey(self) -> None:
         """Change the key; called before the record with the sequence ``_rekey_at``."""
-        self._use(AESGCM(next_key(self._encrypt)))
+        self._use(next_cipher(self._encrypt))
         self._rekey_at += self._rekey_after
 
     @property
@@ -153,7 +152,7 @@ class RecordOpener:
 
     def _rekey(self) -> None:
         """Change the key; called before the record with the sequence ``_rekey_at``."""
-        self._use(AESGCM(next_key(self._encrypt)))
+        self._use(next_cipher(self._encrypt))
         self._rekey_at += self._rekey_after
 
     @property

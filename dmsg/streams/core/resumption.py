@@ -18,12 +18,11 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 from dmsg.base.cipher_names import Cipher
 from dmsg.errors import CloseReason, DmsgError
-from dmsg.noise.ciphers import NEVER, begin_cipher, next_key, rekey_after
+from dmsg.noise.ciphers import NEVER, begin_cipher, next_cipher, rekey_after
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import HASH_SIZE, Hello, Resume, agreed_cipher
 from dmsg.streams.core.budget import BUDGET, Budget
@@ -338,13 +337,13 @@ class ResumableEnd:
 
     def _rekey_sealing(self) -> None:
         """Change the key of the sending direction; called before the message with nonce ``_seal_rekey``."""
-        sealing = AESGCM(next_key(self._encrypt))
+        sealing = next_cipher(self._encrypt)
         self._encrypt, self._encrypt_into = sealing.encrypt, sealing.encrypt_into
         self._seal_rekey += rekey_after(self.cipher)
 
     def _rekey_opening(self) -> None:
         """Change the key of the receiving direction; called after the message before nonce ``_open_rekey``."""
-        opening = AESGCM(next_key(self._next_open_key))
+        opening = next_cipher(self._next_open_key)
         self._decrypt, self._decrypt_into = opening.decrypt, opening.decrypt_into
         self._next_open_key = opening.encrypt
         self._open_rekey += rekey_after(self.cipher)
