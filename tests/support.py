@@ -132,6 +132,14 @@ class Accepting(Factory):
         return built
 
 
+class Carrier:
+    """Stand-in for the transport that carries a stream, as far as the end of the stream uses it."""
+
+    carrier: Any = None
+    secure: Any = None
+    delivered = (0, 0)
+
+
 class JoinedNetwork:
     """One server and the clients that iosim pumps join to it, with one Clock.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.protocol import Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.net.streams.transports import stream_of
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
 from dmsg.testing.lab import Lab
 from dmsg.v2019.core.wire import ACK, FrameBuffer, encode_frame
+from tests.support import Accepting
 
 SIZE = 2_000_000
 
@@ -22,22 +24,6 @@ class Reader(Protocol):
         self.received += len(data)
 
 
-class ReaderFactory(Factory):
-    """Makes readers, and keeps them."""
-
-    def __init__(self) -> None:
-        self.readers: list[Reader] = []
-
-    def buildProtocol(self, addr: object) -> Reader:
-        self.readers.append(Reader())
-        return self.readers[-1]
-
-
-def stream_of(protocol: object) -> ClientStream:
-    assert isinstance(protocol, Protocol) and isinstance(protocol.transport, ClientStream)
-    return protocol.transport
-
-
 class ClosedWindowTests(SynchronousTestCase):
     """The receiver's application has stopped reading, and all data in flight are acknowledged."""
 
@@ -47,12 +33,14 @@ class ClosedWindowTests(SynchronousTestCase):
         self.alice = self.lab.add_client("alice", min_servers=1)
         bob = self.lab.add_client("bob", min_servers=1)
         self.lab.settle()
-        factory = ReaderFactory()
+        factory = Accepting(Reader)
         bob.listen(factory, 7)
-        sender = self.lab.result(self.alice.connect(bob.public_key, Factory.forProtocol(Reader), 7))
-        self.stream = stream_of(sender)
+        sender = self.lab.result(self.alice.connect(bob.public_key, Accepting(), 7))
+        stream = stream_of(sender)
+        assert isinstance(stream, ClientStream)
+        self.stream = stream
         self.lab.result(self.stream.send(b"x"))
-        self.reader = factory.readers[0]
+        self.reader = factory.built[0]
         stream_of(self.reader).pauseProducing()
         self.stream.write(bytes(SIZE))
         end = self.stream.secure_end

@@ -16,9 +16,9 @@ from dmsg.errors import CloseReason, LocalProtocolError, TransportClosed
 from dmsg.streams.core.agreement import HELLO_SIZE, Hello, Offer, Proposal
 from dmsg.streams.core.resumption import SecureError
 from dmsg.streams.core.secure import END_OF_DATA, SecureEnd
-from tests.support import KEYS, Accepting, Producer, Recorder
+from tests.support import KEYS, Accepting, Carrier, Producer, Recorder
 from tests.v2019.secure_support import SecureCase
-from tests.v2019.test_secure import Carrier, pair
+from tests.v2019.test_secure import pair
 from tests.v2019.test_streams import ResumeCase
 
 

@@ -59,7 +59,7 @@ from dmsg.v2019.core.wire import (
 from dmsg.v2019.incoming import MAX_ASKING
 from dmsg.v2019.transport_streams import LOOK_UP_BURST, LOOK_UP_RATE, Encryption
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
-from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, RawClient
+from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, Carrier, RawClient
 from tests.v2019.secure_support import SecureCase
 
 A, B = KEYS["A"], KEYS["B"]
@@ -75,14 +75,6 @@ hellos = st.builds(
     half_close=st.booleans(),
     aes_gcm=st.booleans(),
 )
-
-
-class Carrier:
-    """Transport of an end."""
-
-    carrier: Any = None
-    secure: Any = None
-    delivered = (0, 0)
 
 
 def pair(window: int = INITIAL_WINDOW, token: bytes | None = None, tags: bool = True) -> tuple[SecureEnd, SecureEnd]:

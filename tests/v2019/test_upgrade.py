@@ -39,11 +39,11 @@ from dmsg.v2019.core.wire import (
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
 from tests.streams.core import test_resumption
-from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, RawClient
+from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, Carrier, RawClient
 from tests.v2019 import test_streams
 from tests.v2019.old_relay import OldRelay
 from tests.v2019.secure_support import SecureCase
-from tests.v2019.test_secure import EPHEMERAL_A, EPHEMERAL_B, HELLO_A, HELLO_B, Carrier
+from tests.v2019.test_secure import EPHEMERAL_A, EPHEMERAL_B, HELLO_A, HELLO_B
 
 A, B = KEYS["A"], KEYS["B"]
 BOTH = frozenset({FEATURE, UPGRADE_FEATURE})

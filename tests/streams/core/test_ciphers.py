@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, strategies as st
@@ -18,19 +17,11 @@ from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import Hello, Offer, Proposal, agreed_cipher
 from dmsg.streams.core.resumption import ACK, FWD, SecureError
 from dmsg.streams.core.secure import SecureEnd
-from tests.support import KEYS, VECTORS
+from tests.support import KEYS, VECTORS, Carrier
 
 A, B = KEYS["A"], KEYS["B"]
 WINDOW = 1 << 18
 TOKEN = bytes(range(16))
-
-
-class Carrier:
-    """What an end knows of its transport."""
-
-    carrier: Any = None
-    secure: Any = None
-    delivered = (0, 0)
 
 
 def handshake(mine: Hello, theirs: Hello) -> tuple[HandshakeResult, HandshakeResult, Hello, Hello]:

@@ -12,7 +12,8 @@ from dmsg.streams.core.agreement import Hello
 from dmsg.streams.core.budget import Budget
 from dmsg.streams.core.resumption import INITIAL_WINDOW, SecureError
 from dmsg.streams.core.secure import EARLY_WINDOW, MAX_WINDOW, MIN_LIMIT, SecureEnd
-from tests.v2019.test_secure import Carrier, pair, pair_result
+from tests.support import Carrier
+from tests.v2019.test_secure import pair, pair_result
 
 NOW = 1e6
 """Seconds of a clock that runs for a while."""
