@@ -8,6 +8,7 @@ from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.task import deferLater
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
@@ -106,7 +107,10 @@ class DoctorTests(ToolCase):
         await self.network()
         lookup = Lookup(reactor, self.url)
         self.addCleanup(lookup.close)
-        known = (await lookup.available_servers())[0].key
+        # The server is registered, but discovery lists it only once it has checked it.
+        while not (servers := await lookup.available_servers()):
+            await deferLater(reactor, 0.05)
+        known = servers[0].key
         for key, verdict in ((known, "ok"), (SecKey.generate().public, "wrong")):
             (self.directory / "config.toml").write_text(
                 f'discovery = "home"\n[networks.home]\ndiscovery = "{self.url}"\nserver = "{key.text}"\n'
