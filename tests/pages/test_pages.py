@@ -239,10 +239,14 @@ class PageTests(PageCase):
         await self.network()
         client = await self.raw_client(self.server)
         base = self.base(self.server)
+        # The withdrawal waits for the answers: the drain could be over before both requests arrive.
+        answered: Deferred[None] = Deferred()
+        withdraw = self.server.registration.withdraw
+        self.patch(self.server.registration, "withdraw", lambda: answered.addCallback(lambda _: withdraw()))
         leaving = maybeDeferred(self.server.stopService)
-        # Both at once: on a busy machine the drain may be over before a second request.
         asking = [Deferred.fromCoroutine(self.get(base + path)) for path in ("/", "/health")]
         (_, page), (response, text) = await gatherResults(asking)
+        answered.callback(None)
         self.assertIn("The server is leaving: its clients move", page)
         self.assertEqual((response.code, json.loads(text)["status"]), (503, "draining"))
         client.transport.loseConnection()  # type: ignore[union-attr]
