@@ -31,29 +31,31 @@ from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn_end import at_turn_end
 
 MAX_UNREAD = 256 * 1024 * 1024
-"""Bytes buffered for programs on all streams, above which each stream may have only ``SMALL_WINDOW``."""
+"""Bytes that the agent may buffer for all programs together.  Above this, each stream may buffer only
+``SMALL_WINDOW``.
+"""
 SMALL_WINDOW = 64 * 1024
 """Bytes that one stream may buffer for its program while ``MAX_UNREAD`` is exceeded."""
 
 
 class ProgramLink(Interface):
-    """Interface of a program's connection that a bridge uses."""
+    """Interface of the connection to a program, as a bridge uses it."""
 
     def stream_opened(self, bridge: Bridge) -> None:
-        """Handle that the stream is open."""
+        """Send the description of the stream to the program, because the stream is open."""
 
     def write(self, data: bytes) -> None:
         """Send bytes to the program."""
 
     def finish(self) -> None:
-        """Stop writing and release the stream; the program closes its own end."""
+        """Stop writing and detach from the stream.  The program closes the connection."""
 
     def end(self) -> None:
-        """End the connection, because the program has sent its last frame."""
+        """Close the connection, because the program has sent its last frame."""
 
 
 class SharedWindow:
-    """Account of the bytes that all streams of an agent buffer for programs that do not read.
+    """Counter of the bytes that all streams of an agent buffer for programs that have not read them yet.
 
     :ivar unread: number of these bytes.
     """
@@ -69,12 +71,13 @@ class SharedWindow:
 
 @implementer(IHalfCloseableProtocol)
 class Bridge(Protocol):
-    """Protocol of a stream, which passes data between the stream and a program.
+    """Protocol of a stream that the agent carries for a program: passes data between the stream and the program.
 
     :param incoming: whether the peer opened the stream.
     :ivar bytes_in: number of bytes received from the peer.
     :ivar bytes_out: number of bytes that the peer has acknowledged.
-    :ivar rate_in: recent rate of received bytes per second; ``rate_out`` is that of acknowledged bytes.
+    :ivar rate_in: received bytes per second, measured over the last check interval.
+    :ivar rate_out: acknowledged bytes per second, measured over the last check interval.
     """
 
     transport: StreamTransport
@@ -98,14 +101,14 @@ class Bridge(Protocol):
         self._close_reason: int | None = None
         self._way: tuple[object, bool] = (None, False)
 
-    # --- the stream's side ---
+    # --- events of the stream ---
 
     def connectionMade(self) -> None:
         self._way = self._server_now()
         if self._line is not None:
             self._line.stream_opened(self)
         else:
-            self.transport.pauseProducing()  # Reading pauses until a program takes the stream.
+            self.transport.pauseProducing()  # The stream is not read until a program accepts it.
 
     def dataReceived(self, data: bytes) -> None:
         self.bytes_in += len(data)
@@ -118,14 +121,16 @@ class Bridge(Protocol):
             self.transport.pauseProducing()
 
     def readConnectionLost(self) -> None:
-        """Handle a half-close by the peer."""
+        """Handle a half-close by the peer: pass it on to the program, or close the stream if the program does not know
+        END.
+        """
         if self._line is not None and self._program_half_closes:
             self._line.write(END_FRAME)
         else:
             self.transport.loseConnection()
 
     def writeConnectionLost(self) -> None:
-        """Do nothing, because this only says that the peer has seen the end of the program's data."""
+        """Do nothing: this event only means that the peer has acknowledged the end of the program's data."""
 
     def _count_unread(self, size: int) -> None:
         self._unread += size
@@ -150,8 +155,9 @@ class Bridge(Protocol):
         return address
 
     def take(self, line: ProgramLink, *, half_close: bool = False) -> None:
-        """Give the stream to a program, before or after the stream is open.
+        """Attach the connection of the program that uses the stream.  The stream need not be open yet.
 
+        :param line: connection to the program.
         :param half_close: whether the program understands END.
         """
         self._line = line
@@ -160,7 +166,7 @@ class Bridge(Protocol):
             line.stream_opened(self)
 
     def start_passing(self) -> None:
-        """Start passing data, because the program knows that it has the stream."""
+        """Start passing data; called after the program has received the description of the stream."""
         if self._close_reason is None:
             self.transport.resumeProducing()
         else:
@@ -176,7 +182,7 @@ class Bridge(Protocol):
             line.finish()
 
     def describe(self) -> dict[str, object]:
-        """Return the description of the stream that the program receives with it."""
+        """Return the description of the stream, which the program receives before any data."""
         host = self.transport.getHost()
         assert isinstance(host, DmsgAddress)
         binding = self.transport.binding
@@ -192,9 +198,9 @@ class Bridge(Protocol):
         }
 
     def received(self, kind: Kind, payload: bytes) -> None:
-        """Handle a frame of the program.
+        """Handle a frame from the program.
 
-        :raises WireError: the program may not send this frame.
+        :raises WireError: a program may not send this frame, or not now.
         """
         if kind is Kind.CLOSE:
             reason = parse_close(payload)
@@ -224,7 +230,7 @@ class Bridge(Protocol):
             raise WireError(f"a program may not send {kind.name}")
 
     def _send(self, kind: Kind, payload: bytes) -> Deferred[None]:
-        """Send DATA or END of the program to the peer."""
+        """Send the data of a DATA frame, or the half-close of an END frame, to the peer."""
         if kind is Kind.END:
             if not (self.transport.can_half_close and self._program_half_closes) or payload:
                 raise WireError("an END frame that the stream has not negotiated")
@@ -241,7 +247,10 @@ class Bridge(Protocol):
             self.transport.abortConnection()
 
     def stop(self) -> None:
-        """Abort the stream, because the agent stops; neither end may take this for a clean end."""
+        """Abort the stream, because the agent stops.
+
+        A normal close would suggest to both ends that all data had arrived.
+        """
         self._stopped = True
         if self._close_reason is None and self.transport is not None:
             self.transport.abortConnection()
@@ -255,7 +264,10 @@ class Bridge(Protocol):
         self._unconfirmed_count += 1
 
     def _tell(self) -> None:
-        """Tell the program how many frames were acknowledged in this turn, or since it stopped reading."""
+        """Send the program a TAKEN frame with the number of newly acknowledged frames.
+
+        If the send buffer towards the program is full, the number is sent later.
+        """
         if self._congested:
             return
         count, self._unconfirmed_count = self._unconfirmed_count, 0
@@ -263,14 +275,17 @@ class Bridge(Protocol):
             self._line.write(encode_count(Kind.TAKEN, count))
 
     def congested(self, is_congested: bool) -> None:
-        """Record whether the program currently reads the data that the agent writes."""
+        """Record whether the send buffer towards the program is full.  While it is, no TAKEN and WAY frames are sent.
+
+        :param is_congested: whether the buffer is full, because the program does not read.
+        """
         self._congested = is_congested
         self._tell()
 
     # --- periodic checks ---
 
     def update_rates(self, seconds: float) -> None:
-        """Update the rates, and tell the program if the stream goes over another server now.
+        """Update the rates, and send the program a WAY frame if another server carries the stream now.
 
         :param seconds: time since the last call.
         """

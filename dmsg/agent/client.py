@@ -20,9 +20,9 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
 CONNECT_TIMEOUT = 10.0
-"""Default number of seconds that a whole connect may take."""
+"""Default number of seconds that a call of ``connect`` may take as a whole."""
 RETRY_DELAY = 0.25
-"""Seconds between attempts of a connect to reach an absent agent."""
+"""Seconds between two attempts of ``connect`` to reach an agent that is not running."""
 
 _log = Logger()
 
@@ -30,8 +30,8 @@ _log = Logger()
 class AgentClient:
     """Client that opens streams over the agent's connections, with the agent's key.
 
-    The class has those methods of :class:`~dmsg.v2019.client.Client` that programs use to connect and to listen.  But
-    ``listen`` returns a Deferred, because the agent has to say whether the port is free.
+    The class has the methods of :class:`~dmsg.v2019.client.Client` with which programs connect and listen.  One of them
+    differs: ``listen`` returns a Deferred, because only the agent knows whether the port is free.
 
     :param agent: the agent, from :func:`dmsg.agent.find_agent`.
     :param program: name of this program in ``dmsg status``.
@@ -57,13 +57,13 @@ class AgentClient:
 
     @property
     def public_key(self) -> PubKey:
-        """Public key of the agent, which is the address of its programs."""
+        """Public key of the agent, which is also the address of the programs that use the agent."""
         return self._key
 
     # --- methods of a Twisted service ---
 
     def startService(self) -> None:
-        """Do nothing, because the agent runs already."""
+        """Do nothing, because the agent is already running."""
 
     async def _stop(self) -> None:
         for one in list(self._services):
@@ -75,7 +75,10 @@ class AgentClient:
             await over
 
     def stopService(self) -> Deferred[None]:
-        """Stop the services of this program, and close its streams after sending the data written to them."""
+        """Stop the services of this program, and end its streams.
+
+        Streams that the application has closed have some seconds to send their data.  Other streams are aborted.
+        """
         return Deferred.fromCoroutine(self._stop())
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
@@ -83,7 +86,7 @@ class AgentClient:
         return self._wait(timeout, published=False)
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
-        """Return a Deferred that fires when others can find the agent's key."""
+        """Return a Deferred that fires when the entry of the agent's key is in discovery, so that peers can connect."""
         return self._wait(timeout, published=True)
 
     def _wait(self, timeout: float | None, *, published: bool) -> Deferred[None]:
@@ -103,8 +106,10 @@ class AgentClient:
         via: PubKey | None = None,
         resumable: bool = True,
     ) -> Deferred[IProtocol]:
-        """Open a stream like :meth:`dmsg.v2019.client.Client.connect`; an absent agent is waited for within the same
-        timeout."""
+        """Open a stream, as :meth:`dmsg.v2019.client.Client.connect` does.
+
+        If the agent is not running, the call waits for it.  The waiting time counts towards ``timeout``.
+        """
         address = DmsgAddress.of(remote, port)
         request: dict[str, object] = {
             "do": "connect",
@@ -139,14 +144,18 @@ class AgentClient:
     # --- services ---
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> Deferred[IListeningPort]:
-        """Accept streams with ``factory``; the Deferred fires when the agent has opened the port for this program.
+        """Accept streams with ``factory`` at a port of the agent's key.
 
-        If ``factory`` has ``admits``, it is called with an address and returns whether that address may connect.  If
-        ``admits`` has ``keys``, a set or None for anyone, the agent gets these keys and refuses others itself.  ``dmsg
-        status`` shows the keys, and the text ``factory.offers``.
+        The Deferred fires when the agent has opened the port for this program.  It fails with
+        :class:`~dmsg.errors.DmsgError` if another program uses the port.  If the agent restarts, the port is registered
+        again.
 
-        The service is registered again after the agent was restarted.  The Deferred fails with
-        :class:`~dmsg.errors.DmsgError` if another program has the port.
+        The factory may have two optional attributes:
+
+        * ``admits``: a function that gets an address and returns whether that address may connect.  If the function has
+          an attribute ``keys``, a set of keys or None for anyone, the agent gets these keys and refuses other peers
+          itself.
+        * ``offers``: a text about the service.  ``dmsg status`` shows this text and the keys.
 
         :raises ValueError: ``port`` is not a port.
         """

@@ -22,11 +22,11 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
 
 PATIENCE = 10.0
-"""Seconds to wait for an answer that the agent can give at once."""
+"""Seconds to wait for an answer that the agent can compute at once."""
 CLOSING = 2.0
-"""Seconds for which an ending program waits for streams that are being closed."""
+"""Seconds that a program, when it ends, waits for its streams that are closing."""
 AWAY = (ConnectError, ConnectionDone, OSError)
-"""Errors with which a connection to an absent agent fails."""
+"""Errors with which a connection fails if no agent is running."""
 
 _log = Logger()
 _T = TypeVar("_T")
@@ -47,8 +47,10 @@ class AgentConnections:
         self.streams: set[StreamConnection] = set()
 
     def open(self, protocol: Protocol, request: Mapping[str, object]) -> Deferred[IProtocol]:
-        """Return a Deferred that fires with a connection over which the request was sent; the Deferred fails with one
-        of :data:`AWAY`."""
+        """Connect to the agent and send a request.
+
+        :returns: Deferred that fires with ``protocol``, or fails with an error of :data:`AWAY`.
+        """
         text = encode_line({**request, "program": self._program})
         opened: Deferred[IProtocol] = connectProtocol(UNIXClientEndpoint(self.reactor, os.fspath(self.path)), protocol)
 
@@ -62,7 +64,8 @@ class AgentConnections:
     async def ask(self, request: Mapping[str, object], patience: float = PATIENCE) -> Answer:
         """Send a request and return its answer.
 
-        :raises DmsgError: the agent reports a failure, or no answer came.
+        :param patience: seconds to wait for the answer.
+        :raises DmsgError: the agent reports a failure, is not running, or did not answer in time.
         """
         connection = LineConnection()
         try:
@@ -76,7 +79,7 @@ class AgentConnections:
                 connection.transport.loseConnection()
 
     def with_timeout(self, answered: Deferred[_T], patience: float = PATIENCE) -> Deferred[_T]:
-        """Return the Deferred with a timeout, after which it fails with DmsgTimeout."""
+        """Add a timeout to a Deferred, and return it.  After ``patience`` seconds it fails with DmsgTimeout."""
         return answered.addTimeout(patience, self.reactor, _no_answer)
 
 
@@ -89,11 +92,11 @@ def _no_answer(result: _T | Failure, seconds: float) -> _T | Failure:
 
 
 class LineConnection(Protocol):
-    """Connection over which the agent sends lines.
+    """Connection over which the agent answers in lines of JSON.
 
-    :ivar answered: Deferred that fires with the first line, or fails.
+    :param on_line: callback invoked with each line after the first.
+    :ivar answered: Deferred that fires with the first line, or fails with the error that this line reports.
     :ivar ended: Deferred that fires when the connection is closed.
-    :param on_line: callback invoked with each further line.
     """
 
     def __init__(self, on_line: Callable[[LineConnection, Answer], None] = lambda lines, content: None) -> None:
@@ -134,6 +137,7 @@ class LineConnection(Protocol):
 class StreamConnection(Protocol):
     """Connection that carries one stream.
 
+    :param build: function that returns the application's protocol for the opened stream.
     :ivar started: Deferred that fires with the application's protocol, or fails.
     :ivar closed: Deferred that fires when the connection is closed.
     """
@@ -191,7 +195,10 @@ class StreamConnection(Protocol):
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def stop(self) -> None:
-        """End the stream, because the program ends.  A stream that is being closed sends its data first."""
+        """End the stream, because the program ends.
+
+        A stream that the application has closed has ``CLOSING`` seconds to send its data.  Other streams are aborted.
+        """
         if self._carrier is None:
             self._give_up()
             return

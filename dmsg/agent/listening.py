@@ -19,19 +19,20 @@ from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.address import DmsgAddress
 
 FIRST_DELAY = 0.25
-"""Seconds until the first attempt to reach an agent that has ended."""
+"""Seconds until the first attempt to reach an agent whose connection was lost."""
 MAX_TAKING = 64
-"""Maximum number of streams that a program is accepting at the same time; further ones wait."""
+"""Maximum number of streams that a service accepts at the same time; further streams wait."""
 MAX_AGENT_DELAY = 5.0
-"""Maximum seconds between two attempts to reach an agent that has ended."""
+"""Maximum seconds between two attempts to reach an agent whose connection was lost."""
 
 _log = Logger()
 
 
 def describe_service(factory: IProtocolFactory) -> dict[str, object]:
-    """Return the description of a service for the agent: its allowed peers and its text.
+    """Return the description of a service to send to the agent: the keys of its allowed peers, and its text.
 
-    See :meth:`dmsg.agent.client.AgentClient.listen`.
+    :param factory: factory whose attributes ``admits`` and ``offers`` describe the service; see
+        :meth:`dmsg.agent.client.AgentClient.listen`.
     """
     told: dict[str, object] = {"offers": str(getattr(factory, "offers", ""))[:OFFERS_SIZE]}
     admits = getattr(factory, "admits", None)
@@ -46,7 +47,7 @@ def describe_service(factory: IProtocolFactory) -> dict[str, object]:
 
 @implementer(IListeningPort)
 class AgentListeningPort:
-    """Service of this program, for which the agent has opened a port."""
+    """Service of this program at a port that the agent has opened for it."""
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ class AgentListeningPort:
         )
 
     async def register(self) -> None:
-        """Ask the agent for the port.
+        """Request the port from the agent.
 
-        :raises DmsgError: the port is not available.
+        :raises DmsgError: the port is in use, or the agent did not answer in time.
         """
         lines = LineConnection(self._on_line)
         request = {"do": "listen", "port": self._port, "as": str(self._key), **describe_service(self._factory)}
@@ -83,7 +84,7 @@ class AgentListeningPort:
         self._lines = lines
 
     def watch(self) -> None:
-        """Register the service again whenever the agent has been restarted."""
+        """Register the service again whenever the connection to the agent was lost."""
         self._registration.start()
         self._watch()
 
@@ -153,7 +154,7 @@ class AgentListeningPort:
         return min(MAX_AGENT_DELAY, retry_delay(failures, SystemRandom()))
 
     def startListening(self) -> None:
-        """Do nothing, because the port listens already."""
+        """Do nothing, because the port is already open."""
 
     def stopListening(self) -> Deferred[None]:
         self._registration.stop()

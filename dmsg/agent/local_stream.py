@@ -33,14 +33,15 @@ MAX_FRAME = 32768
 
 
 class LocalStream(StreamTransport):
-    """Transport of an application's protocol, carried by an agent."""
+    """Transport of an application's protocol, whose stream the agent carries."""
 
     _carrier: LocalCarrier
     binding: bytes | None = None
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        return True  # The stream is not ended here: the agent closes its own stream and then reports the end.
+        # This end sends only CLOSE: the agent closes its own stream first, and then reports the end to this one.
+        return True
 
     @property
     def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
@@ -50,16 +51,19 @@ class LocalStream(StreamTransport):
         return self._carrier.bytes_in_flight
 
     def _may_have_all(self) -> bool:
-        # The rule is the same as for the agent's own streams: on secure ones, ACKs are sent as data arrive.
+        # The agent's own streams have the same rule: ACKs of secure streams are sent as soon as data arrives.
         return not self.secure and super()._may_have_all()
 
     def away(self, seconds: float | None) -> None:
-        """Seconds since the stream lost its transport, as the agent reports; None while a transport carries it."""
+        """Record since when no transport carries the stream, as the agent reports.
+
+        :param seconds: seconds since the stream lost its transport; None while a transport carries it.
+        """
         self.away_since = None if seconds is None else self._reactor.seconds() - seconds
 
 
 class LocalCarrier:
-    """Carrier: binds a stream to its connection to the agent."""
+    """Carrier: binds a stream of this program to its connection to the agent."""
 
     confirms = True
 
@@ -81,7 +85,7 @@ class LocalCarrier:
         self._transport.write(END_FRAME if ticket.__class__ is EndOfData else encode_frame(Kind.DATA, data))
 
     def flush(self) -> None:
-        """Do nothing, because written data has been passed to the operating system already."""
+        """Do nothing, because ``send`` has already written the data to the socket."""
 
     def in_flight(self) -> int:
         return len(self._in_flight)
@@ -99,7 +103,7 @@ class LocalCarrier:
     def schedule(self) -> None:
         self._turn.add_stream(self.stream)
 
-    # --- frames of the agent ---
+    # --- frames from the agent ---
 
     def received(self, kind: Kind, payload: bytes) -> None:
         """Handle a frame from the agent.
@@ -137,20 +141,20 @@ class LocalCarrier:
 
     @property
     def closed(self) -> bool:
-        """Handle a CLOSE of either end; later frames are ignored."""
+        """Whether either side has sent CLOSE; later frames are ignored."""
         return self._closed
 
     def ended(self, reason: int) -> None:
-        """End the stream, because it is closed or the agent has ended."""
+        """End the stream, because the agent has closed it or the connection to the agent is lost."""
         self._closed = True
         self._transport.loseConnection()
         self.stream.carrier_closed(reason)
 
 
 class OpenedStream:
-    """Stream that the agent's answer describes.
+    """Description of a stream, parsed from the agent's answer.
 
-    :raises WireError: the answer describes no stream.
+    :raises WireError: the answer does not describe a stream.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -176,4 +180,4 @@ class OpenedStream:
 
 
 LOST = CloseReason.PEER_DISCONNECTED
-"""Reason for the end of a stream whose agent has stopped."""
+"""Close reason of a stream whose connection to the agent was lost."""

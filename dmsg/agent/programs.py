@@ -37,30 +37,33 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
 MAX_PROGRAMS = 4096
-"""Maximum number of connections of programs; each stream of a program has one."""
+"""Maximum number of connections from programs.  Each stream of a program has a connection of its own."""
 RESERVE = 64
-"""Number of connections above ``MAX_PROGRAMS`` that are accepted for the requests ``hello``, ``status`` and ``down``
-only."""
+"""Number of further connections, above ``MAX_PROGRAMS``, whose only allowed requests are those in ``RESERVED``."""
 MAX_OF_SERVICE = 1024
-"""Maximum number of streams of one service, accepted by the program or not; further ones are refused."""
+"""Maximum number of streams of one service, including those that its program has not accepted yet.  Further streams are
+refused.
+"""
 END_TIME = 60.0
 """Seconds that a program may take to close its connection after its stream has ended."""
 REQUEST_TIME = 10.0
-"""Seconds to wait for the request of a connection."""
+"""Seconds that a program may take to send its request after it has connected."""
 LAST_TIME = 2.0
-"""Seconds that a program may take to close its connection after it received the reason for the end."""
+"""Seconds that a program may take to close its connection after the agent has sent it an error."""
 TAKE_TIME = 10.0
 """Seconds that a program may take to accept a stream that a peer has opened."""
 MAX_TIMEOUT = 3600.0
-"""Maximum seconds that a program may let the agent try to connect, or wait between round trips."""
+"""Maximum seconds that a program's request may set as a timeout, or as the interval between round trips."""
 MAX_COUNT = 10**6
-"""Maximum number of round trips of one request."""
+"""Maximum number of round trips that one ``ping`` request may ask for."""
 REQUESTS = frozenset({"hello", "status", "down", "wait", "connect", "ping", "listen", "accept"})
-"""Requests that a program may make; each is a method of its connection."""
+"""Requests that a program may make.  The method ``on_NAME`` of its connection handles the request NAME."""
 RESERVED = frozenset({"hello", "status", "down"})
-"""Requests that an agent with too many connections still accepts."""
+"""Requests that the agent accepts even when it has reached ``MAX_PROGRAMS``."""
 STATUS_ALLOW = 8
-"""Maximum number of keys of allowed peers that ``status`` lists for a service, besides their total."""
+"""Maximum number of allowed keys that ``status`` lists for a service.  The number of all allowed keys is reported,
+too.
+"""
 NAME_SIZE = 80
 """Maximum characters of a program's name."""
 
@@ -68,7 +71,7 @@ _log = Logger()
 
 
 class ServingAgent(Interface):
-    """Interface of the agent that its connections use."""
+    """Interface of the agent, as the connections of programs use it."""
 
     client: Client
     bridges: set[Bridge]
@@ -78,10 +81,12 @@ class ServingAgent(Interface):
 
     @property
     def is_full(self) -> bool:
-        """Whether the agent is at its program limit and only accepts ``status``, ``hello`` and ``down``."""
+        """Whether the agent has reached its limit of connections from programs.  It then accepts only the requests in
+        ``RESERVED``.
+        """
 
     def hello(self) -> Answer:
-        """Return the description of the agent: its key and its process."""
+        """Return the answer to ``hello``: the agent's key and process id, and other facts about it."""
 
     def status(self) -> Answer:
         """Return the answer to ``status``."""
@@ -94,11 +99,11 @@ class ServingAgent(Interface):
 class ServiceOffer:
     """Description of a service, as its program sends it.
 
-    :ivar anyone: whether anyone may connect; None if the program does not say.
-    :ivar keys: keys of the only peers that may connect; None if the program has not sent all of them.
-    :ivar allowed: number of peers that may connect, unless anyone may.
-    :ivar allowed_sample: keys of some of these peers, for ``status``.
-    :ivar offers: text about what peers get.
+    :ivar anyone: whether every peer may connect; None if the program does not say.
+    :ivar keys: keys of all peers that may connect; None if the program has not sent all of them.
+    :ivar allowed: number of peers that may connect; 0 if ``anyone`` is not False.
+    :ivar allowed_sample: some of the keys of these peers, in hexadecimal, for ``status``.
+    :ivar offers: text about what the service offers to peers.
     """
 
     anyone: bool | None = None
@@ -127,7 +132,11 @@ def parse_service_offer(request: dict[str, object]) -> ServiceOffer:
 
 
 class Service(Factory):
-    """Service: a port of the client, and the program that accepts its streams."""
+    """Factory that accepts the streams of peers at one port of the agent's key, for one program.
+
+    :ivar open: streams that the program has accepted and that have not ended.
+    :ivar waiting: streams that the program has not accepted yet, by number, each with the call that refuses it.
+    """
 
     noisy = False
 
@@ -148,7 +157,7 @@ class Service(Factory):
     def admits(self, addr: IAddress) -> bool:
         """Whether a peer may connect, according to the keys that the program has sent.
 
-        If the list of keys is not complete, every peer may connect, and the program decides.
+        If the program has not sent all keys, every peer may connect here, and the program itself refuses peers.
         """
         return self.offer.keys is None or (isinstance(addr, DmsgAddress) and addr.public_key in self.offer.keys)
 
@@ -169,7 +178,7 @@ class Service(Factory):
         return bridge
 
     def take(self, number: int) -> None:
-        """Give a waiting stream to the connection over which its program accepts it."""
+        """Count a waiting stream as accepted, because its program has accepted it."""
         self.stream_count += 1
         self.open.add(self._stop_waiting(number))
 
@@ -202,7 +211,7 @@ class Service(Factory):
 
 
 class ProgramConnection(Protocol):
-    """Connection of a program: a request, its answer, and the frames or lines that follow."""
+    """Connection from a program.  It carries one request, the answer, and then the frames or lines of that request."""
 
     def __init__(self, agent: ServingAgent, reactor: Reactor, numbers: Callable[[], int]) -> None:
         self._agent = agent
@@ -220,7 +229,7 @@ class ProgramConnection(Protocol):
         self.program = ""
         self.pid = 0
 
-    # --- the connection ---
+    # --- events of the connection ---
 
     def connectionMade(self) -> None:
         assert self.transport is not None
@@ -229,7 +238,7 @@ class ProgramConnection(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         if self._finished:
-            return  # These data are dropped: they were on their way when the stream ended.
+            return  # The data is discarded, because the program sent it before it learned that the stream had ended.
         self._reader.feed(data)
         try:
             if not self._has_request:
@@ -250,8 +259,10 @@ class ProgramConnection(Protocol):
                 self._end()
 
     def _say_last(self, error: BaseException) -> None:
-        """Send the reason for the end, and then read and discard data.  Closing the socket at once would lose the
-        line."""
+        """Send an error to the program, and discard what it sends until it closes the connection.
+
+        If the agent closed the socket while data from the program is unread, the program would not receive the error.
+        """
         self._finished = True
         cancel_call(self._deadline_call)
         self.say(error_line(error))
@@ -283,7 +294,7 @@ class ProgramConnection(Protocol):
             )
 
     def say(self, content: Mapping[str, object]) -> None:
-        """Send one line to the program."""
+        """Send an object to the program as one line of JSON."""
         self.write(encode_line(content))
 
     def _end(self) -> None:
@@ -291,7 +302,7 @@ class ProgramConnection(Protocol):
         if self.transport is not None:
             self.transport.loseConnection()
 
-    # --- the connection as the link of a bridge (ProgramLink) ---
+    # --- methods of ProgramLink, which the bridge calls ---
 
     def stream_opened(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -301,7 +312,7 @@ class ProgramConnection(Protocol):
         self.transport.registerProducer(_ProgramProducer(bridge), True)  # type: ignore[attr-defined]
         bridge.start_passing()
         if self._reader.waiting:
-            # The program has sent more without waiting for the answer, so these bytes are processed in the next turn.
+            # The program has sent frames without waiting for the answer. They are processed in the next turn.
             self.reactor.callLater(0, self.dataReceived, b"")
 
     def write(self, data: bytes) -> None:
@@ -309,8 +320,8 @@ class ProgramConnection(Protocol):
             self.transport.write(data)
 
     def finish(self) -> None:
-        # The program closes the connection. If the agent closed it, the program's next write would fail before it has
-        # read all data.
+        # The program has to close the connection. If the agent closed it first, the program's next write would fail,
+        # and data that the program has not read yet would be lost.
         self._detach()
         self._deadline_call = self.reactor.callLater(END_TIME, self._end)
 
@@ -319,7 +330,7 @@ class ProgramConnection(Protocol):
         self._end()
 
     def _detach(self) -> None:
-        """Separate the connection from its stream, so that no more data pass."""
+        """Detach the connection from its stream, so that no more data passes."""
         self._finished = True
         self._forget()
         assert self.transport is not None
@@ -365,12 +376,14 @@ class ProgramConnection(Protocol):
         self._end()
 
     def on_down(self, request: dict[str, object]) -> None:
-        """Stop the agent; this connection ends when the agent has stopped."""
+        """Stop the agent.  The program's connection is closed once the agent has stopped."""
         self.say({"pid": self._agent.hello()["pid"]})
         self._agent.down()
 
     def on_wait(self, request: dict[str, object]) -> None:
-        """Answer when the client is online or, if requested, when its entry is published."""
+        """Answer when the client is connected to a server or, with ``published``, when its entry is also in
+        discovery.
+        """
         client, timeout = self._agent.client, _seconds(request, "timeout", 15.0)
 
         async def work() -> None:
@@ -382,7 +395,7 @@ class ProgramConnection(Protocol):
         self._begin(work)
 
     def on_connect(self, request: dict[str, object]) -> None:
-        """Open a stream to a peer, over this connection."""
+        """Open a stream to a peer.  This connection then carries the stream."""
         address = DmsgAddress(PubKey.from_hex(str(request.get("to"))), parse_port(str(request.get("port", 0))))
         timeout = _seconds(request, "timeout", 10.0)
         via = request.get("via")
@@ -400,7 +413,7 @@ class ProgramConnection(Protocol):
         self._begin(work, stays=True)
 
     def on_ping(self, request: dict[str, object]) -> None:
-        """Measure round trips to a peer, and send a line for each."""
+        """Measure round trips to a peer, and send one line for each."""
         key = PubKey.from_hex(str(request.get("to")))
         port = None if request.get("port") is None else parse_port(str(request["port"]))
         count = request.get("count", 1)
@@ -417,7 +430,7 @@ class ProgramConnection(Protocol):
         self._begin(work)
 
     def on_listen(self, request: dict[str, object]) -> None:
-        """Open a port for as long as this connection lasts."""
+        """Open a port of the agent's key, which is closed when this connection ends."""
         port = parse_port(str(request.get("port", 0)))
         service = Service(self._agent, self, port, parse_service_offer(request))
         try:
@@ -433,7 +446,7 @@ class ProgramConnection(Protocol):
         _log.info("port {port} is served by {program} (process {pid})", port=port, program=self.program, pid=self.pid)
 
     def on_accept(self, request: dict[str, object]) -> None:
-        """Give the program a stream that a peer has opened."""
+        """Attach a stream that a peer has opened.  This connection then carries the stream."""
         number = request.get("stream")
         bridge = self._agent.untaken.get(number) if isinstance(number, int) else None
         if bridge is None or bridge.transport is None:
@@ -445,9 +458,9 @@ class ProgramConnection(Protocol):
         bridge.take(self, half_close=request.get("half_close") is True)
 
     def _begin(self, work: Callable[[], Coroutine[Deferred[object], Any, None]], *, stays: bool = False) -> None:
-        """Start work that takes time; an error of the work becomes the answer.
+        """Start a coroutine that handles the request.  If it fails, its error is sent to the program.
 
-        :param stays: whether the connection is used further after the work.
+        :param stays: whether the connection stays open when the coroutine has ended.
         """
 
         def done(result: object) -> None:
@@ -479,9 +492,9 @@ class ProgramConnection(Protocol):
 
 
 class _ProgramProducer:
-    """Producer registered at a program's connection, which tells the stream when the program does not read.
+    """Producer for a program's connection, which informs the bridge when the program stops or resumes reading.
 
-    Reading from the program continues, because some programs write first and read afterwards.
+    The agent reads from the program all the same, because some programs write all their data before they read.
     """
 
     def __init__(self, bridge: Bridge) -> None:
@@ -494,7 +507,7 @@ class _ProgramProducer:
         self._bridge.congested(False)
 
     def stopProducing(self) -> None:
-        """Tell the protocol that the connection was lost."""
+        """Do nothing: the protocol itself learns that the connection was lost."""
 
 
 def _seconds(request: dict[str, object], name: str, default: float) -> float:

@@ -31,23 +31,25 @@ from dmsg.v2019.client import Client
 from dmsg.v2019.session import ClientSession
 
 CHECK_INTERVAL = 1.0
-"""Seconds between checks of the streams for their rates and paths."""
+"""Seconds between two updates of the rates and paths of all streams."""
 BACKLOG = 1024
-"""Maximum number of connections of programs that wait to be accepted."""
+"""Maximum number of connections from programs that the system queues until the agent accepts them."""
 STATUS_STREAMS = 1000
-"""Maximum number of streams that ``status`` lists, those with most traffic first; the others are only counted."""
+"""Maximum number of streams that ``status`` lists.  The streams with the highest rates come first; further streams are
+only counted.
+"""
 
 _log = Logger()
 
 
 class Agent(TwistedService):
-    """Agent, with its client, its socket, and the programs that are connected.
+    """Agent: a client, the Unix socket for programs, and the services and streams of these programs.
 
-    :param path: path of the socket; its directory is created for this user alone.
+    :param path: path of the socket.  Its directory is created so that only this user can access it.
     :param on_down: callback invoked when a program asks the agent to stop.
     :ivar bridges: streams that programs use.
-    :ivar services: services by port.
-    :ivar untaken: open streams that their program has not accepted yet, by number.
+    :ivar services: services of programs, by port.
+    :ivar untaken: streams that a program has been offered and has not accepted yet, by number.
     """
 
     name = "dmsg-agent"
@@ -97,7 +99,7 @@ class Agent(TwistedService):
                     raise AgentError(f"{path}: this file exists and is not a socket: remove it, or choose another path")
                 if (other := find_agent(path)) is not None:
                     raise AgentError(f"{path}: an agent runs there already (process {other.pid})")
-                path.unlink()  # The file is removed: a killed agent has left it behind.
+                path.unlink()  # A killed agent has left this file.
             before = os.umask(0o177)
             try:
                 port: IListeningPort = reactor.listenUNIX(os.fspath(path), self._factory, BACKLOG, 0o600)
@@ -136,7 +138,9 @@ class Agent(TwistedService):
 
     @property
     def is_full(self) -> bool:
-        """Whether the agent is at its program limit and only accepts ``status``, ``hello`` and ``down``."""
+        """Whether the agent has reached its limit of connections from programs.  It then accepts only ``status``,
+        ``hello`` and ``down``.
+        """
         return self._factory.open > MAX_PROGRAMS
 
     def hello(self) -> Answer:
@@ -171,7 +175,7 @@ class Agent(TwistedService):
 
 
 class _ProgramFactory(Factory):
-    """Factory of the connections of programs."""
+    """Factory of the connections from programs."""
 
     noisy = False
 
@@ -192,18 +196,18 @@ class _ProgramFactory(Factory):
 
     @property
     def open(self) -> int:
-        """Number of open connections of programs."""
+        """Number of open connections from programs."""
         return len(self._open)
 
     def end_all(self) -> None:
-        """End all connections, because the agent stops."""
+        """Close all connections from programs, because the agent stops."""
         for one in list(self._open):
             if one.transport is not None:
                 one.transport.loseConnection()
 
 
 class _CountedConnection(ProgramConnection):
-    """Connection that adds itself to a set while it is open."""
+    """Connection from a program that is in the factory's set of connections while it is open."""
 
     def __init__(
         self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], connections: set[_CountedConnection]

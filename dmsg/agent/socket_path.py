@@ -31,20 +31,24 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 MAX_PATH = 100
-"""Maximum bytes of the socket's path; the system has room for 107."""
+"""Maximum bytes of the socket's path; the system allows 107."""
 PATIENCE = 2.0
-"""Seconds to wait for an answer that the agent can give at once."""
+"""Seconds to wait for an answer that the agent can compute at once."""
 _CREDENTIALS = struct.Struct("3i")
 
 
 class AgentError(DmsgError):
-    """Error: an agent exists but cannot be used."""
+    """Error: an agent is running but cannot be used, or a new agent cannot open its socket."""
 
 
 @dataclass(frozen=True)
 class FoundAgent:
-    """Description of an agent that answers.
+    """Description of a running agent.
 
+    :ivar path: path of its socket.
+    :ivar key: public key of its client.
+    :ivar pid: id of its process.
+    :ivar discovery: URLs of the discoveries that its client uses.
     :ivar encryption: encryption policy of its client: ``require``, ``prefer`` or ``off``.
     """
 
@@ -56,7 +60,7 @@ class FoundAgent:
 
 
 def agent_path() -> Path | None:
-    """Return the path of the socket, which need not exist; None if this program has to work without an agent."""
+    """Return the path of the agent's socket, or None if ``DMSG_AGENT`` is ``off``.  The socket need not exist."""
     named = os.environ.get("DMSG_AGENT", "")
     if named.lower() == "off":
         return None
@@ -66,10 +70,10 @@ def agent_path() -> Path | None:
 
 
 def find_agent(path: Path | None = None) -> FoundAgent | None:
-    """Return the agent that answers at a socket, or None.
+    """Return the running agent, or None if no agent is running.
 
-    :param path: path of the socket; None takes that of this user, see ``DMSG_AGENT``.
-    :raises AgentError: the path belongs to something else than an agent of this user, or the agent does not answer.
+    :param path: path of the agent's socket; None stands for the result of :func:`agent_path`.
+    :raises AgentError: the socket belongs to another user, or the agent does not answer or has another version.
     """
     path = path or agent_path()
     if path is None or not is_socket(path):
@@ -77,7 +81,7 @@ def find_agent(path: Path | None = None) -> FoundAgent | None:
     try:
         answer = ask(path, {"do": "hello"})
     except (FileNotFoundError, ConnectionRefusedError):
-        return None  # No agent answers: there is no socket, or a killed agent has left it.
+        return None  # There is no socket, or a killed agent has left it.
     except OSError as error:
         raise AgentError(f"agent at {path}: {error.strerror or error}") from None
     except DmsgError as error:
@@ -115,8 +119,9 @@ def is_socket(path: Path) -> bool:
 
 
 def ask(path: Path, request: dict[str, object], *, patience: float = PATIENCE) -> Answer:
-    """Send a request and return its answer.
+    """Send a request and return the first line of its answer.  Blocks.
 
+    :param patience: seconds to wait for the answer.
     :raises OSError: no answer came.
     :raises DmsgError: the agent reports a failure.
     """
@@ -128,10 +133,11 @@ def ask(path: Path, request: dict[str, object], *, patience: float = PATIENCE) -
 def lines(
     path: Path, request: dict[str, object], *, patience: float = PATIENCE, limit: int = MAX_LINE
 ) -> Iterator[Answer]:
-    """Yield the lines of the agent's answer until the connection ends.
+    """Send a request, and yield the lines of the answer until the agent closes the connection.  Blocks.
 
     :param patience: seconds to wait for each line.
-    :raises OSError: the agent is absent, or sent nothing for so long.
+    :param limit: maximum bytes of a line.
+    :raises OSError: the agent is not running, or did not send a line in time.
     :raises DmsgError: the agent reports a failure.
     """
     reader = Reader()
@@ -158,6 +164,7 @@ def lines(
 def open_socket(path: Path, patience: float = PATIENCE) -> socket.socket:
     """Return a socket that is connected to the agent.
 
+    :param patience: timeout of the socket's operations, in seconds.
     :raises OSError: the connection failed.
     """
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -171,7 +178,7 @@ def open_socket(path: Path, patience: float = PATIENCE) -> socket.socket:
 
 
 def peer_of(channel: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end of a Unix socket."""
+    """Return the process id and the user id at the other end of a Unix socket."""
     credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return pid, uid

@@ -38,25 +38,29 @@ from dmsg.errors import (
 )
 
 PROTOCOL = 1
-"""Number of the protocol in ``hello``.  A program that knows another number works without the agent."""
+"""Version of the protocol, which the answer to ``hello`` contains.  Programs refuse an agent of another version."""
 MAX_LINE = 65536
-"""Maximum bytes of a request, or of a line of an answer, with its line end."""
+"""Maximum bytes of a line in either direction, with its line end.  The answer to ``status`` may be longer."""
 MAX_STATUS = 4 * 1024 * 1024
-"""Maximum bytes of the answer to ``status``, which lists streams."""
+"""Maximum bytes of the answer to ``status``, which is long because it lists streams."""
 OFFERS_SIZE = 200
-"""Maximum characters of a service's text about what peers get."""
+"""Maximum characters of the text that describes a service to peers."""
 ALLOW_LIMIT = 500
-"""Maximum number of allowed keys that a program sends to the agent.  The agent can refuse other peers only if it gets
-all allowed keys."""
+"""Maximum number of allowed keys that a program sends to the agent.  If a service has more allowed keys, the agent
+admits every peer, and the program itself refuses peers.
+"""
 MAX_PAYLOAD = 65536
-"""Maximum bytes of a frame after its header."""
+"""Maximum bytes of a frame's payload, which follows the header."""
 MAX_REASON = 4
-"""Maximum bytes of a close reason; reasons of v2019 have one byte, other protocol families may have larger numbers."""
+"""Maximum bytes of a close reason.  Close reasons of v2019 have one byte; other protocol families may have larger
+numbers.
+"""
 WINDOW = 1024 * 1024
-"""Maximum bytes in flight on a stream, in each direction: sent by its program and not acknowledged by the peer, or sent
-by the agent and not read by the program."""
+"""Maximum bytes in flight on one stream, in each direction.  Bytes from the program are in flight until the peer has
+acknowledged them, and bytes from the agent until the program has read them.
+"""
 WINDOW_FRAMES = 4096
-"""Maximum number of unacknowledged DATA frames of a program, which may be empty."""
+"""Maximum number of unacknowledged frames from a program.  The limit exists because a DATA frame may be empty."""
 
 HEADER = struct.Struct("!BI")
 _COUNT = struct.Struct("!I")
@@ -66,26 +70,31 @@ class Kind(IntEnum):
     """Type of a frame."""
 
     DATA = 0
-    """Bytes of the stream; an empty frame measures the round trip, because the peer's end of the stream acknowledges
-    it."""
+    """Bytes of the stream.  An empty DATA frame from the program measures a round trip, because the peer acknowledges
+    it.
+    """
     TAKEN = 1
-    """Number of DATA frames (4 bytes, big-endian) that the peer has acknowledged; sent by the agent to the program."""
+    """Number of DATA and END frames that the peer has newly acknowledged (4 bytes, big-endian).  Sent by the agent."""
     CLOSE = 2
-    """End of the stream with its :class:`~dmsg.errors.CloseReason` (1 byte, or up to ``MAX_REASON`` if the number needs
-    them); the last frame that either side sends."""
+    """End of the stream, with a :class:`~dmsg.errors.CloseReason` in 1 to ``MAX_REASON`` bytes.  The last frame of
+    either side.
+    """
     WAY = 3
-    """Path of the stream as JSON, sent by the agent to the program: ``server``, and ``away``, the seconds without
-    one."""
+    """Path of the stream, as a JSON object with ``server``, the key of the server that carries it, and ``away``, the
+    seconds since it lost its transport (null while it has one).  Sent by the agent.
+    """
     READ = 4
-    """Number of bytes (4 bytes, big-endian) that the program has read, so that the agent may send as many more; sent by
-    the program to the agent."""
+    """Number of bytes that the program has newly read (4 bytes, big-endian).  The agent may send as many further bytes.
+    Sent by the program.
+    """
     END = 5
-    """End of its sender's data; the other direction continues.  An END from a program is acknowledged like DATA.  Sent
-    only if the program's request and the agent's answer both have ``half_close``."""
+    """End of the sender's data; the other direction continues.  The peer acknowledges an END from a program like a DATA
+    frame.  END is valid only if the program's request and the agent's answer both contain ``half_close``.
+    """
 
 
 Answer = dict[str, Any]
-"""JSON object that the other side of the socket has sent; its members are not checked yet."""
+"""JSON object from the other side of the socket, whose members have not been checked yet."""
 
 
 class WireError(DmsgError):
@@ -93,14 +102,14 @@ class WireError(DmsgError):
 
 
 def encode_line(content: Mapping[str, object]) -> bytes:
-    """Encode an object as a line."""
+    """Encode an object as one line of JSON."""
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_line(text: bytes) -> Answer:
-    """Decode the object in a line.
+    """Decode a line of JSON.
 
-    :raises WireError: the line contains no object.
+    :raises WireError: the line is not a JSON object.
     """
     try:
         content = json.loads(text)
@@ -117,24 +126,24 @@ def encode_frame(kind: Kind, payload: bytes | memoryview = b"") -> bytes:
 
 
 def encode_count(kind: Kind, count: int) -> bytes:
-    """Return a TAKEN or READ frame."""
+    """Return a TAKEN or READ frame with a number."""
     return encode_frame(kind, _COUNT.pack(count))
 
 
 def encode_close(reason: int) -> bytes:
-    """Return the CLOSE frame with a close reason, in as many bytes as the number needs."""
+    """Return a CLOSE frame, with the close reason in as few bytes as possible."""
     reason = fit_close_reason(reason, MAX_REASON)
     return encode_frame(Kind.CLOSE, reason.to_bytes(max(1, (reason.bit_length() + 7) // 8), "big"))
 
 
 END_FRAME = HEADER.pack(Kind.END, 0)
-"""Frame that ends the data of its sender."""
+"""END frame, which has no payload."""
 
 
 def parse_count(payload: bytes) -> int:
-    """Decode a number.
+    """Decode the payload of a TAKEN or READ frame.
 
-    :raises WireError: the payload is not a number.
+    :raises WireError: the payload does not have 4 bytes.
     """
     if len(payload) != _COUNT.size:
         raise WireError("a TAKEN or READ frame without a byte count")
@@ -142,9 +151,9 @@ def parse_count(payload: bytes) -> int:
 
 
 def parse_close(payload: bytes) -> int:
-    """Return the close reason of a frame.
+    """Return the close reason in the payload of a CLOSE frame.
 
-    :raises WireError: there is no reason, or it has more than ``MAX_REASON`` bytes.
+    :raises WireError: the payload is empty, or has more than ``MAX_REASON`` bytes.
     """
     if not 0 < len(payload) <= MAX_REASON:
         raise WireError("a CLOSE frame without a reason")
@@ -152,7 +161,7 @@ def parse_close(payload: bytes) -> int:
 
 
 class Reader:
-    """Parser of lines and frames from a stream in pieces of any size."""
+    """Incremental parser of lines and frames; the bytes may arrive in pieces of any size."""
 
     __slots__ = ("_data",)
 
@@ -161,17 +170,18 @@ class Reader:
 
     @property
     def waiting(self) -> int:
-        """Number of bytes of an incomplete line or frame."""
+        """Number of bytes that are buffered and have not been returned yet."""
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """Append bytes of the stream."""
+        """Add received bytes to the buffer."""
         self._data += data
 
     def next_line(self, limit: int = MAX_LINE) -> bytes | None:
-        """Remove and return the next line without its end; None if it is incomplete.
+        """Remove and return the next line without its line end; None if the line is incomplete.
 
-        :raises WireError: the line is longer than the limit.
+        :param limit: maximum bytes of the line, with its line end.
+        :raises WireError: the line is longer than ``limit``.
         """
         end = self._data.find(b"\n", 0, limit)
         if end < 0:
@@ -183,9 +193,9 @@ class Reader:
         return text
 
     def next_frame(self) -> tuple[Kind, bytes] | None:
-        """Remove and return the next frame; None if it is incomplete.
+        """Remove and return the next frame as type and payload; None if the frame is incomplete.
 
-        :raises WireError: the frame's type is unknown, or the frame is longer than :data:`MAX_PAYLOAD`.
+        :raises WireError: the frame's type is unknown, or its payload is longer than :data:`MAX_PAYLOAD`.
         """
         if len(self._data) < HEADER.size:
             return None
@@ -216,11 +226,15 @@ _ERRORS: tuple[type[DmsgError], ...] = (
     TransportRefused,
     DmsgTimeout,
 )
-"""Errors that the protocol names, most specific first; other errors become DmsgError."""
+"""Errors that the socket transmits by name, subclasses before their base classes.  All other errors become
+DmsgError.
+"""
 
 
 def error_line(error: BaseException) -> dict[str, object]:
-    """Return the answer that reports an error, so that the program can raise the same error."""
+    """Return the answer that reports an error.  With this answer, :func:`raise_error` raises the error in the
+    program.
+    """
     name = next((kind.__name__ for kind in _ERRORS if isinstance(error, kind)), "DmsgError")
     told: dict[str, object] = {"error": name, "text": shorten(str(error)) or type(error).__name__}
     for field in ("key", "reason", "status"):
@@ -231,9 +245,9 @@ def error_line(error: BaseException) -> dict[str, object]:
 
 
 def raise_error(answer: Answer) -> None:
-    """Raise the error in an answer, if it has one.
+    """Raise the error that an answer reports.  Do nothing if the answer reports none.
 
-    :raises DmsgError: of the class that the answer names, if that class is sent over the socket.
+    :raises DmsgError: the class is the one that the answer names if it is in ``_ERRORS``, else DmsgError itself.
     """
     if "error" not in answer:
         return
