@@ -22,11 +22,12 @@ from dmsg.analytics.schemas import BRONZE, FAMILIES
 from dmsg.telemetry.schema import ENVELOPE, EVENTS
 
 MOST_NEW = 100_000
-"""Maximum number of new events whose groups are searched for; above it, whole days are computed."""
+"""Maximum number of new events of a run for which affected rows are searched. With more events, the run computes whole
+days."""
 MOST_AFFECTED = 300_000
-"""Maximum number of events of the affected groups that are read into memory (about 100 MB)."""
+"""Maximum number of events of the affected groups to read into memory (about 100 MB)."""
 MOST_STORED = 1_000_000
-"""Maximum number of stored rows that are read into memory, to replace some of them (about 200 MB)."""
+"""Maximum number of stored rows of a table to read into memory in order to replace some of them (about 200 MB)."""
 _SEPARATOR = "\x1f"
 
 
@@ -36,17 +37,18 @@ class WholeDays(Exception):
 
 
 def event_schema(family: str) -> StructType:
-    """Return the columns of bronze in which a family of events has values."""
+    """Return those columns of bronze that the events of a family use."""
     wanted = {field.name for field in ENVELOPE} | {"family", "dt"}
     wanted |= {field.name for event in EVENTS if event.name in FAMILIES[family] for field in event.fields}
     return StructType([one for one in BRONZE.fields if one.name in wanted])
 
 
 class Groups:
-    """Groups of events that have the same values in some columns.
+    """Groups of events: the events of a group have the same values in ``columns``.
 
     :param columns: names of text columns. If there is one, events in which it is NULL belong to no group.
-    :raises WholeDays: there are several columns, and one is NULL in an event.
+    :param events: every group has one of these events.
+    :raises WholeDays: there are several columns, and an event has NULL in one of them.
     """
 
     def __init__(self, columns: Sequence[str], events: Iterable[pa.Table]) -> None:
@@ -59,7 +61,7 @@ class Groups:
     def hold(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
         """Return for each row whether it belongs to one of the groups.
 
-        :param columns: names of the columns in these rows, if they differ.
+        :param columns: names that the columns of the groups have in ``rows``, if ``rows`` names them differently.
         """
         return pc.is_in(self._keys(rows, columns), self._wanted)
 
@@ -77,10 +79,11 @@ def read_events(
     groups: Groups | None = None,
     most: int = MOST_AFFECTED,
 ) -> pa.Table:
-    """Return the events of one family, all or those of some groups, with the columns of :func:`event_schema`.
+    """Return the events of one family, with the columns of :func:`event_schema`.
 
     :param files: files of bronze with events of the family.
-    :param most: maximum number of events.
+    :param groups: return only events of these groups; None for all events.
+    :param most: maximum number of events to return.
     :raises WholeDays: there are more than ``most`` events.
     """
     schema = arrow_schema(event_schema(family))
@@ -93,7 +96,7 @@ def read_events(
             for group in range(source.num_row_groups):
                 if groups is not None:
                     if not there.issuperset(groups.columns):
-                        # A column of the groups is missing in this file, so none of its events belongs to a group.
+                        # The file lacks a column of the groups, so none of its events belongs to a group.
                         continue
                     keep = groups.hold(source.read_row_group(group, groups.columns))
                     affected = pc.sum(keep).as_py() or 0
@@ -109,10 +112,10 @@ def read_events(
 
 
 def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str], *, lacking: bool = True) -> pa.Table:
-    """Return the rows of a data file with the columns and types of its table.
+    """Convert the rows of a data file to the columns and types of its table.
 
     :param values: values of the partition columns, which are not in the file.
-    :param lacking: whether to add the columns that the file lacks, as NULL.
+    :param lacking: whether to add each column that the file lacks, with NULL in all rows.
     """
     columns = {}
     for one in schema:
@@ -126,8 +129,8 @@ def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str], *
 
 
 def subtract(stored: pa.Table, rows: pa.Table) -> pa.Table | None:
-    """Remove ``rows`` from the stored rows, each as often as it occurs in ``rows``.  Return the rest, or None if one of
-    ``rows`` is not stored."""
+    """Return the stored rows without ``rows``. A row that occurs twice in ``rows`` is removed twice. Return None if one
+    of ``rows`` is not stored."""
     if not rows.num_rows:
         return stored
     stored = stored.combine_chunks()

@@ -1,11 +1,13 @@
 """Computation of the tables in which a run replaces only the rows that its new events affect.
 
-There are three methods.  Each uses the rules of :mod:`dmsg.analytics.table_plans`:
+Each table is computed by one of three methods, with the rules of :mod:`dmsg.analytics.table_plans`:
 
-* *by groups*: the rows of the groups that have new events are computed from all events of these groups;
-* *by verdicts*: as by groups, but a stored verdict does not name its transport.  So the former verdicts on the affected
-  transports are computed from the old events, to find the stored rows that have to be removed;
-* *by sums*: the rows that the new events give are added to the stored rows.
+* *by groups*: a row depends on one group of events. The rows of the groups that have new events are computed again,
+  from all events of these groups;
+* *by verdicts*: as by groups, but the group of a stored row is unknown, because a stored verdict does not name its
+  transport. So the former verdicts on the affected transports are computed from the old events. Stored rows that equal
+  these former verdicts are removed;
+* *by sums*: numbers computed from the new events alone are added to the numbers of the stored rows.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from dmsg.analytics.store import NUMBERS, SUMS, unrefined
 from dmsg.analytics.table_plans import Tables, daily_tables, silver_tables
 
 MOST_FILES = 16
-"""Number of files of a day from which on the whole day is rewritten, instead of adding one more file with the new
-rows."""
+"""Number of files of a day at which the day is rewritten. With fewer files, new rows are added to the day in one more
+file."""
 _PAIR = ("producer", "src", "dst")
 _BY_GROUPS = {"pair_day": ("server", "src", "dst")}
 _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
@@ -51,7 +53,7 @@ _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "close_day": traffic.add_close_day,
     "latency_hour": traffic.add_latency_hour,
 }
-"""Functions that add the rows of new transport events to stored rows."""
+"""Functions that add the numbers of new transport events to stored rows, by table."""
 TABLES = ("verdicts", "unfinished", "settlement_conflict_day", *_BY_GROUPS, *_SUMS_OF)
 """Tables that this module computes."""
 
@@ -60,7 +62,7 @@ TABLES = ("verdicts", "unfinished", "settlement_conflict_day", *_BY_GROUPS, *_SU
 class Rows:
     """Rows of a table to write.
 
-    :ivar more: whether the rows are added to the stored ones, instead of replacing the days.
+    :ivar more: True to add the rows to the stored ones; False to replace all stored rows of the days.
     """
 
     rows: pa.Table
@@ -69,8 +71,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Words:
-    """Events and receipts of the affected transports, by family of events: those that earlier runs have read, and all
-    of them."""
+    """Events and receipts of the affected transports.
+
+    :ivar old: those that earlier runs have read, by family of events.
+    :ivar all: all of them, by family of events.
+    """
 
     old: Mapping[str, pa.Table]
     all: Mapping[str, pa.Table]
@@ -79,7 +84,7 @@ class _Words:
 class AffectedTables:
     """Computes the rows of tables in which the new events of a run affect few rows.
 
-    Each method raises :class:`~dmsg.analytics.affected_rows.WholeDays` if whole days have to be computed.
+    A method raises :class:`~dmsg.analytics.affected_rows.WholeDays` if the table has to be computed for whole days.
 
     :param before: state that the newest finished run left; the tables still have this state.
     :param state: state that the run will leave.
@@ -100,7 +105,7 @@ class AffectedTables:
     # --- events ---
 
     def _files(self, family: str, days: Iterable[str], *, new: bool | None = None) -> list[File]:
-        """Return the files of bronze with events of one family.
+        """Return the files of bronze with events of one family on these days.
 
         :param new: True for the files that no run has refined yet, False for the others, None for both.
         """
@@ -120,7 +125,7 @@ class AffectedTables:
 
     @cached_property
     def _new_events(self) -> dict[str, pa.Table]:
-        """New events, by family of events."""
+        """Events that no run has refined yet, by family of events."""
         files = {family: self._files(family, self._state.days, new=True) for family in FAMILIES}
         if sum(MOST_NEW + 1 if file.rows is None else file.rows for some in files.values() for file in some) > MOST_NEW:
             raise WholeDays
@@ -148,7 +153,7 @@ class AffectedTables:
         return _collect(added, schema)
 
     def _identities(self, events: Mapping[str, pa.Table]) -> DataFrame:
-        """Return, for the events of all families, the columns that identify and number each event."""
+        """Return only the columns that identify and number the events, for all families."""
         names = ["producer", "boot", "seq", "ts", "mono", "dt"]
         rows = pa.concat_tables([some.select(names) for some in events.values()])
         return self._lake.frame(rows, StructType([one for one in event_schema("life").fields if one.name in names]))
@@ -160,7 +165,7 @@ class AffectedTables:
         """
         keys = ["producer", "boot", "bucket", "dt"]
         stored = self._stored_rows("silver", NUMBERS.name, days)
-        # The rows of processes and days with new events are computed again, the others stay.
+        # The rows of a process and day that have new events are computed again. All other rows stay.
         groups = Groups(("producer", "boot", "dt"), self._new_events.values())
         affected = sums.filter(groups.hold(sums))
         doubt = not bronze.incomplete_sums(frame := self._lake.frame(affected, SUMS.schema)).isEmpty()
@@ -179,7 +184,10 @@ class AffectedTables:
     # --- tables ---
 
     def rows(self, name: str, days: tuple[str, ...]) -> Rows:
-        """Return the rows of a table, one of :data:`TABLES`, of these days."""
+        """Return the new rows of a table for these days.
+
+        :param name: one of :data:`TABLES`.
+        """
         if name == "verdicts":
             return self._replaced_verdicts(days)
         if name in _SUMS_OF:
@@ -195,8 +203,11 @@ class AffectedTables:
         return Rows(self._replace_rows(layer, name, days, tables[name]))
 
     def _check_views(self, days: Iterable[str]) -> None:
-        """Check that no rows are stored for the views on these days.  Rows are stored only if events of a day came
-        twice; otherwise a view selects from the events."""
+        """Check that the views have no stored rows for these days, because this class selects the rows of views from
+        the events only. Rows are stored for a day on which events arrived twice.
+
+        :raises WholeDays: a view has stored rows.
+        """
         for name in ("transports", "receipts"):
             if not self._lake.stored_days(name, self._state).isdisjoint(days):
                 raise WholeDays
@@ -218,7 +229,7 @@ class AffectedTables:
         return Groups(("transport",), (self._new_events["transport"], self._new_events["receipt"]))
 
     def _tables(self, days: Sequence[str], words: Mapping[str, pa.Table], verdicts: pa.Table | None = None) -> Tables:
-        """Plan how the tables are computed for the affected transports.
+        """Return the plans by which the tables are computed for the affected transports.
 
         :param words: events and receipts of the affected transports, by family of events.
         :param verdicts: verdicts on these transports, for the tables that are made from verdicts.
@@ -258,14 +269,17 @@ class AffectedTables:
             return Rows(fresh, more=True)
         kept = subtract(self._stored_rows("silver", "verdicts", days), former)
         if kept is None:
-            # The stored verdicts were computed with events of days that this run does not read, so they cannot be
-            # computed again here.
+            # The former verdicts differ from the stored ones, because the stored ones were computed with events of days
+            # that this run does not read. So the stored rows to remove cannot be found.
             raise WholeDays
         self._verdict_days = days
         return Rows(pa.concat_tables([kept, fresh]))
 
     def _replace_rows(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> pa.Table:
-        """Return the stored rows with those of the affected transports replaced."""
+        """Return the stored rows, in which new rows replace those of the affected transports.
+
+        :param plan: computes the new rows.
+        """
         stored = self._stored_rows(layer, name, days)
         kept = stored.filter(pc.invert(self._transports.hold(stored)))
         return pa.concat_tables([kept, _collect(plan(), self._lake.table(layer, name).schema)])
@@ -289,8 +303,8 @@ class AffectedTables:
             name == "traffic_hour"
             and pc.any(pc.and_(pc.equal(stored["bytes"], 0), pc.greater(stored["dropped_bytes"], 0))).as_py()
         ):
-            # The server reports more bytes dropped than received.  The stored value is then 0 instead of the
-            # difference, so nothing can be added to it.
+            # A server reported more bytes dropped than received. The stored ``bytes`` is 0 in place of the negative
+            # difference, so a sum with it would be wrong.
             raise WholeDays
         schema = self._lake.table("gold", name).schema
         events = self._lake.frame(self._new_events["transport"], event_schema("transport"))

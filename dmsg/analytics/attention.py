@@ -1,7 +1,7 @@
 """Findings that need an operator's attention, from the gold tables; the most urgent first.
 
-Pure functions of rows, independent of how the rows are read. Every limit has a name here, and every
-finding states the numbers behind it, so that an operator can dispute it.
+The functions compute findings from rows only, however the rows are read. Every limit is a named constant, and every
+finding states the numbers that it is based on, so that an operator can dispute it.
 """
 
 from __future__ import annotations
@@ -34,57 +34,61 @@ TABLES = (
 )
 """Gold tables whose rows the findings need."""
 DAYS_BACK = 9
-"""Number of days whose rows are read: the newest day, the week before it for comparison, and the current day, which is
-not over."""
+"""Number of days before the newest day whose rows are read, too. The newest day may not be over, and the newest
+complete day is compared with the week before it."""
 RECENT_DAYS = 2
-"""Number of days, including the newest, whose crashes and other events are reported."""
+"""Number of days, including the newest, for which crashes and most other problems are reported."""
 LYING_DAYS = 7
-"""Number of days for which inflated claims of traffic are reported; longer, because receipts arrive late."""
+"""Number of days for which inflated claims of traffic are reported. It exceeds :data:`RECENT_DAYS`, because receipts
+arrive late."""
 FORGOTTEN_DAYS = 28
 """Days after which a silent process is no longer reported."""
 CLOCK_LIMIT_MS = 60_000
 SLOW_TIMES = 2.0
-"""Factor by which a day's p99 must exceed the median p99 of the week before to count as slow."""
+"""A server is reported as slow if its p99 of a day exceeds the median p99 of the week before by this factor and by
+:data:`SLOW_LEAST_MS`."""
 SLOW_LEAST_MS = 5.0
-"""Milliseconds by which the day's p99 must exceed that median as well."""
+"""Minimum difference in ms between the p99 of a slow server and its median p99 of the week before."""
 SLOW_SAMPLES = 100
 """Minimum number of round-trip samples that a day needs to be compared with other days."""
 SLOW_DAYS = 3
-"""Minimum number of days of the preceding week with at least :data:`SLOW_SAMPLES` samples each; with fewer days, a
-server is not called slow.
+"""Minimum number of days of the week before that have at least :data:`SLOW_SAMPLES` samples each. With fewer such days,
+a server is never reported as slow.
 """
 SLOW_READERS = 0.01
-"""Lowest share of a server's transports ended because of a slow receiver at which this is reported."""
+"""Share of a server's transports. If at least this share ended because of slow receivers, the server is reported."""
 SLOW_READERS_LEAST = 10
-"""Lowest number of transports ended because of a slow receiver at which this is reported."""
+"""Minimum number of transports that ended because of slow receivers; with fewer, the server is not reported."""
 UNCERTAIN = 0.02
-"""Share of a server's claimed bytes that were in flight when transports ended, and are therefore not credited, from
-which on they are reported.
+"""Share of a server's claimed bytes. Bytes in flight at the end of a transport are not credited. If they are at least
+this share, they are reported.
 """
 UNCERTAIN_LEAST = 1024 * 1024
-"""Number of such bytes from which on they are reported."""
+"""Minimum number of uncredited bytes in flight; fewer are not reported."""
 ATTACK = 100.0
-"""Score from which on an actor (a client or network) is reported for abuse."""
+"""Minimum score at which an actor (a client or network) is reported for abuse."""
 COMPLETE = 0.99
-"""Share of a producer's events of a day that must have arrived; below it, missing events are reported."""
+"""Share of a producer's events of a day. If fewer have arrived, the missing events are reported."""
 OLD_SECONDS = 2 * 3600
-"""Seconds without a newer event from any producer after which the data counts as old; files are sealed every five
-minutes.
+"""Age in seconds of the newest event above which the data is reported as old. Entities finish a file of events every
+five minutes.
 """
 CHANGE_TIMES = 1.5
-"""Factor between two days by which a total of the network must rise or fall to be reported."""
+"""Factor by which a total of the network must rise or fall from one day to the next to be reported."""
 BUSY = 0.8
-"""Share of its capacity above which a server that refuses connections is called full."""
+"""Minimum load, as a share of a server's capacity, at which a server that refuses connections needs attention at
+once."""
 MOST = 8
-"""Maximum number of findings of one kind shown to a person; the number left out is shown as well."""
+"""Maximum number of lines shown to a person for findings of one kind. If there are more findings, the last line says
+how many are left out."""
 UNNAMED = "unnamed"
-"""Text shown in place of the name of an actor or a producer if the tables have none."""
+"""Text shown for an actor or a producer without a name in the tables."""
 MOST_ATTACKS = 3
-"""Maximum number of findings of one kind of abuse that are shown; more would hide findings of other kinds."""
+"""Maximum number of lines shown for one kind of abuse. With more, findings of other kinds would be overlooked."""
 
 
 class Urgency(IntEnum):
-    """Urgency with which an operator should handle a finding."""
+    """How soon an operator should handle a finding."""
 
     NOW = 0
     SOON = 1
@@ -98,12 +102,12 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Finding for an operator.
+    """Problem or change that an operator should know of.
 
     :ivar kind: silent, crashed, full, slow receivers, uncertain, slow, claims, clock, unheard, missing, not read, old,
-        changed, new, or the kind of an ``actor``, as ``scan``.
+        changed, new, or a kind of abuse such as ``scan``.
     :ivar about: key of a server, or name of a process or an actor; empty for the whole network.
-    :ivar place: section of the report that shows the rows behind the finding.
+    :ivar place: section of the report that shows the rows from which the finding was computed.
     """
 
     urgency: Urgency
@@ -114,7 +118,7 @@ class Finding:
 
 
 def needs_attention(store: Store, state: State, *, now: datetime) -> list[Finding]:
-    """Return the findings that an operator should look at, from the tables of a store.
+    """Read the tables of a store and return the findings for an operator, the most urgent first.
 
     :raises LakeError: the tables cannot be read.
     """
@@ -126,7 +130,7 @@ def needs_attention(store: Store, state: State, *, now: datetime) -> list[Findin
 
 
 def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left | None = None) -> list[Finding]:
-    """Return the findings that an operator should look at, from rows of the tables.
+    """Return the findings for an operator, the most urgent first, from rows of the tables.
 
     :param tables: rows of :data:`TABLES`.
     :param now: current time, with a time zone.
@@ -158,8 +162,8 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left 
 
 
 def shorten_findings(lines: Sequence[Finding]) -> list[Finding]:
-    """Return at most :data:`MOST` findings of each kind and urgency, and a line with the number of findings left
-    out."""
+    """Shorten the findings of each kind and urgency to :data:`MOST` lines, and those of each kind of abuse to
+    :data:`MOST_ATTACKS`. Where findings are left out, the last line says how many."""
     groups: dict[tuple[Urgency, str], list[Finding]] = defaultdict(list)
     for line in lines:
         groups[line.urgency, line.kind].append(line)
@@ -176,7 +180,7 @@ def shorten_findings(lines: Sequence[Finding]) -> list[Finding]:
 
 
 def _utc(time: datetime) -> datetime:
-    """Return a time with its zone. Spark's ``collect()`` gives times in UTC without one."""
+    """Return a time with the time zone UTC, because Spark's ``collect()`` returns times in UTC without a time zone."""
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
@@ -206,7 +210,8 @@ def _down_servers(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
         if newest - row["last_at"] <= timedelta(FORGOTTEN_DAYS):
             text = f"{row['role']} is silent since {_time_text(row['last_at'])}, for "
             if _seconds(now, newest) > OLD_SECONDS:
-                # Time is measured up to the newest event only, because nothing is known of the time after it.
+                # The silence is measured up to the newest event of all, because nothing is known of the time after that
+                # event.
                 text += f"{_duration(_seconds(newest, row['last_at']))} until the newest event"
             else:
                 text += _duration(_seconds(now, row["last_at"]))
@@ -218,7 +223,8 @@ def _seconds(later: datetime, earlier: datetime) -> float:
 
 
 def lost_with(boots: Sequence[Row]) -> str:
-    """Return the end of a sentence that says which transports were lost with killed processes.
+    """Return the last part of a sentence: how many transports were lost with killed processes, and their bytes. The
+    part is empty if no transport was lost.
 
     :param boots: rows of ``boot``.
     """
@@ -234,7 +240,7 @@ def lost_with(boots: Sequence[Row]) -> str:
 
 
 def bytes_between(least: int, most: int) -> str:
-    """Return a range of bytes for people: ``1 MB to 1.2 MB``."""
+    """Format a range of bytes for people, such as ``1 MB to 1.2 MB``."""
     low, high = human(least, "B"), human(most, "B")
     return low if low == high else f"{low} to {high}"
 
@@ -269,8 +275,8 @@ def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
         peak = f"{worst['peak_sessions']:,} of {worst['capacity']:,} sessions at its peak"
         refused, busy = (sum(row[name] or 0 for row in rows) for name in ("refused_full", "busy_hours"))
         words = f"refused {refused:,} connections because it was full" if refused else f"nearly full in {busy} hours"
-        # The load is compared, too, because a refusal alone does not prove that the server is full: the limit per
-        # address refuses connections as well.
+        # A refusal alone does not prove that the server is full, because the limit of connections per address also
+        # causes refusals. So the load is compared, too.
         urgency = Urgency.NOW if refused and (worst["peak_share"] or 0) >= BUSY else Urgency.SOON
         yield Finding(urgency, "full", server, f"{words}, until {_day(last['dt'])}; {peak}", "Capacity")
 
@@ -341,13 +347,13 @@ def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
             text += f"; {last['accusers']:,} of {last['witnesses']:,} clients say so"
         if len(rows) > 1:
             text += f"; on {len(rows)} days of the week"
-        # A claim that only few clients dispute is not reported as a lie, because it may be the clients that lie.
+        # If only few clients dispute a claim, the clients may be lying. Such a claim is less urgent.
         proven = any(row["verdict"] == LIES for row in rows)
         yield Finding(Urgency.NOW if proven else Urgency.SOON, "claims", server, text, "Settlement")
 
 
 OF_DISCOVERY = ("entries", "lookups", "churn")
-"""Kinds of abuse that discovery services observe; servers observe the other kinds."""
+"""Kinds of abuse that are observed by discoveries. The other kinds are observed by servers."""
 _DEEDS = {
     "scan": "asked for {targets:,} clients that are not connected",
     "flood": "{refused:,} requests refused, most over its rate",
@@ -366,13 +372,13 @@ def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
             deed = _DEEDS[row["kind"]].format(**numbers)
             where = _places_text(row)
             text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
-            # The urgency is only SOON, because the abuse is over.
+            # Abuse that did not go on until the newest day is over, and is therefore less urgent.
             urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON
             yield Finding(urgency, row["kind"], row["who"] or UNNAMED, text, "Refusals")
 
 
 def _places_text(row: Row) -> str:
-    """Return a phrase that says which producers of events saw an actor, by key or name."""
+    """Return a phrase that says at which servers or discoveries an actor was observed."""
     there = "discoveries" if row["kind"] in OF_DISCOVERY else "servers"
     most_at = row["most_at"] or UNNAMED
     if row["servers"] > 1:
@@ -421,7 +427,7 @@ def _old_servers(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
 
 
 def _changed_totals(network: Sequence[Row], uptime: Sequence[Row], now: datetime) -> Iterator[Finding]:
-    """Report totals of the newest complete day that differ strongly from those of the day before."""
+    """Report the totals that differ strongly between the newest complete day and the day before, and new servers."""
     days = {row["dt"]: row for row in network}
     over = [day for day in days if day < now.date() and day - timedelta(1) in days]
     if not over:

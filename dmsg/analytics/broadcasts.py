@@ -1,8 +1,8 @@
-"""Limit of broadcasts in joins: Spark sends all rows of a table to every executor only if they fit in the memory of the
-executors and of the driver.
+"""Limit of broadcast joins, in which Spark sends all rows of one table to every executor.
 
-Tables whose rows grow with servers, hours and days are always broadcast.  Rows whose number grows with traffic, with
-damaged files or with the events of a hostile producer go through :func:`bounded`.
+Broadcast rows have to fit in the memory of the driver and of each executor. Tables whose size grows with servers, hours
+and days always fit. Tables whose size grows with traffic, with damaged files or with the events of a hostile producer
+are broadcast only through :func:`bounded`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, functions as F
 
 FEW_ROWS = 200_000
-"""Maximum number of rows that are broadcast, if their number grows with traffic (about 40 MB)."""
+"""Maximum number of rows to broadcast of a table whose size grows with traffic (about 40 MB)."""
 FEW_EVENTS = 5_000_000
-"""Number of events of a job up to which the rows made from these events are broadcast without being counted."""
+"""Maximum number of events of a job whose rows are broadcast without being counted."""
 
 Hint = Callable[[DataFrame], DataFrame]
 """Function that marks rows for a broadcast if they are few."""
 
 
 def bounded(events: int) -> Hint:
-    """Return the function that marks rows for a broadcast, for a job over that many events."""
+    """Return a function that marks rows for a broadcast unless they are too many.
+
+    :param events: number of events that the job processes.
+    """
 
     def mark(rows: DataFrame) -> DataFrame:
-        # The count stops at the limit, because the exact number does not matter.  If the rows are not marked, Spark
-        # decides by their size when the query runs.
+        # Counting stops just above the limit, because the exact number does not matter. For rows without a mark, Spark
+        # decides by their size whether to broadcast them when the query runs.
         if events > FEW_EVENTS and rows.limit(FEW_ROWS + 1).count() > FEW_ROWS:
             return rows
         return F.broadcast(rows)

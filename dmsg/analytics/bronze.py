@@ -1,7 +1,7 @@
-"""Transformation of the lines of a spool into rows of bronze, in one pass over the text.
+"""Conversion of the lines of a spool to rows of bronze, in one pass over the text.
 
-Every line is kept: an event in the family of its type, and any other line in the family ``quarantine``, with the
-problem found in it.
+Every line becomes a row. The row of an event belongs to the family of the event's type. The row of any other line
+belongs to the family ``quarantine``, and names the line's problem.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE
 from dmsg.telemetry.schema import BUCKETS, EVENTS, SCHEMA_VERSION
 
 BUCKET_SIZE = 32_768
-"""Number of event numbers in a bucket: one of Spark's bitmaps has this many bits."""
+"""Number of consecutive event numbers in a bucket. It equals the number of bits in a bitmap of Spark, so that one
+bitmap represents a bucket."""
 PASSED_OVER = r"^\s*(\[\s*\])?\s*$"
 """Regular expression for the lines that Spark's JSON reader skips: blank lines and empty arrays."""
 INCOMPLETE = "without a field that its type requires"
 UNCHECKED = "a checked receipt, where entities write"
 LINE_LIMIT = 4096
-"""Maximum number of characters of a line that the quarantine keeps."""
+"""Maximum number of characters that the quarantine stores of a line."""
 
 
 def problem_column(now_ms: int, *, checked: bool) -> Column:
     """Return a column with the problem of each line; NULL for a valid event.
 
-    :param now_ms: time of the run in ms since 1970; events after it are from the future.
+    :param now_ms: time of the run in ms since 1970. Later events are from the future, apart from a tolerance.
     :param checked: whether ``dmsg analytics verify`` wrote the files. Only these files may contain checked receipts.
     """
     types = [name for family in FAMILIES.values() for name in family]
@@ -62,7 +63,8 @@ def problem_column(now_ms: int, *, checked: bool) -> Column:
 
 
 def uri(path: Column) -> Column:
-    """Return ``file:`` URIs with a single slash; Spark's readers give one to three of them."""
+    """Return ``file:`` URIs with a single slash after the colon. Spark's readers return URIs with one to three
+    slashes."""
     return F.regexp_replace(path, "^file:/+", "file:/")
 
 
@@ -74,7 +76,9 @@ def _family() -> Column:
 
 
 def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame:
-    """Return the rows of bronze for lines with a column ``file``.
+    """Return the rows of bronze for lines.
+
+    :param lines: columns of an event, and the column ``file``.
 
     :param checked: as for :func:`problem_column`.
     """
@@ -82,8 +86,8 @@ def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> Data
     day = F.when(F.col("problem").isNull(), F.col("ts")).otherwise(F.lit(now_ms))
     line = F.when(
         F.col("problem").isNotNull(),
-        # A malformed line may not be UTF-8, and some programs that read Parquet refuse such text, so only the valid
-        # part is stored.
+        # A malformed line may contain bytes that are not UTF-8, and some programs that read Parquet refuse such text.
+        # So these bytes are replaced.
         F.make_valid_utf8(F.substring(F.coalesce(F.col(CORRUPT), F.to_json(F.struct(*fields))), 1, LINE_LIMIT)),
     )
     return (
@@ -95,7 +99,7 @@ def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> Data
             "problem",
             line.alias("line"),
             "family",
-            # This is a date and not a text, because formatting a text for each line is expensive.
+            # The column is a date and not a text, because formatting a date as text for each line is expensive.
             F.date_from_unix_date(F.floor(day / DAY_MS).cast("int")).alias("dt"),
         )
     )
@@ -109,7 +113,8 @@ def file_names(rows: DataFrame) -> DataFrame:
 def file_report(rows: DataFrame) -> DataFrame:
     """Return a row for each file: its name, the number of lines, and a problem or NULL.
 
-    A truncated file lacks its last line, or the last line announces more lines than there are.
+    The last line of a file states the number of lines. If this line is missing, or states more lines than the file has,
+    the file is truncated or damaged.
     """
     per_file = rows.groupBy("file").agg(
         F.count(F.lit(1)).alias("arrived"),
@@ -126,9 +131,10 @@ def file_report(rows: DataFrame) -> DataFrame:
 
 
 def sums(rows: DataFrame) -> DataFrame:
-    """Return counts and sums of event numbers for each process, day and bucket of 32,768 numbers.
+    """Return for each process, day and bucket the count of event numbers, their sums and their range.
 
-    All aggregates are numeric, so that Spark aggregates in memory by hashing, in one pass.
+    A bucket has :data:`BUCKET_SIZE` numbers. All aggregates are numeric, so that Spark aggregates in memory by hashing,
+    in one pass.
     """
     place = F.col("seq") % BUCKET_SIZE
     return rows.groupBy("producer", "boot", "dt", F.floor(F.col("seq") / BUCKET_SIZE).alias("bucket")).agg(
@@ -145,7 +151,7 @@ def sums(rows: DataFrame) -> DataFrame:
 
 
 def add_sums(stored: DataFrame, added: DataFrame) -> DataFrame:
-    """Add up the rows of :func:`sums` for two parts of the events; return those for all events."""
+    """Combine the rows of :func:`sums` for two sets of events; return the rows for all these events."""
     return (
         stored.unionByName(added)
         .groupBy("producer", "boot", "dt", "bucket")
@@ -158,15 +164,15 @@ def add_sums(stored: DataFrame, added: DataFrame) -> DataFrame:
 
 
 def _is_whole() -> Column:
-    """Return whether a bucket contains every number from its first to its last exactly once.
+    """Return a column: whether a bucket contains every number from its first to its last exactly once.
 
-    The test compares count, sum and sum of squares with those of the complete range. A missing number together
-    with a duplicate of another changes the sum or the sum of squares.
+    The count, the sum and the sum of squares must be those of the complete range. If one number is missing and another
+    occurs twice, the count is right, but one of the two sums is not.
     """
     low, high = F.col("first") % BUCKET_SIZE, F.col("last") % BUCKET_SIZE
 
     def squares(number: Column) -> Column:
-        """Return the sum of the squares of 0 to ``number``."""
+        """Return the sum of the squares of the integers 0 to ``number``."""
         return F.floor(number * (number + 1) * (2 * number + 1) / 6)
 
     return (
@@ -184,8 +190,8 @@ def incomplete_sums(sums: DataFrame) -> DataFrame:
 def numbers(sums: DataFrame, rows: DataFrame | None, hint: Hint = F.broadcast) -> DataFrame:
     """Add the number of distinct event numbers (``distinct_events``) to each row of :func:`sums`.
 
-    :param rows: the events; needed if some rows are :func:`incomplete_sums`.  For these, each number sets a bit of a
-        bitmap, and the bits are counted.
+    :param rows: the events, to count the numbers in a bitmap for each bucket of :func:`incomplete_sums`. None if no
+        bucket is incomplete.
     :param hint: marks rows for a broadcast if they are few.
     """
     if rows is None:
@@ -205,7 +211,9 @@ def numbers(sums: DataFrame, rows: DataFrame | None, hint: Hint = F.broadcast) -
 
 
 def deduplicate(rows: DataFrame, where: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
-    """Return one row for each event identity. If rows with one identity differ, the choice among them is deterministic.
+    """Remove duplicate events: return one row for each process and event number.
+
+    If rows with the same number differ, always the same one of them is returned.
 
     :param where: buckets that contain duplicates (producer, boot, bucket).
     :param hint: marks rows for a broadcast if they are few.

@@ -1,8 +1,8 @@
-"""Choice of the tables and days that a run computes again: those whose inputs have changed.
+"""Choice of the tables and days that a run computes again.
 
-A run knows which families of events have new events on which day.  It compares each small table that it has computed
-with the stored rows, to find out whether the table has changed.  A table is computed only if an input of it has
-changed.
+A run computes a table for a day only if an input of the table has changed. The run knows for which days each family of
+events has new events. It compares the rows of each small table that it has computed with the stored rows, to find out
+whether that table has changed for the tables made from it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ENDS = "ends"
-"""Name of an input: the first and last event of each process.  Tables that are made from it list it in
-:data:`_INPUTS`."""
+"""Name of an input in :data:`_INPUTS`: the times of the first and last event of each process."""
 OBSERVED = "observed"
-"""Name of an input: the first and last minute with events of each day.  Tables that are made from it list it in
-:data:`_INPUTS`."""
+"""Name of an input in :data:`_INPUTS`: the first and last minute with events of each day."""
 COMPARED_ROWS = 20_000
-"""Maximum number of rows of a table and day that are compared with the stored rows."""
+"""Maximum number of rows of one table and day to compare with the stored rows. More rows count as changed."""
 _INPUTS: dict[str, tuple[str, ...]] = {
     "transports": ("transport",),
     "heartbeats": ("beat",),
@@ -53,13 +51,13 @@ _INPUTS: dict[str, tuple[str, ...]] = {
     "placement": ("uptime_day", "capacity_day", "latency_day", "settlement_day"),
     "public_day": ("network_day",),
 }
-"""Inputs from which the rows of a day are made, by table: families of events, other tables, :data:`ENDS` and
-:data:`OBSERVED`."""
+"""Inputs from which a table's rows of a day are computed, by table. An input is a family of events, another table,
+:data:`ENDS` or :data:`OBSERVED`."""
 _INPUTS_AROUND: dict[str, tuple[str, ...]] = {
     "verdicts": ("transport", "receipt"),
     "settlement_conflict_day": ("receipt",),
 }
-"""Inputs of which a table also uses the days before and after, by table."""
+"""Inputs that a table's rows of a day use from the day itself and from the days before and after, by table."""
 
 
 class Changes:
@@ -78,12 +76,13 @@ class Changes:
         self._changed[name] = set(days)
 
     def note_everything(self) -> None:
-        """Record that every family of events has changed on every day."""
+        """Record that every family of events, :data:`ENDS` and :data:`OBSERVED` have changed on every day of the
+        run."""
         for inputs in (*_INPUTS.values(), *_INPUTS_AROUND.values()):
             self._changed |= {name: set(self._days) for name in inputs if name not in _INPUTS}
 
     def days_of(self, name: str) -> tuple[str, ...]:
-        """Return the days on which a table can change."""
+        """Return the days for which a table has to be computed again."""
         found: set[str] = set()
         for one in _INPUTS.get(name, ()):
             found |= self._changed.get(one, set())
@@ -97,7 +96,7 @@ class Changes:
 
 
 def days_around(days: Iterable[str]) -> list[str]:
-    """Return these days, and the days before and after each."""
+    """Return these days, and for each of them the day before and the day after."""
     return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)})
 
 
@@ -107,7 +106,7 @@ def rows_of_day(rows: pa.Table, day: str) -> pa.Table:
 
 
 def are_equal(one: pa.Table, other: pa.Table) -> bool:
-    """Whether two tables contain the same rows, in any order.  Large tables are not compared, and count as
+    """Whether two tables contain the same rows, in any order. Tables of more than :data:`COMPARED_ROWS` rows count as
     different."""
     if one.num_rows != other.num_rows or one.num_rows > COMPARED_ROWS:
         return False
@@ -115,14 +114,15 @@ def are_equal(one: pa.Table, other: pa.Table) -> bool:
 
 
 def changed_ends(before: pa.Table, after: pa.Table, last_day: str) -> tuple[set[str], set[str]]:
-    """Return the days on which the first or last event of processes has changed, and those of the observed minutes.
+    """Return the days on which :data:`ENDS` has changed, and the days on which :data:`OBSERVED` has changed.
 
-    A process that had no events before is left out: tables that need its first or last event also need other events of
-    it, which are new.
+    A process without stored rows does not change :data:`ENDS`. A table that uses its first or last event also uses its
+    other events, and these are new, so the table is computed again anyway.
 
     :param before: rows of ``numbers`` that are stored.
     :param after: the rows that replace them.
-    :param last_day: the last day that has events. On that day a change of the newest event affects every process.
+    :param last_day: the last day that has events. If the newest event of that day has changed, :data:`ENDS` has
+        changed, too, because how every process ended depends on the newest event.
     """
     times = [("first_ts", "min"), ("last_ts", "max")]
     old, new = (_by_keys(rows, ["producer", "boot", "dt"], times) for rows in (before, after))

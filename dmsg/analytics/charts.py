@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 Cell = tuple[float | None, str]
-"""Cell of a strip: the share of an hour that was good (None if unknown), and the reason for the share."""
+"""Hour in a strip: share of the hour that was good, from 0 to 1 (None if unknown), and the reason."""
 Series = tuple[str, str, Sequence[float | None]]
 """Series of a chart: label, CSS colour, and a value (or None) for each x."""
 
@@ -21,7 +21,7 @@ LEFT, BOTTOM, TOP = 64, 24, 10
 
 
 def human(value: float | None, unit: str = "") -> str:
-    """Return a number for people, as ``1.2 k`` or ``3.4 M``."""
+    """Format a number for people, such as ``1.2 k`` or ``3.4 M``."""
     if value is None:
         return NOTHING
     if unit == "ms" and abs(value) >= 999.5:
@@ -34,7 +34,7 @@ def human(value: float | None, unit: str = "") -> str:
 
 
 def _ceiling(value: float) -> float:
-    """Return the next round number, for the top of an axis."""
+    """Return the next higher round number, for the upper end of an axis."""
     if value <= 0:
         return 1.0
     step = 10.0 ** (len(str(int(value))) - 1) if value >= 1 else 0.1

@@ -1,4 +1,5 @@
-"""Archive of Spark's classes as Java has loaded them (AppCDS), from which a JVM starts in half of the CPU time.
+"""Archive of Spark's classes in the form in which Java has loaded them (AppCDS). It halves the CPU time that the start
+of a JVM takes.
 
 The archive is a file of about 170 MB in a cache directory. ``dmsg analytics install`` makes it, and it is optional:
 without an archive, or with one of another version, Java loads its classes as usual. The name of the file depends on the
@@ -23,7 +24,7 @@ PATTERN = "spark-*.jsa"
 """Glob pattern of the names of archives."""
 _UNQUOTED = re.compile(r"[\s\"'\\\\]")
 TRAINING_SECONDS = 600.0
-"""Seconds within which an archive must be made."""
+"""Maximum seconds that making an archive may take."""
 
 
 class ArchiveFailed(DmsgError):

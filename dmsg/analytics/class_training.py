@@ -1,5 +1,5 @@
-"""``python -m dmsg.analytics.class_training FILE``: runs the pipeline's jobs once, so that Java can write the classes
-that they load to an archive."""
+"""``python -m dmsg.analytics.class_training FILE``: runs the pipeline's jobs once, so that Java writes the classes that
+the jobs load to the archive FILE."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main() -> None:
             for number, kind in enumerate(("start", "heartbeat", "transport_open", "transport_close", "stop"))
         ]
         lines = [json.dumps(row).encode() for row in rows]
-        # The second file has a line that is no event, so that Spark's reader is run as well.
+        # Arrow reads the first file. The second file has a line that is no event, so that Spark's reader runs, too.
         for name, text in (("a", lines), ("b", [b"hello"])):
             (spool / f"{EVENTS_PREFIX}{name}{SEGMENT_SUFFIX}").write_bytes(gzip.compress(b"\n".join(text) + b"\n"))
         Pipeline(spark, f"{directory}/tables").run([spool_source(str(spool)), receipts_source(str(checked))])

@@ -1,4 +1,4 @@
-"""Description of a table's data files, read from the table's log and from the footers of the files."""
+"""Descriptions of a table's data files, from the table's log or from the footers of the files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from deltalake.transaction import AddAction
 from dmsg.analytics.parquet import Part
 
 FOOTERS = 64
-"""Maximum number of new files in a transaction whose footers this process reads; if there are more, executors count the
-rows."""
+"""Maximum number of new files in a transaction for which this process reads the footers. With more files, executors
+count the rows."""
 FOOTERS_AT_ONCE = 8
 """Number of footers that are read at the same time, because an object store takes long to answer."""
 RowCount = tuple[int, int | None, int | None]
 """Number of rows of a file, and its smallest and largest ``ts``."""
 Count = Callable[[str], Mapping[str, RowCount]]
-"""Function that counts the rows of all files in a directory below the table, by path below the table's directory."""
+"""Function that counts the rows of each file in a directory below the table. The keys of its result are paths below the
+table's directory."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class File:
 
 
 def added(part: Part, *, moved: bool = False) -> AddAction:
-    """Return the action, for the log, that adds a file to a table.
+    """Return the log entry that adds a file to a table.
 
     :param moved: whether the rows were in the table before, in other files.
     """

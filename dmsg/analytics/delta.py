@@ -4,8 +4,8 @@ Spark reads and writes the rows. The list of a table's files is in its log, whic
 in this process. A transaction of delta-rs takes some milliseconds; Spark's own writer of this format
 takes 0.7 s (docs/pipeline/running.md). Any program that reads Delta Lake can open the tables.
 
-Concurrency is optimistic: a transaction names the version that it has read, and fails if another
-transaction came between. No rows are lost, and none are written twice.
+Concurrency is optimistic: a transaction names the version that it has read, and fails if another transaction was
+committed after that version. So no rows are lost, and none are written twice.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ from dmsg.analytics.data_files import Count, File, added, written_files
 from dmsg.analytics.parquet import Part, arrow_schema
 
 READER_VERSION = 1
-"""Highest ``minReaderVersion`` of the Delta protocol that is accepted. A table that needs a newer reader was changed by
-another program, in ways that the list of its files alone does not show.
+"""Highest ``minReaderVersion`` of the Delta protocol that is accepted. A table with a higher one was changed by another
+program, and its list of files alone does not describe its rows.
 """
 APPLICATION = "dmsg"
-"""Name of the application under which the log keeps the run numbers."""
+"""Name of the application in the log. The log records the number of an application's last run under its name."""
 CONFIGURATION: dict[str, str | None] = {
     "delta.checkpointInterval": "20",
     "delta.logRetentionDuration": "interval 9 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
-"""Table properties.  They make the log keep earlier versions for longer than :mod:`dmsg.analytics.runs` keeps runs."""
+"""Table properties. The log keeps earlier versions for 9 days, because readers may open the tables of runs of the last
+:data:`~dmsg.analytics.runs.KEPT_DAYS` days."""
 QUIET = PostCommitHookProperties(cleanup_expired_logs=False)
-"""Options of a commit that keep delta-rs from shortening the log.  Only :meth:`Delta.vacuum` shortens it, as far as no
-kept run needs the versions that are lost by that.
+"""Options of a commit that keep delta-rs from shortening the log. Only :meth:`Delta.vacuum` shortens the log, and keeps
+the entries of the period in :data:`CONFIGURATION`.
 """
 UNUSABLE = r"[\[\]%\\^|]"
-"""Regular expression of the characters in a path that delta-rs cannot write to."""
+"""Regular expression for the characters with which delta-rs cannot write to a path."""
 SMALL_FILE = 32 * 1024 * 1024
-"""Size in bytes below which a file may be merged with others."""
+"""Size in bytes below which a file is small, and may be merged with others."""
 MERGED_HERE = 256 * 1024 * 1024
-"""Maximum bytes of a table's small files that this process merges; if there are more, Spark merges them, if a session
-exists."""
+"""Maximum total size in bytes of a table's small files that this process merges. More bytes are merged by Spark if
+there is a session, otherwise by this process as well."""
 SQL_TYPES = {
     "string": "VARCHAR",
     "int": "INT",
@@ -68,11 +69,11 @@ SQL_TYPES = {
 
 
 class LakeError(Exception):
-    """The tables cannot be used; the text says why."""
+    """Error: the tables cannot be used. Its text says why."""
 
 
 def unusable_character(uri: str) -> str | None:
-    """Return the first character of a path that cannot be used, or None."""
+    """Return the first character in a path that delta-rs cannot handle, or None."""
     found = re.search(UNUSABLE, uri)
     return found and found[0]
 
@@ -80,10 +81,10 @@ def unusable_character(uri: str) -> str | None:
 def run_query(table: DeltaTable, sql: str) -> pa.Table:
     """Run an SQL query of a table; in the query the table's name is ``it``.
 
-    delta-rs executes the query. Arrow's reader would call Python from threads of its own to open the
-    files; such a thread aborts the process if it is still running when the program ends.
+    The query is executed by delta-rs, and not by Arrow. Arrow would open the files in Python code, called from its own
+    threads. Such a thread aborts the process if it still runs when the program ends.
 
-    :param sql: query text. The caller must quote values that come from strangers.
+    :param sql: text of the query. The caller must quote values that come from strangers.
     :raises LakeError: a file cannot be read, or has been removed.
     """
     try:
@@ -96,7 +97,7 @@ def run_query(table: DeltaTable, sql: str) -> pa.Table:
 
 
 def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
-    """Return the rows of a table, in no order.
+    """Return the rows of a table, in no particular order.
 
     :param condition: SQL condition that the rows meet.
     :raises LakeError: as :func:`run_query`.
@@ -105,7 +106,7 @@ def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
 
 
 def days_condition(since: str | None, until: str | None, where: Mapping[str, str] | None = None) -> str:
-    """Return the SQL condition for rows of these days.
+    """Return an SQL condition that selects the rows from one day to another.
 
     :param since: first day, as ``2026-01-31``.
     :param until: last day, included.
@@ -122,9 +123,10 @@ class Delta:
     """Table of Delta Lake.
 
     :param uri: directory or URI.
-    :param partitions: columns whose values are in the paths of the files.
-    :param is_exclusive: function that returns whether nobody else may write to the table now.  While it returns true,
-        the newest snapshot of the log is kept in memory, and each transaction of this object updates the snapshot.
+    :param partitions: partition columns, whose values are in the paths of the files.
+    :param is_exclusive: function that returns whether only this object may write to the table now. While it returns
+        true, the newest snapshot of the log is cached in memory, and each transaction of this object updates the cached
+        snapshot.
     """
 
     def __init__(
@@ -165,8 +167,8 @@ class Delta:
         kept, self._snapshot, self._is_looked_up = self._snapshot, None, False
         yield
         if kept is not None:
-            # This reads only the new entries of the log. If reading fails, the snapshot is dropped, and the whole log
-            # is read when the snapshot is needed next.
+            # The update reads only the new entries of the log. If it fails, no snapshot is cached, and the next access
+            # reads the whole log.
             with suppress(DeltaError):
                 kept.update_incremental()
                 self._snapshot, self._is_looked_up = kept, True
@@ -197,7 +199,7 @@ class Delta:
         return None if table is None else table.version()
 
     def transaction(self, application: str) -> int:
-        """Return the number of an application's newest transaction; -1 if it has none."""
+        """Return the number that an application gave to its newest transaction; -1 if it has none."""
         table = self.open()
         found = None if table is None else table.transaction_version(application)
         return -1 if found is None else found
@@ -205,6 +207,7 @@ class Delta:
     def files(self, version: int | None = None) -> Sequence[File]:
         """Return the files of the table.
 
+        :param version: number of an earlier version; None for the newest.
         :raises LakeError: that version no longer exists.
         """
         table = self.open(version)
@@ -237,7 +240,7 @@ class Delta:
         until: str | None = None,
         where: Mapping[str, str] | None = None,
     ) -> pa.Table:
-        """Return the rows, read without Spark into memory.
+        """Read rows into memory, without Spark.
 
         :param since: first day, as ``2026-01-31``, of a table that has days.
         :param until: last day, included.
@@ -259,7 +262,7 @@ class Delta:
         if table is None:
             return None
         there = {one.name for one in table.schema().fields}
-        # An older version of the program may have made the table without these columns: these columns are read as NULL.
+        # A table that an older version of dmsg made may lack columns. A missing column is read as NULL.
         nulls = [
             f", CAST(NULL AS {SQL_TYPES[one.dataType.simpleString()]}) AS {one.name}"
             for one in self.schema.fields
@@ -299,16 +302,18 @@ class Delta:
         parts: Iterable[Part] = (),
         count: Count | None = None,
     ) -> None:
-        """Commit the files that Spark wrote to a directory below the table, and those that Arrow wrote, in one
-        transaction.
+        """Add the files that Spark and Arrow wrote to the table, in one transaction.
 
-        :param number: number of the application's transaction. It must not be lower than the application's newest one.
-        :param replaces: values of partition columns; the new files replace all files of these partitions. An empty
-            mapping replaces the whole table. None adds the new files to the others; only leftovers of a killed run (see
-            ``again``) are removed.
+        :param directory: directory below the table to which Spark wrote; None if Spark wrote nothing.
+        :param number: number of the application's transaction. It must not be lower than that of the application's
+            newest transaction.
+        :param replaces: values of partition columns. The new files replace all files of these partitions; for an empty
+            mapping, all files of the table. None only adds the new files, and removes those of a killed run (see
+            ``again``).
         :param parts: the files that Arrow wrote.
         :param count: as for :meth:`written_files`.
-        :param again: path prefix of the files that the same transaction wrote in an earlier run that was killed.
+        :param again: prefix of the paths of files that the same transaction added in an earlier attempt, whose run was
+            killed.
         :raises LakeError: another run has changed the table, or the number is too low.
         """
         table = self.open()
@@ -329,8 +334,8 @@ class Delta:
                     Schema.from_arrow(arrow_schema(self.schema)),
                     self.partitions,
                     filters or None,
-                    # Retries are turned off: if another run has committed meanwhile, this commit must fail, and a retry
-                    # would apply it on top of the other run's transaction.
+                    # Retries are turned off. If another run has committed meanwhile, this commit must fail, but a retry
+                    # would commit it after the other run's transaction.
                     commit_properties=CommitProperties(
                         max_commit_retries=0, app_transactions=[Transaction(application, number)]
                     ),
@@ -368,7 +373,7 @@ class Delta:
             raise LakeError(f"{self.uri} cannot be created: {str(error).splitlines()[0]}") from None
 
     def _widen(self, table: DeltaTable) -> None:
-        """Add columns that the table lacks because an older version of the program made it."""
+        """Add the columns that the table lacks because an older version of dmsg made it."""
         wanted = Schema.from_arrow(arrow_schema(self.schema)).fields
         there = {one.name for one in table.schema().fields}
         if fresh := [one for one in wanted if one.name not in there]:
@@ -382,15 +387,14 @@ class Delta:
         is_mergeable: Callable[[File], bool] = lambda file: True,
         rewrite: Callable[[Sequence[File]], Iterable[Part]] | None = None,
     ) -> int:
-        """Compact the small files of each partition that has many.
+        """Merge the small files of each partition that has many of them.
 
-        :param least: number of small files at which a partition is compacted.
-        :param is_mergeable: whether a file may be merged. A partition that contains a file for which it returns false
-            is left alone.
-        :param rewrite: writes the rows of small files to few files, in executors. Without this function, or for less
-            than
-            :data:`MERGED_HERE`, this process merges them.
-        :returns: number of partitions compacted.
+        :param least: number of small files in a partition at which they are merged.
+        :param is_mergeable: returns whether a file may be merged. In a partition with a file that may not, nothing is
+            merged.
+        :param rewrite: writes the rows of small files to few files, in executors. Without this function, or for at most
+            :data:`MERGED_HERE` bytes, this process merges the files.
+        :returns: number of partitions in which files were merged.
         """
         table = self.open()
         if table is None:
@@ -415,7 +419,7 @@ class Delta:
         return len(wanted)
 
     def _replace_files(self, files: Iterable[File], parts: Iterable[Part]) -> None:
-        """Replace files by others that hold the same rows.
+        """Replace files by other files with the same rows.
 
         :raises LakeError: another run has changed the table.
         """

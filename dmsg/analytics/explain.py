@@ -1,7 +1,7 @@
 """Explanation of a server's day: the evidence for each verdict about the server on that day, down to single events.
 
-Pure functions of rows, as in :mod:`dmsg.analytics.attention`. The rows are read from the tables without
-Spark. Each line gives a number and the limit that it is compared with, under the names of the columns.
+The rows are read from the tables without Spark. Each line of the explanation states a number and the limit with which
+it is compared.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dmsg.analytics.store import Row, Store
 
 WEEK = 7
 RECENT = 7
-"""Days before and after the given day in which a crash of the server is still relevant."""
+"""Number of days before and after the explained day for which other crashes of the server are mentioned."""
 CONFLICTS = 5
-"""Number of transports of a day whose counts are shown; those with the largest difference."""
+"""Maximum number of transports whose counts are shown: those with the largest difference."""
 PAIRS = 100_000
-"""Number of pairs of clients up to which self-dealing is examined; for more, it would take seconds."""
+"""Maximum number of pairs of clients for which self-dealing is examined. With more pairs, this would take seconds."""
 GAPS = 5
-"""Number of processes with missing events that are shown for a day."""
+"""Maximum number of processes with missing events that are shown."""
 
 Reader = Callable[..., list[Row]]
 
@@ -46,7 +46,7 @@ class Section:
 
 
 def explain(store: Store, state: State, server: str, day: date) -> list[Section]:
-    """Explain a server's day from all tables.
+    """Explain a server's day from the tables; each section answers one question.
 
     :param server: key of the server (66 hex digits), or the name of another producer.
     :raises LakeError: the tables cannot be read.
@@ -139,8 +139,8 @@ def _spans(hours: Sequence[int]) -> str:
 
 
 def _covered_until(boot: Row) -> datetime:
-    """Return the end of the time for which a process is responsible: the start of the next process, or else its last
-    event."""
+    """Return the time until which a process is considered for a day: the start of the next process of its name, or the
+    time of its last event if there is no next one."""
     last: datetime = boot["last_at"]
     return boot["next_at"] or last
 

@@ -1,5 +1,5 @@
-"""Recognition and explanation of errors caused by a full disk, whether this program, Spark's Java, delta-rs, Arrow or
-SQLite met it."""
+"""Recognition and explanation of errors that a full disk causes in this program, in Spark's Java, delta-rs, Arrow or
+SQLite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _texts(error: BaseException | None) -> Iterator[str]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield str(error)
-        # Java's description of the cause is searched, too, because Spark's exceptions do not include it in their text.
+        # The texts of the causes in Java are searched, too, because the text of a Spark exception does not contain
+        # them.
         java: BaseException | None = error
         while java is not None and hasattr(java, "_stackTrace"):
             yield f"{java} {getattr(java, '_stackTrace', '')}"
@@ -40,7 +41,7 @@ def _texts(error: BaseException | None) -> Iterator[str]:
 
 
 def temporary_directories() -> list[Path]:
-    """Return the directories in which Spark keeps its temporary files, unless a setting names others."""
+    """Return the directories of Spark's temporary files, unless a setting of Spark names others."""
     named = os.environ.get("SPARK_LOCAL_DIRS", "")
     return [Path(one) for one in named.split(",") if one] or [Path(tempfile.gettempdir())]
 
