@@ -1,12 +1,14 @@
-"""Noise handshake without I/O: messages in and out, and two keys at the end.
+"""Noise handshake without I/O: processes and produces handshake messages, and derives two keys.
 
-A :class:`Handshake` decides whose turn it is and whether a message is authentic.  It takes the static keys, writes and
-reads one message at a time, and ends with a :class:`HandshakeResult`: both sides then have the same two keys and the
-same hash.  After any error the object cannot be used any more.  Message 1 of KK can be recorded and replayed.  So the
-responder of KK knows that the initiator is live only from the initiator's first message under the new keys.
+A :class:`Handshake` checks whose turn it is and whether a message is authentic.  It is created with the static keys,
+writes and reads one message at a time, and ends with a :class:`HandshakeResult`: both sides then have the same two keys
+and the same hash.  After any error the object cannot be used any more.  An attacker can record message 1 of KK and
+replay it.  So the responder of KK knows that the initiator is live only after the initiator's first message under the
+new keys.
 
-``noiseprotocol`` implements the two patterns of the reference (Noise specification, revision 34, sections 5 and 7)
-with the functions of ``dmsg.noise.suite``.  ``->`` is sent by the initiator; without payloads the messages are::
+``noiseprotocol`` implements the two patterns of the reference (Noise specification, revision 34, sections 5 and 7) with
+the functions of ``dmsg.noise.suite``.  The initiator sends the messages marked ``->``.  Sizes are those of messages
+without payload::
 
     XK  <- s          known before
         -> e, es      49 bytes
@@ -17,12 +19,12 @@ with the functions of ``dmsg.noise.suite``.  ``->`` is sent by the initiator; wi
         -> e, es, ss  49 bytes
         <- e, ee, se  49 bytes
 
-This module adds checks of the turns, the errors of dmsg, and the assignment of keys that the reference uses. Length
-prefixes are added by :mod:`dmsg.noise.xk`, records by :mod:`dmsg.noise.records`.
+This module adds checks of the turns, the errors of dmsg, and the order in which the reference assigns the two keys.
+:mod:`dmsg.noise.xk` adds length prefixes, :mod:`dmsg.noise.records` encrypts records.
 
 The 2019 reference gives the *writer of the last message* its two keys in the reverse order of the Noise specification.
 In ``noise/noise.go`` this is ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``. In XK, with three messages, the
-writer is the initiator, so both sides swap. In KK, with two messages, the result is the assignment of the
+writer is the initiator, so both sides swap their keys. In KK, with two messages, the order is that of the
 specification.
 """
 
@@ -41,16 +43,17 @@ from dmsg.noise.suite import BACKEND, Secp256k1KeyPair
 
 TAG_SIZE = 16
 MAX_FRAMED_MESSAGE = 4094
-"""Maximum size in bytes of a handshake message in any protocol family: with its length prefix it fits into 4 KiB."""
+"""Maximum size in bytes of a handshake message in any protocol family. With its 2-byte length prefix it fits into 4
+KiB."""
 MAX_HANDSHAKE_MESSAGE = 65535
-"""Maximum size of a handshake message in bytes by the Noise specification (section 3)."""
+"""Maximum size in bytes of a handshake message according to the Noise specification, section 3."""
 HANDSHAKE_FRAMES = 64
-"""Number of frames for which one handshake counts in limits of frames per read, because computing its keys takes a
-third of a millisecond."""
+"""Number of frames that one handshake counts as, in the limits of frames per read. Computing the keys of a handshake
+takes a third of a millisecond."""
 
 
 class Pattern(Enum):
-    """Handshake patterns of the reference."""
+    """Noise handshake patterns that the reference uses."""
 
     XK = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"
     KK = b"Noise_KK_Secp256k1_ChaChaPoly_SHA256"
@@ -60,7 +63,7 @@ class Pattern(Enum):
 class HandshakeResult:
     """Result of a finished handshake.
 
-    :ivar remote: static key of the other side, which it has proved to have.
+    :ivar remote: static key of the other side, which has proved that it has the secret key.
     :ivar send_key: 32 bytes, the key that encrypts the data that this side sends.
     :ivar receive_key: 32 bytes, the key that decrypts the data that this side receives.
     :ivar hash: 32 bytes, the handshake hash (channel binding).
@@ -73,9 +76,11 @@ class HandshakeResult:
 
 
 class _SharedState:
-    """Attribute of a template that ignores assignments and gives the library fixed answers.
+    """Descriptor that ignores assignments, so that the library stores no state of a handshake in a shared template.
 
-    :ivar initiator: fixed role. From it the library chooses the attributes for the two final ciphers, and both
+    The library also reads some values from the attribute. The descriptor returns constants for them.
+
+    :ivar initiator: constant. The library chooses by it to which attributes it assigns the two final ciphers; both
         assignments are ignored.
     """
 
@@ -88,26 +93,26 @@ class _SharedState:
         pass
 
     def has_key(self) -> bool:
-        """Return True: in both patterns a static key in a message is encrypted."""
+        """Return True, because both patterns encrypt static keys that they transmit."""
         return True
 
 
 class _Template(NoiseProtocol):  # type: ignore[misc]  # noiseprotocol has no types
-    """Pattern with its functions, looked up once and shared by all its handshakes.
+    """Protocol object of the library for one pattern, which all handshakes with this pattern share.
 
-    The library stores the state of a handshake in its protocol object. Here these assignments are ignored.  This keeps
-    handshakes independent, leaves no key in the template, and avoids a reference cycle, so that an abandoned handshake
-    is freed at once.
+    The object looks up its cryptographic functions once. The library would also store the state of a handshake in it;
+    these assignments are ignored.  So handshakes are independent of each other, and no key remains in the template.
+    There is also no reference cycle, so Python frees an abandoned handshake at once.
     """
 
     handshake_state = cipher_state_handshake = cipher_state_encrypt = cipher_state_decrypt = _SharedState()
 
     def handshake_done(self) -> None:
-        """Do nothing, so that the functions are kept, which the library would delete."""
+        """Do nothing. The library would delete the functions here, which the next handshake needs."""
 
 
 TEMPLATES = {pattern: _Template(pattern.value, BACKEND) for pattern in Pattern}
-"""Protocol object of the library for each pattern."""
+"""Shared protocol object of the library for each pattern."""
 
 
 class Handshake:
@@ -115,14 +120,14 @@ class Handshake:
 
     After any error the object is unusable: drop it and close the connection.
 
-    :param remote: static key of the other side, needed by all but the responder of XK.
-    :param ephemeral: ephemeral key, only for tests with recorded randomness.
+    :param remote: static key of the other side. Only the responder of XK does not need it.
+    :param ephemeral: ephemeral key, only for tests that replay a recorded handshake.
     """
 
     __slots__ = ("_pattern", "_remote", "_state", "result")
 
     result: HandshakeResult | None
-    """Result; None until the last message was written or read."""
+    """Result of the handshake; None until the last message was written or read."""
 
     def __init__(
         self,
@@ -167,8 +172,8 @@ class Handshake:
         """
         if len(message) > MAX_HANDSHAKE_MESSAGE:
             raise HandshakeError("handshake message is too long")
-        # The turn is checked before the message: reading at the wrong time is an error of the caller, and not of the
-        # peer.
+        # The turn is checked before the content of the message: reading out of turn is an error of the caller, not of
+        # the peer.
         self._check_turn(writes=False)
         payload = bytearray()
         try:
@@ -193,15 +198,16 @@ class Handshake:
     def _finish(self, ciphers: tuple[CipherState, CipherState] | None) -> None:
         """Store the keys in ``result`` if the handshake is complete; otherwise do nothing.
 
-        :param ciphers: two ciphers that the library returns after the last message, and None after the others. In the
-            specification the initiator sends with the first one.
+        :param ciphers: the two ciphers that the library returns after the last message; None after earlier messages. By
+            the specification, the initiator sends with the first cipher and receives with the second.
         """
         if ciphers is None:
             return
-        # The library's state holds the ephemeral key. It is dropped here, for forward secrecy as early as possible.
+        # The library's state contains the ephemeral key. It is deleted as early as possible, for forward secrecy.
         state, self._state = self._state, None
         send, receive = (cipher.k for cipher in ciphers)
-        # The responder swaps the specification's order, and the reference swaps the order of XK once more.
+        # By the specification the responder uses the two keys in reverse order. In XK, the reference reverses both
+        # sides.
         if state.initiator is (self._pattern is Pattern.XK):
             send, receive = receive, send
         self.result = HandshakeResult(

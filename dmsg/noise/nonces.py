@@ -1,18 +1,20 @@
-"""Replay protection: which nonces of a peer are new, by order or by a replay window. No I/O."""
+"""Replay protection: decides which nonces of a peer are new, by a growing counter or by a replay window. No I/O."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 WINDOW = 1024
-"""Size of the replay window in nonces, down from the highest. A sender keeps fewer records than this in flight."""
+"""Size of the replay window: number of nonces below and including the highest that are tracked. A sender has fewer
+records than this in flight."""
 
 
 class Nonces(Protocol):
-    """Interface of the memory of received nonces in one direction.
+    """Interface of an object that remembers which nonces were received in one direction.
 
-    Call :meth:`accepts` before a record is opened, and :meth:`record` only when it was authentic. Otherwise anybody on
-    the path could send forged records with the nonces of honest ones, and the honest records would be refused.
+    Call :meth:`accepts` before decrypting a record, and :meth:`record` only after the record proved authentic.
+    Otherwise anybody on the path could send forged records with future nonces, and the honest records with these nonces
+    would be refused.
     """
 
     def accepts(self, nonce: int) -> bool:
@@ -23,7 +25,8 @@ class Nonces(Protocol):
 
 
 class GrowingNonces:
-    """Nonces that must grow, with gaps allowed, for records that arrive in order, as over TCP."""
+    """Replay check for records that arrive in order, as over TCP: each nonce must be larger than the last. Gaps are
+    allowed."""
 
     __slots__ = ("last",)
 
@@ -35,14 +38,15 @@ class GrowingNonces:
         return nonce > self.last
 
     def record(self, nonce: int) -> None:
-        """Remember the last nonce."""
+        """Store ``nonce`` as the last one."""
         self.last = nonce
 
 
 class NonceWindow:
-    """Replay window: each nonce is accepted once, in any order within ``size`` below the highest.
+    """Replay window: accepts each nonce once, in any order, if it is less than ``size`` below the highest one received.
 
-    The window is for records of several streams that share one counter. The first nonce is 1; 0 is never valid.
+    Records of several streams that share one counter may arrive out of order, so they need a window. The first nonce is
+    1; 0 is never valid.
     """
 
     __slots__ = ("_seen", "highest", "size")
@@ -51,19 +55,19 @@ class NonceWindow:
         self.size = size
         self.highest = 0
         self._seen = 0
-        """Bit mask of the last ``size`` nonces; bit 0 stands for the highest."""
+        """Bit mask of received nonces: bit n stands for the nonce that is n below the highest. It has ``size`` bits."""
 
     def accepts(self, nonce: int) -> bool:
-        """Whether ``nonce`` is above the window, or in it and not seen yet."""
+        """Whether ``nonce`` is higher than all received ones, or is inside the window and was not received yet."""
         below = self.highest - nonce
         return nonce > 0 and (below < 0 or (below < self.size and not self._seen >> below & 1))
 
     def record(self, nonce: int) -> None:
-        """Mark ``nonce`` as seen, and move the window up if needed."""
+        """Mark ``nonce`` as received. If it is the highest so far, move the window up."""
         above = nonce - self.highest
         if above > 0:
-            # A jump by more than the window clears the mask, because shifting by a number that a peer chose could
-            # allocate any amount of memory.
+            # A jump of ``size`` or more clears the mask. Shifting by a number that a peer chose could allocate any
+            # amount of memory.
             kept = self._seen << above if above < self.size else 0
             self._seen = (kept | 1) & ((1 << self.size) - 1)
             self.highest = nonce

@@ -1,13 +1,15 @@
 """Records of the 2019 protocol, which encrypt a connection after its handshake.
 
-``length(2) || sequence(4) || ciphertext || tag(16)``, numbers big endian; ``length`` counts everything after itself.
-The nonce of ChaCha20-Poly1305 is four zero bytes and the sequence as 8 bytes little endian. The associated data are
-empty. The sequence starts at 1 and grows by one per record and direction. Two rules are stricter than those of the
-reference. Sequences must strictly grow, while the reference accepts replays (section 2 of its description). A
-connection ends before its 32-bit sequence wraps, because nonces would repeat.
+A record is ``length(2) || sequence(4) || ciphertext || tag(16)``, with big-endian numbers; ``length`` counts everything
+after itself. The nonce of ChaCha20-Poly1305 is four zero bytes and then the sequence number as 8 bytes, little endian.
+The associated data are empty. Each direction starts with the sequence number 1 and adds 1 for each record.
 
-With AES-256-GCM (:mod:`dmsg.noise.ciphers`), nonces and records are the same. The key changes before each record whose
-sequence is a multiple of ``REKEY_AFTER``, and that record must not be left out.
+Two rules are stricter than those of the reference. Sequence numbers must strictly grow, while the reference accepts
+replays (section 2 of its description). A connection ends before its 32-bit sequence number wraps, because nonces would
+repeat.
+
+With AES-256-GCM (:mod:`dmsg.noise.ciphers`), nonces and records have the same format. The key changes before each
+record whose sequence number is a multiple of ``REKEY_AFTER``. A sender may skip other sequence numbers, but not these.
 """
 
 from __future__ import annotations
@@ -26,14 +28,13 @@ TAG_SIZE = 16
 HEADER_SIZE = LENGTH_SIZE + SEQUENCE_SIZE
 OVERHEAD = SEQUENCE_SIZE + TAG_SIZE
 MAX_BODY = 65535
-MAX_PLAINTEXT = MAX_BODY - OVERHEAD  # 65515
+MAX_PLAINTEXT = MAX_BODY - OVERHEAD
 MAX_RECORD = LENGTH_SIZE + MAX_BODY
 MAX_SEQUENCE = 2**32 - 1
 
 COPY_LIMIT = 2048
-"""Maximum number of bytes of plaintext that are decrypted to a new object and copied. For small records this is
-cheaper than making a view to decrypt into.
-"""
+"""Maximum size in bytes of a record that is encrypted or decrypted into a new object, which is then copied. For such
+small records, copying is cheaper than making a view of the target buffer."""
 
 _header = struct.Struct(">HI")
 _nonce = struct.Struct("<4xQ").pack
@@ -57,17 +58,17 @@ class RecordSealer:
         self._encrypt_into = cipher.encrypt_into
 
     def _rekey(self) -> None:
-        """Change the key; called before the record with the sequence ``_rekey_at``."""
+        """Change the key. Called before the record whose sequence number is ``_rekey_at`` is sealed."""
         self._use(next_cipher(self._encrypt))
         self._rekey_at += self._rekey_after
 
     @property
     def exhausted(self) -> bool:
-        """Whether the nonces are used up, so that no record can be sealed."""
+        """Whether the sequence numbers, and so the nonces, are used up. No further record can be sealed then."""
         return self.sequence >= MAX_SEQUENCE
 
     def seal(self, plaintext: bytes | bytearray | memoryview) -> bytes | bytearray:
-        """Return the next record.
+        """Encrypt ``plaintext`` and return the record.
 
         :param plaintext: at most 65515 bytes.
         :raises LocalProtocolError: the plaintext is too long, or the nonces are used up.
@@ -76,8 +77,8 @@ class RecordSealer:
         sequence = self.sequence + 1
         if size > MAX_PLAINTEXT or sequence > MAX_SEQUENCE:
             raise LocalProtocolError("record is too long or the connection's nonces are used up")
-        # The sequence is used up even if the encryption fails. Otherwise two plaintexts could be encrypted under one
-        # nonce, which would reveal both.
+        # The sequence number counts as used even if the encryption fails. Otherwise two plaintexts could be encrypted
+        # with the same nonce, which would reveal both.
         self.sequence = sequence
         if sequence == self._rekey_at:
             self._rekey()
@@ -88,9 +89,9 @@ class RecordSealer:
         return record
 
     def seal_into(self, plaintext: bytes | bytearray | memoryview, buffer: memoryview) -> int:
-        """Write the next record to the start of ``buffer``, which must have room for it.
+        """Encrypt ``plaintext`` and write the record to the start of ``buffer``, which must be large enough.
 
-        :returns: length of the record, which is 22 bytes more than that of ``plaintext``.
+        :returns: length of the record in bytes, 22 more than the length of ``plaintext``.
         :raises LocalProtocolError: the plaintext is too long, or the nonces are used up.
         """
         size = len(plaintext)
@@ -111,12 +112,12 @@ class RecordSealer:
 
 
 class RecordOpener:
-    """Opener that decrypts the records of one direction from a byte stream in pieces of any size.
+    """Opener that decrypts the records of one direction from a byte stream, which arrives in pieces of any size.
 
-    The opener keeps at most one unfinished record, and joins its pieces once.
+    The opener buffers at most one incomplete record.
 
-    :ivar broken: error after which nothing more can be opened, or None. A record was too short or not authentic, or
-        its sequence did not grow. Records before that one are opened as usual.
+    :ivar broken: error after which nothing more can be opened, or None: a record was too short or not authentic, or its
+        sequence number did not grow. The records before the faulty one are decrypted as usual.
     """
 
     __slots__ = (
@@ -148,33 +149,34 @@ class RecordOpener:
         self._decrypt = cipher.decrypt
         self._decrypt_into = cipher.decrypt_into
         self._encrypt = cipher.encrypt
-        """Method of the cipher that derives the next key."""
+        """Encryption method of the cipher, which is needed to derive the next key."""
 
     def _rekey(self) -> None:
-        """Change the key; called before the record with the sequence ``_rekey_at``."""
+        """Change the key. Called before the record whose sequence number is ``_rekey_at`` is opened."""
         self._use(next_cipher(self._encrypt))
         self._rekey_at += self._rekey_after
 
     @property
     def held(self) -> int:
-        """Number of buffered bytes of an unfinished record."""
+        """Number of buffered bytes of an incomplete record."""
         return 0 if self._held is None else len(self._held)
 
-    # This loop must be fast, so it calls no helper functions: for a small frame, a call would take longer than all
+    # This loop must be fast, so it calls no helper functions. For a small frame, such a call would take longer than all
     # other work.
     def open_into(self, data: bytes | bytearray | memoryview, buffer: bytearray, at: int) -> int:  # noqa: C901, PLR0912
-        """Append the plaintext of every record that ``data`` completes to ``buffer``.
+        """Decrypt every record that ``data`` completes, and write the plaintexts one after another to ``buffer``.
 
-        :param data: next bytes of the stream; they are not kept.
-        :param buffer: receives plaintext from ``at`` on; must have room for ``len(data) + MAX_RECORD`` bytes from
-            there.
-        :returns: end of the plaintext in ``buffer``; check :attr:`broken` as well.
+        :param data: next bytes of the stream. The opener copies what it needs of them.
+        :param buffer: target of the plaintext; must have room for ``len(data) + MAX_RECORD`` bytes after ``at``.
+        :param at: position in ``buffer`` at which the plaintext starts.
+        :returns: position in ``buffer`` after the plaintext. Check :attr:`broken` as well.
         """
         if not data or self.broken is not None:
             return at
         if self._held is not None:
             self._held += data
-            # A peer may send a record byte by byte. Without this check, parsing would be attempted after each byte.
+            # A peer may send a record byte by byte. Without this check, each byte would cause an attempt to parse the
+            # record.
             if len(self._held) < self._needed:
                 return at
             data = self._held
@@ -184,8 +186,8 @@ class RecordOpener:
         decrypt = self._decrypt
         sequence = self.sequence
         rekey_at = self._rekey_at
-        # Small plaintexts are collected and copied together: at 64 bytes, a slice assignment for each would be a fifth
-        # of the total cost.
+        # Small plaintexts are collected and copied together. A separate slice assignment for each would take a fifth of
+        # the total time at 64 bytes.
         small: list[bytes] = []
         end = len(data)
         last = end - HEADER_SIZE
@@ -196,7 +198,8 @@ class RecordOpener:
                 following = position + LENGTH_SIZE + length
                 if following > end:
                     break
-                # The sequence is not yet authentic here, so it is only compared. It is stored after the decryption.
+                # The sequence number is not authentic before the decryption. It is only compared here, and stored after
+                # the loop.
                 if number <= sequence or length < OVERHEAD:
                     self.broken = (
                         _too_short(length)
@@ -238,10 +241,10 @@ class RecordOpener:
         return at
 
     def _keep_unfinished(self, data: bytes | bytearray | memoryview, position: int) -> None:
-        """Keep the record that begins at ``position``, of which more bytes have to come."""
+        """Store the incomplete record that begins at ``position``, until the rest of it arrives."""
         wanted = LENGTH_SIZE
         if len(data) - position >= LENGTH_SIZE:
-            # A record that is too short is refused at once, without waiting for its end.
+            # A length field that is too small is refused at once, without waiting for the rest of the record.
             length = int.from_bytes(data[position : position + LENGTH_SIZE], "big")
             if length < OVERHEAD:
                 self.broken = _too_short(length)
@@ -262,7 +265,8 @@ def _no_key_change(number: int, expected: int) -> RemoteProtocolError:
 
 
 def _append(buffer: bytearray, at: int, pieces: list[bytes]) -> int:
-    """Copy ``pieces`` to ``buffer`` from ``at`` on, clear the list, and return the end."""
+    """Copy ``pieces`` to ``buffer`` from position ``at`` on, clear the list, and return the position after the copied
+    bytes."""
     joined = b"".join(pieces)
     pieces.clear()
     end = at + len(joined)

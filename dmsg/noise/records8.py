@@ -1,8 +1,9 @@
 """Records with nonces of 8 bytes, as in the protocol after 2019.
 
-``nonce(8, big endian) || ciphertext || tag(16)``: 24 bytes more than the plaintext. There is no length field; the
-framing around a record must give its length. The nonce of ChaCha20-Poly1305 is four zero bytes and the same number in
-little endian. The associated data are empty. The first nonce is 1, and each direction has a counter of its own.
+A record is ``nonce(8, big endian) || ciphertext || tag(16)``, 24 bytes longer than the plaintext. It has no length
+field; the framing around a record must give its length. The nonce of ChaCha20-Poly1305 is four zero bytes and then the
+same number in little endian. The associated data are empty. The first nonce is 1, and each direction has its own
+counter.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _nonce = struct.Struct("<4xQ").pack
 class Sealer8:
     """Sealer that encrypts the records of one direction.
 
-    :ivar nonce: nonce of the last record.
+    :ivar nonce: nonce of the last record; 0 before the first.
     """
 
     __slots__ = ("_encrypt", "nonce")
@@ -38,7 +39,7 @@ class Sealer8:
         self.nonce = nonce
 
     def seal(self, plaintext: bytes | bytearray | memoryview) -> bytes:
-        """Return the next record, which is :data:`OVERHEAD` bytes longer than the plaintext.
+        """Encrypt ``plaintext`` and return the record, which is :data:`OVERHEAD` bytes longer.
 
         :raises LocalProtocolError: the nonces are used up.
         """
@@ -51,7 +52,7 @@ class Sealer8:
 class Opener8:
     """Opener that decrypts the records of one direction.
 
-    :param nonces: replay protection that says which nonces are new.
+    :param nonces: replay protection, which decides whether a nonce is new.
     """
 
     __slots__ = ("_decrypt", "_nonces")
@@ -62,22 +63,22 @@ class Opener8:
         self._nonces = nonces
 
     def open(self, record: bytes | bytearray | memoryview) -> bytes:
-        """Return the plaintext of a whole record.
+        """Decrypt one complete record and return its plaintext.
 
-        :raises RemoteProtocolError: the record is too short, its nonce is not new, or it is not authentic. Further
-            records may be opened afterwards, because nothing was remembered of this one.
+        :raises RemoteProtocolError: the record is too short, its nonce is not new, or it is not authentic. The opener
+            has ignored the record, and can open further ones.
         """
         if len(record) < OVERHEAD:
             raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {len(record)} bytes is too short")
         (nonce,) = _prefix.unpack_from(record)
-        # A replay is refused before the decryption, so it costs an attacker more than this side.
+        # A replay is refused before the decryption, so refusing it costs less than sending it.
         if not self._nonces.accepts(nonce):
             raise RemoteProtocolError(DropReason.REPLAYED_RECORD, f"the nonce {nonce} was used before or is too old")
         try:
             plaintext = self._decrypt(_nonce(nonce), memoryview(record)[NONCE_SIZE:], None)
         except InvalidTag:
             raise RemoteProtocolError(DropReason.BAD_RECORD, "record is not authentic") from None
-        # Only an authentic record may move the replay window. Otherwise a forged high nonce would make all honest
-        # records old.
+        # Only an authentic record may move the replay window. Otherwise a forged high nonce would put the nonces of all
+        # honest records below the window.
         self._nonces.record(nonce)
         return plaintext

@@ -1,7 +1,7 @@
 """Cryptographic functions for ``noiseprotocol``: secp256k1, SHA-256 and ChaCha20-Poly1305.
 
-The rules for secp256k1 are those of the 2019 reference (``noise/dh.go``). DHLEN is 33, the length of a public key. One
-zero byte is appended to the 32 bytes of the shared secret, and all 33 bytes go into MixKey.
+The rules for secp256k1 are those of the 2019 reference (``noise/dh.go``). DHLEN is 33, the length of a public key. A
+shared secret has 32 bytes; one zero byte is appended, and MixKey gets all 33 bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DH_SIZE = PUBKEY_SIZE
 
 
 class LastingKey(PubKey):
-    """Public key known before the handshake. The secret key caches the shared secret."""
+    """Public key that was known before the handshake. The secret key caches the secret that it shares with such a key."""
 
     __slots__ = ()
 
 
 class Secp256k1KeyPair(KeyPair):  # type: ignore[misc]  # noiseprotocol has no types
-    """Key pair for the library: ``private`` is a :class:`SecKey` or None, ``public`` a :class:`PubKey`."""
+    """Key pair for the library: ``private`` is a :class:`SecKey` or None, ``public`` is a :class:`PubKey`."""
 
     @classmethod
     def from_private_bytes(cls, private_bytes: bytes) -> Secp256k1KeyPair:
@@ -37,8 +37,8 @@ class Secp256k1KeyPair(KeyPair):  # type: ignore[misc]  # noiseprotocol has no t
 
     @classmethod
     def from_public_bytes(cls, public_bytes: bytes) -> Secp256k1KeyPair:
-        # PubKey refuses a point that is not on the curve, so no Diffie-Hellman is computed with it (the reference
-        # panics).
+        # PubKey refuses a point that is not on the curve, so no Diffie-Hellman is computed with such a point. The
+        # reference panics instead.
         key = PubKey(bytes(public_bytes))
         return cls(public=key, public_bytes=bytes(key))
 
@@ -67,25 +67,25 @@ class Secp256k1(DH):  # type: ignore[misc]
         return Secp256k1KeyPair.of(SecKey.generate())
 
     def dh(self, private_key: SecKey, public_key: PubKey) -> bytes:
-        # Secrets with ephemeral keys are not cached here: an ephemeral key caches its own secrets, and is freed with
-        # its handshake.  A cache of secrets with all remote ephemeral keys would grow with every handshake of a
-        # stranger.
+        # Secrets shared with remote ephemeral keys are not cached with the static key, because every handshake of a
+        # stranger would add one. The local ephemeral key caches its secrets itself, and is freed with its handshake.
         lasting = type(public_key) is LastingKey
         return (private_key.lasting_ecdh(public_key) if lasting else private_key.ecdh(public_key)) + b"\0"
 
 
 class _SHA256(SHA256Hash):  # type: ignore[misc]
-    """SHA-256 of hashlib, whose set-up per call costs a tenth of the library's."""
+    """SHA-256 by ``hashlib``. Its set-up takes a tenth of the time that the library's own class needs for each call."""
 
     def hash(self, data: bytes) -> bytes:
         return sha256(data).digest()
 
 
 class _ChaChaPoly(ChaCha20Cipher):  # type: ignore[misc]
-    """ChaCha20-Poly1305 object made for each message, because most keys of a handshake encrypt one message or none."""
+    """ChaCha20-Poly1305 that makes a cipher object for each message: most keys of a handshake encrypt at most one
+    message."""
 
     def initialize(self, key: bytes) -> None:
-        """Do nothing, because the key is an argument of each call."""
+        """Do nothing, because each call gets the key as an argument."""
 
     def encrypt(self, k: bytes, n: int, ad: bytes, plaintext: bytes) -> bytes:
         return ChaCha20Poly1305(k).encrypt(self.format_nonce(n), plaintext, ad)
@@ -102,14 +102,15 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 def _hkdf(
     chaining_key: bytes, input_key_material: bytes, num_outputs: int, hmac_hash_fn: Callable[..., bytes]
 ) -> tuple[bytes, ...]:
-    """Derive keys by HKDF (Noise specification, section 4.3), with HMAC-SHA-256 (RFC 2104) written out.
+    """Derive keys by HKDF (Noise specification, section 4.3). HMAC-SHA-256 (RFC 2104) is computed here from plain
+    SHA-256.
 
-    Keys are shorter than a block here, and the last two HMACs have the same key. One end of a handshake derives four
-    times. With the HMAC of OpenSSL that would add 40 us to its 250 us.
+    Each end of a handshake derives keys four times. OpenSSL's HMAC would add 40 us to the 250 us of a handshake. The
+    code uses that the keys are shorter than a block of SHA-256, and that the last two HMACs have the same key.
     """
     if num_outputs != 2:
-        # Other numbers of outputs are left to the library: Noise derives three keys only in patterns with a pre-shared
-        # key, which dmsg does not use.
+        # The library handles other numbers of outputs. Noise derives three keys only in patterns with a pre-shared key,
+        # which dmsg does not use.
         derived: tuple[bytes, ...] = hkdf(chaining_key, input_key_material, num_outputs, hmac_hash_fn)
         return derived
     key = chaining_key.ljust(_BLOCK, b"\0")
@@ -121,7 +122,7 @@ def _hkdf(
 
 
 class Secp256k1Backend(DefaultNoiseBackend):  # type: ignore[misc]
-    """Backend of the library with ``Secp256k1`` added, SHA256 as the only hash and ChaChaPoly as the only cipher."""
+    """Backend of the library that adds ``Secp256k1`` and allows only the hash SHA256 and the cipher ChaChaPoly."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""Noise XK handshake of a connection: bytes in and out, and two keys at the end.
+"""Noise XK handshake of a connection: processes received bytes, returns bytes to send, and derives two keys.
 
-The client is the initiator and knows the server's key. Each handshake message has a 2-byte big-endian length in front,
-so messages take 51, 51 and 67 bytes on TCP. A client that prefers AES-256-GCM says so in the payload of the first
-message, and a server that agrees in the payload of the second. All other messages are sent without payload. Other
-payloads are dropped, as the reference does.
+The client is the initiator and knows the server's key. Each handshake message has a 2-byte big-endian length prefix, so
+messages take 51, 51 and 67 bytes on TCP. A client that prefers AES-256-GCM sets :data:`AES_OFFER` in the payload of the
+first message; a server that agrees sets it in the payload of the second. All other messages are sent without payload.
+Any other received payload is ignored, as in the reference.
 
 The server proves its key with the second message, and the client with the third. So a server computes a Diffie-Hellman
-before it knows which client asks. Any error ends the connection; nothing is retried.
+before it knows the key of the client. Any error ends the connection; nothing is retried.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from dmsg.noise.handshake import MAX_FRAMED_MESSAGE, Handshake, Pattern
 AES_OFFER = 0x01
 """Bit in the first byte of a payload: the sender prefers AES-256-GCM."""
 MAX_LINK_MESSAGE = 1024
-"""Maximum size of a message in bytes, unless a protocol family sets another. Messages of 2019 have 49 or 65 bytes; a
-payload would make them longer.
-"""
+"""Maximum size of a message in bytes, unless a protocol family sets a different one. Messages of 2019 have 49 or 65
+bytes; a payload makes a message longer."""
 AES_FEATURE = "aes1"
-"""Mark in the version of a server's entry: the server understands the payload of the first message."""
+"""Mark in the ``version`` of a server's entry. It says that the server understands the payload of the first message."""
 _AES_OFFER = bytes((AES_OFFER,))
 
 
 class XKHandshake:
     """State of one side of the XK handshake over a byte stream.
 
-    Feed it received bytes, send :meth:`data_to_send`, and stop when :attr:`remote` is set. Then :attr:`keys` is set,
-    too, and :meth:`trailing_data` returns the bytes that the peer sent after its last message.
+    Feed it received bytes with :meth:`receive_data`, send the bytes of :meth:`data_to_send`, and stop when
+    :attr:`remote` is set. Then :attr:`keys` is set, too, and :meth:`trailing_data` returns the bytes that the peer sent
+    after its last message.
 
-    :ivar keys: keys of 32 bytes to send and to receive with; None before the end.
+    :ivar remote: public key of the peer; None before the end of the handshake.
+    :ivar keys: key to send with and key to receive with, 32 bytes each; None before the end of the handshake.
     :ivar cipher: cipher on which both sides have agreed.
     """
 
@@ -61,8 +62,8 @@ class XKHandshake:
         """
         if max_message > MAX_FRAMED_MESSAGE:
             raise ValueError(f"handshake messages have at most {MAX_FRAMED_MESSAGE} bytes, not {max_message}")
-        # A responder's handshake state is created only when the first message is complete, so a silent peer costs a
-        # server nothing.
+        # A responder's handshake state is created only when the first message is complete. So a silent peer costs a
+        # server almost no memory.
         self._make: Callable[[], Handshake] | None = partial(
             Handshake, Pattern.XK, local, initiator=remote is not None, remote=remote, ephemeral=ephemeral
         )
@@ -90,26 +91,26 @@ class XKHandshake:
                 raise HandshakeError(str(error)) from None
             if message is None:
                 return
-            # The loop stops at the last message: bytes after it are records and no messages.
+            # The loop stops after the last handshake message, because the bytes after it are records.
             handshake = self._handshake or self._begin()
             payload = handshake.read_message(message)
             if handshake.result is not None:
                 self._finish(handshake)
                 return
-            # This was the first message (of the client) or the second (of the server).  Only the server's answer
-            # decides on the cipher.
+            # This side has read the first message (as server) or the second (as client). Only the server's answer
+            # decides which cipher is used.
             agreed = self._aes_gcm and payload[:1] != b"" and bool(payload[0] & AES_OFFER)
             if agreed:
                 self.cipher = Cipher.AES_256_GCM
             self._write(handshake, _AES_OFFER if agreed and not self._is_client else b"")
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to send to the peer now, and clear them."""
+        """Remove and return the bytes to send to the peer now."""
         data, self._outgoing = self._outgoing, b""
         return data
 
     def trailing_data(self) -> bytes:
-        """Return the bytes of the stream after the handshake."""
+        """Remove and return the bytes that the peer sent after its last handshake message."""
         return self._buffer.take_rest()
 
     def _begin(self) -> Handshake:
@@ -127,7 +128,7 @@ class XKHandshake:
     def _finish(self, handshake: Handshake) -> None:
         result = handshake.result
         assert result is not None
-        # The library's objects take 2 KiB, so a connection keeps only the two keys.
+        # The library's objects take 2 KiB of memory, so a connection keeps only the two keys.
         self._handshake = None
         self.keys = (result.send_key, result.receive_key)
         self.remote = result.remote
