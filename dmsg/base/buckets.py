@@ -1,4 +1,4 @@
-"""Token buckets, and rate limits for each address.  The time is an argument of each call."""
+"""Token buckets, and rate limits per address.  The time is an argument of each call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 MAX_ADDRESSES = 16_384
-"""Maximum number of addresses in a rate limit.  Above it, the address whose last request is oldest is forgotten."""
+"""Maximum number of addresses that one rate limit remembers. Above it, the address with the oldest last request is
+forgotten."""
 
 
 class Bucket:
@@ -19,7 +20,7 @@ class Bucket:
         self._at = now
 
     def take(self, amount: float, rate: float, burst: float, now: float) -> bool:
-        """Take ``amount`` tokens and return True, or return False if fewer are left."""
+        """Take ``amount`` tokens and return True. If fewer are left, take none and return False."""
         self.fill(rate, burst, now)
         if self.level < amount:
             return False
@@ -27,7 +28,7 @@ class Bucket:
         return True
 
     def fill(self, rate: float, burst: float, now: float) -> None:
-        """Add the tokens for the time since the last call."""
+        """Add the tokens for the time since the last call, up to ``burst``."""
         self.level = min(burst, self.level + (now - self._at) * rate)
         self._at = now
 
@@ -39,8 +40,9 @@ def _alone(address: str) -> Sequence[tuple[str, int]]:
 class RateLimit:
     """Rate limit that allows each address ``rate`` requests per second and ``burst`` requests in a burst.
 
-    :param blocks: returns the names to which a request of an address is charged, such as address blocks, each with the
-        factor by which its rate and burst are multiplied.  By default, a request is charged to its address alone.
+    :param blocks: function from an address to the names whose limits its requests count against, such as address
+        blocks. With each name it returns a factor by which the rate and burst of that name are multiplied. By default,
+        requests count against the address alone.
     """
 
     def __init__(self, rate: float, burst: float, blocks: Callable[[str], Sequence[tuple[str, int]]] = _alone) -> None:
@@ -51,9 +53,10 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def reserve(self, address: str, now: float, longest: float) -> float | None:
-        """Count a request of ``address`` in advance.
+        """Reserve one request of ``address``, if its wait is at most ``longest`` seconds.
 
-        :returns: seconds to wait before it may be made; None, without counting it, if that is more than ``longest``.
+        :returns: seconds to wait before the request may be made. None if the wait would exceed ``longest``; the request
+            is not counted then.
         """
         if not self._rate:
             return 0.0
@@ -69,9 +72,9 @@ class RateLimit:
         return wait if wait <= longest else None
 
     def charge(self, address: str, requests: float, now: float) -> float:
-        """Count ``requests`` further requests of ``address``, which may go into debt by up to its burst.
+        """Count ``requests`` further requests of ``address``, even above its limit. Its debt is at most its burst.
 
-        :returns: seconds until the debt is paid.
+        :returns: seconds until the debt is paid; 0 if there is none.
         """
         if not self._rate:
             return 0.0
@@ -83,7 +86,7 @@ class RateLimit:
         return wait
 
     def is_exhausted(self, address: str, now: float) -> bool:
-        """Whether the limit of an address is used up."""
+        """Whether ``address``, or a block that its requests count against, has less than one request left."""
         return bool(self._rate) and any(
             self._tokens_left(name, factor, now) < 1.0 for name, factor in self._blocks(address)
         )

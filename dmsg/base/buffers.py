@@ -1,7 +1,6 @@
-"""Helpers to split a byte stream into messages, and to find many equal headers at once.
+"""Helpers that split a byte stream into messages, and that find many equal headers at once.
 
-:class:`PrefixedBuffer` is for the few messages of a handshake.  Records and frames have loops of their own, because
-they must be fast.
+:class:`PrefixedBuffer` is for the few messages of a handshake.  Records and frames have their own, faster loops.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ from types import MappingProxyType
 from typing import Any, cast
 
 NO_QUEUE: deque[Any] = cast(Any, ())
-"""Placeholder for an empty queue, until its first entry is added: an empty deque takes 760 bytes."""
+"""Placeholder for a queue that has no entries yet. An empty deque would take 760 bytes."""
 NO_TABLE: dict[Any, Any] = cast(Any, MappingProxyType({}))
-"""Placeholder for an empty dict, until its first entry is added: an empty dict takes 64 bytes."""
+"""Placeholder for a dict that has no entries yet. An empty dict would take 64 bytes."""
 
 
 def count_equal(buffer: bytearray, position: int, step: int, most: int, size: int) -> int:
-    """Count the pieces, ``step`` bytes apart from ``position`` on, that begin with the same ``size`` bytes.
+    """Return how many consecutive pieces of ``buffer`` begin with the same ``size`` bytes as the first piece.
 
-    Each of these bytes is compared for all pieces at once, by a strided slice, which runs at the speed of C.
+    A piece starts every ``step`` bytes, the first at ``position``. For each of the ``size`` bytes, one strided slice
+    compares all pieces at once, at the speed of C.
 
-    :param most: number of pieces to compare, and thus the highest possible result.
+    :param most: number of pieces to compare, and so the largest possible result.
     """
     count = most
     limit = position + most * step
@@ -38,7 +38,7 @@ class PrefixedBuffer:
     __slots__ = ("_data", "_limit")
 
     def __init__(self, limit: int) -> None:
-        """:param limit: maximum bytes of one message."""
+        """:param limit: maximum size of one message in bytes."""
         self._data = bytearray()
         self._limit = limit
 
@@ -47,9 +47,9 @@ class PrefixedBuffer:
         self._data += data
 
     def next_message(self) -> bytes | None:
-        """Remove and return the next whole message without its prefix, or None.
+        """Remove and return the next complete message without its prefix, or None if it is not complete.
 
-        :raises ValueError: the prefix exceeds the limit.
+        :raises ValueError: the prefix gives a size above the limit.
         """
         data = self._data
         if len(data) < 2:

@@ -1,5 +1,4 @@
-"""Names of the ciphers on which two clients can agree, and the values of the option ``--cipher``, which names the
-preferred one."""
+"""Names of the ciphers on which two programs can agree, and the values of the option ``--cipher``."""
 
 from __future__ import annotations
 
@@ -7,13 +6,13 @@ from enum import Enum
 
 
 class Cipher(Enum):
-    """Ciphers for data between two clients."""
+    """Ciphers on which two programs can agree."""
 
     CHACHA20_POLY1305 = "chacha20-poly1305"
     AES_256_GCM = "aes-256-gcm"
 
 
 AUTO = "auto"
-"""Value of ``--cipher`` with which the cipher that is faster on this machine is preferred."""
+"""Value of ``--cipher`` that prefers the cipher that is faster on this machine."""
 CIPHER_SETTINGS = (AUTO, *(one.value for one in Cipher))
 """Values that the option ``--cipher`` accepts."""

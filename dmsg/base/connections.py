@@ -1,8 +1,8 @@
-"""Table of a server's connections by the keys of their clients.
+"""Table of a server's connections, by the public keys of their clients.
 
-New requests for a key go to its newest connection, because a client that connects again has often lost the older
-connection, which the server may not have noticed yet.  Older connections keep their transports, because they may belong
-to another program that still uses them.
+New requests for a key go to its newest connection: when a client connects again, it has often lost its older
+connection, and the server may not know this yet.  Older connections keep their transports, because another program with
+the same key may still use them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dmsg.errors import DropReason
 
 
 class CountedConnection(Protocol):
-    """Interface of a connection that the table can count.
+    """Interface of a connection that :class:`Connections` can contain.
 
     :ivar closing: whether the connection is being closed.
-    :ivar frames_in: number of frames received from it; ``bytes_in`` is the number of their bytes.
+    :ivar frames_in: number of frames received from the connection.
+    :ivar bytes_in: number of bytes in these frames.
     """
 
     closing: bool
@@ -47,8 +48,8 @@ class Connections(Generic[P]):
     """Table of all connections of one server.
 
     :param limit: maximum number of connections of one key.
-    :ivar all: connections in the order of their arrival.
-    :ivar newest: newest connection of each key; only connections that are in the table.
+    :ivar all: all connections, in the order in which they were added.
+    :ivar newest: newest connection in the table for each key.
     """
 
     def __init__(self, limit: int) -> None:
@@ -62,8 +63,8 @@ class Connections(Generic[P]):
     def add(self, connection: P) -> P | None:
         """Add a connection, which becomes the newest of its key.
 
-        :returns: connection to close, because its key has too many: the oldest that is not being closed already; else
-            None.
+        :returns: connection to close if the key now has more than ``limit``: its oldest one that is not being closed.
+            Otherwise None.
         """
         self.all[connection] = None
         self.newest[connection.key] = connection
@@ -74,7 +75,7 @@ class Connections(Generic[P]):
         return next((one for one in same if not one.closing), None)
 
     def remove(self, connection: P) -> None:
-        """Remove a connection; its counters remain in the totals.
+        """Remove a connection. Its frames and bytes remain in the totals.
 
         :raises KeyError: the connection is not in the table.
         """
@@ -94,18 +95,18 @@ class Connections(Generic[P]):
 
     @property
     def frames(self) -> int:
-        """Number of frames received since the start."""
+        """Number of frames received since the server started."""
         return self._frames_gone + sum(one.frames_in for one in self.all)
 
     @property
     def frame_bytes(self) -> int:
-        """Number of bytes in the frames received since the start."""
+        """Number of bytes in the frames received since the server started."""
         return self._bytes_gone + sum(one.bytes_in for one in self.all)
 
     def check(self) -> None:
-        """Check the table; for tests.
+        """Check that the parts of the table agree; for tests.
 
-        :raises AssertionError: its parts disagree.
+        :raises AssertionError: they do not agree.
         """
         for key, newest in self.newest.items():
             assert newest.key == key and newest in self.all
@@ -114,10 +115,10 @@ class Connections(Generic[P]):
 
 
 class ConnectionTable(Generic[PeerT]):
-    """Base of a relay's table of connections.
+    """Base class of a relay's table of connections.
 
     :param limit: maximum number of connections of one key.
-    :ivar peers: all connections, in the order of their arrival.
+    :ivar peers: all connections, in the order in which they were added.
     :ivar newest: newest connection of each key.
     :ivar drops: number of drops for each :class:`DropReason`.
     """
@@ -129,16 +130,16 @@ class ConnectionTable(Generic[PeerT]):
 
     @property
     def frames(self) -> int:
-        """Number of frames received since the start."""
+        """Number of frames received since the server started."""
         return self.connections.frames
 
     @property
     def frame_bytes(self) -> int:
-        """Number of bytes in the frames received since the start."""
+        """Number of bytes in the frames received since the server started."""
         return self.connections.frame_bytes
 
     def _add_peer(self, peer: PeerT) -> None:
-        """Add a connection; the oldest one of its key is closed if there are too many."""
+        """Add a connection. If its key then has too many, close the oldest connection of the key."""
         oldest = self.connections.add(peer)
         if oldest is not None:
             self._end_peer(oldest, DropReason.REPLACED)

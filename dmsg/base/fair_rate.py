@@ -1,13 +1,13 @@
-"""Rate limit that several sources share fairly: a source that asks for less than its part is always served, even if
-others ask for much more.
+"""Rate limit that several sources share fairly: a source that requests less than its share is always served, even if
+others request much more.
 
 A source is named by a path, from the largest group to the smallest: the address blocks that contain it, then its key.
-At each level, the members of a group share the part of the group.  So many keys at one address together get no more
-than one key there.
+At each level, the members of a group divide the share of the group.  So many keys at one address together get no more
+than a single key at that address.
 
-While the common bucket is more than half full, sources are not counted, and a single source may use the whole rate.
-Below that, each source gets its part and no more.  A tenth of the rate and the lower half of the bucket are reserved
-for sources that have not asked recently.  No I/O, no clock.
+While the common bucket is at least half full, sources are not counted separately, and a single source may use the whole
+rate.  Below that, each source gets only its share.  A tenth of the rate and the lower half of the bucket are reserved
+for sources without a recent request.  No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from collections.abc import Hashable, Sequence
 from dmsg.base.buckets import Bucket
 
 ASSIGNED = 0.9
-"""Part of the rate that is divided among the known sources; the rest is for new ones."""
+"""Fraction of the rate that is divided among the known sources. The rest is for new sources."""
 UNCOUNTED = 0.5
-"""Part of the common bucket above which sources are not counted separately."""
+"""Fill level of the common bucket, as a fraction, from which on sources are not counted separately."""
 FIRST = 1.0
-"""Minimum number of requests that a new source may make at once, even if others use up the rate."""
+"""Number of requests that a new source may make at once, at least, even if others use up the rate."""
 FORGET_AFTER = 30.0
 """Seconds without a request after which a source counts as new."""
 MAX_SOURCES = 4096
-"""Maximum number of sources of one rate, of all levels together; the one whose last request is oldest is forgotten
-first."""
+"""Maximum number of sources that one rate remembers, of all levels together. Above it, the source with the oldest last
+request is forgotten."""
 MAX_CROWDED = 64
-"""Maximum number of rates of one server that count sources separately; the least recently used rate forgets its
-sources."""
+"""Maximum number of rates of one server that count sources separately. Above it, the least recently used rate forgets
+its sources."""
 BURST_SECONDS = 2.0
-"""Number of seconds whose part of the rate a source may use in a burst."""
+"""Size of a source's burst, in seconds of its share of the rate."""
 START_SECONDS = 0.1
-"""Number of seconds whose part of the rate a new source has at its start, so that keys of a new address block need not
-wait for their first tokens."""
+"""Initial tokens of a new source, in seconds of its share of the rate. Without them, the keys of a new address block
+would have to wait for their first tokens."""
 
 
 class _Source:
-    """Record of one source.
+    """Record of one source or group of sources.
 
-    :ivar bucket: bucket with the tokens left of the source's part.
-    :ivar seen: time of its last request, in seconds.
-    :ivar below: sources that share its part.
+    :ivar bucket: bucket with the tokens of the source's share.
+    :ivar seen: time of the source's last request, in seconds.
+    :ivar below: members of the group by name, which divide its share; None before the first one.
     """
 
     __slots__ = ("below", "bucket", "seen")
@@ -54,12 +54,12 @@ class _Source:
         self.below: OrderedDict[Hashable, _Source] | None = None
 
     def count(self) -> int:
-        """Return the number of sources in this subtree, including this one."""
+        """Return the number of sources in this subtree, including this source itself."""
         return 1 + (sum(one.count() for one in self.below.values()) if self.below else 0)
 
 
 class FairRate:
-    """Token bucket that counts its sources separately once it runs low.  It is full at first use."""
+    """Token bucket that counts its sources separately when less than half of its tokens are left.  It starts full."""
 
     __slots__ = ("_common", "_count", "_sources")
 
@@ -70,21 +70,21 @@ class FairRate:
 
     @property
     def remembered(self) -> int:
-        """Number of sources that are counted separately now, of all levels."""
+        """Number of sources that are counted separately now, of all levels together."""
         return self._count
 
     def forget(self) -> None:
-        """Forget all sources, so that all count as new; the tokens that are left remain."""
+        """Forget all sources, so that all count as new. The tokens in the common bucket stay as they are."""
         self._sources = None
         self._count = 0
 
     @property
     def sources(self) -> int:
-        """Number of the largest groups (the outermost address blocks) that are counted separately now."""
+        """Number of outermost groups (the largest address blocks) that are counted separately now."""
         return 0 if self._sources is None else len(self._sources)
 
     def take(self, path: Sequence[Hashable], rate: float, burst: float, now: float) -> bool:
-        """Count a request of the source at ``path`` and return whether it is within the rate.
+        """Count a request of the source at ``path`` if it is within the rate, and return whether it is.
 
         :param rate: requests per second of all sources together.
         :param burst: requests of all sources together in a burst.
@@ -95,14 +95,16 @@ class FairRate:
         common.fill(rate, burst, now)
         if common.level >= UNCOUNTED * burst:
             if common.level + 1.0 > burst:
-                self.forget()  # All sources are forgotten, because after so long a pause they count as new.
+                # The bucket is full, so there were few requests for a long time, and all sources count as new.
+                self.forget()
         elif common.level < 1.0 or not self._take_part(path, rate, now):
             return False
         common.level -= 1.0
         return True
 
     def _take_part(self, path: Sequence[Hashable], rate: float, now: float) -> bool:
-        """Take one request from the part of every source on the path, if all have one left."""
+        """Take one token from the share of each level of ``path`` and return True. If a level has none left, return
+        False."""
         if self._sources is None:
             self._sources = OrderedDict()
         sources = self._sources
@@ -146,10 +148,10 @@ class FairRate:
 
 
 class CrowdedRates:
-    """Set of the rates of one server that count sources separately now.
+    """Set of those rates of one server that count sources separately now.
 
-    Their number is limited, because an attacker could ask for many destinations and make each rate remember many
-    sources.
+    Their number is limited. An attacker could send requests to many destinations, and make the rate of each of them
+    remember many sources.
     """
 
     __slots__ = ("_rates",)
@@ -161,8 +163,11 @@ class CrowdedRates:
         return len(self._rates)
 
     def take(self, rate: FairRate, path: Sequence[Hashable], per_second: float, burst: float, now: float) -> bool:
-        """Count a request with :meth:`FairRate.take` of ``rate``, and add ``rate`` to the set if it counts sources
-        separately."""
+        """Count a request with :meth:`FairRate.take` of ``rate`` and return its result.
+
+        If ``rate`` then counts sources separately, it becomes the most recently used rate of the set. Otherwise it is
+        removed from the set.
+        """
         may = rate.take(path, per_second, burst, now)
         self._rates.pop(rate, None)
         if rate.remembered:

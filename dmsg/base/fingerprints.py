@@ -1,8 +1,9 @@
-"""Set of byte strings that strangers send, of which the oldest are forgotten.  No I/O, no clock.
+"""Set of byte strings that strangers send, which forgets the oldest.  No I/O, no clock.
 
-An entry is 8 bytes in a flat table, and no Python object.  Long-lived objects among short-lived ones would fragment the
-heap, and the system would not get memory back.  A fingerprint is Python's hash of the bytes, which is keyed with a
-secret of the process.  So nobody can construct a collision, and by chance one occurs once in 10**14 cases.
+An entry is a number of 8 bytes in a flat array, not a Python object.  Long-lived objects among short-lived ones would
+fragment the heap, so that the process could not return memory to the system.  The number is a fingerprint: Python's
+hash of the bytes, which is keyed with a secret of the process.  So nobody can construct a collision.  By chance, one in
+10**14 lookups finds a string that was not added.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 from array import array
 
 _SPACE = 4
-"""Number of slots per entry.  A table is at most a quarter full, so a lookup takes one or two steps."""
+"""Number of slots per entry.  So a table is at most a quarter full, and a lookup takes one or two steps."""
 
 
 class Fingerprints:
     """Set of the most recently added byte strings.
 
-    :param least: minimum number of strings to remember; the maximum is twice as many.
+    When its current table is full, the set starts a new one and keeps only the previous table for lookups.
+
+    :param least: minimum number of strings that are remembered. The maximum is twice as many.
     """
 
     __slots__ = ("_before", "_count", "_entries_per_table", "_mask", "_now")
@@ -28,7 +31,7 @@ class Fingerprints:
         self._count = 0
 
     def __len__(self) -> int:
-        """Return the number of entries in the younger table."""
+        """Return the number of entries in the current table."""
         return self._count
 
     def __contains__(self, data: object) -> bool:
@@ -51,7 +54,7 @@ class Fingerprints:
         self._count = 0
 
     def _slot(self, table: array[int], mark: int) -> int:
-        """Return the slot of ``mark``, or the free slot where it belongs."""
+        """Return the slot that contains ``mark``, or the free slot in which to store it."""
         slot = mark & self._mask
         while table[slot] not in (0, mark):
             slot = (slot + 1) & self._mask
@@ -59,4 +62,4 @@ class Fingerprints:
 
 
 def _mark(data: object) -> int:
-    return hash(data) or 1  # 0 marks a free slot, so a fingerprint of 0 is replaced by another number.
+    return hash(data) or 1  # 0 marks a free slot, so 1 replaces a hash of 0.

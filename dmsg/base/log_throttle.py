@@ -1,4 +1,4 @@
-"""Throttle for log lines that strangers can provoke: one line of a kind per interval.  No I/O."""
+"""Throttle for log lines that strangers can cause: at most one line of each kind per interval.  No I/O."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 INTERVAL = 10.0
-"""Seconds between two lines of one kind."""
+"""Minimum seconds between two lines of one kind."""
 MAX_KINDS = 100
 """Maximum number of kinds that are counted separately; further kinds share one count."""
 
 
 class LogThrottle:
-    """Throttle that decides whether to write a log line now.
+    """Throttle that decides whether a log line may be written now.
 
-    :param now: returns seconds of a monotonic clock.
-    :param every: seconds between two lines of one kind.
+    :param now: function that returns the seconds of a monotonic clock.
+    :param every: minimum seconds between two lines of one kind.
     """
 
     def __init__(self, now: Callable[[], float], every: float = INTERVAL) -> None:
@@ -24,7 +24,8 @@ class LogThrottle:
         self._reported: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def count_left_out(self, kind: Hashable = "") -> int | None:
-        """Return the number of lines suppressed since the last one; None if this line is suppressed, too."""
+        """Return how many lines of this kind were suppressed since the last written one; None if this line is
+        suppressed, too."""
         now = self._now()
         while self._reported and next(iter(self._reported.values()))[0] <= now - self._every * MAX_KINDS:
             self._reported.popitem(last=False)
@@ -39,7 +40,8 @@ class LogThrottle:
         return count
 
     def suffix(self, kind: Hashable = "") -> str | None:
-        """Return the result of :meth:`count_left_out` as text for the end of a log line."""
+        """Return the result of :meth:`count_left_out` as text to append to the log line; None if the line is
+        suppressed."""
         count = self.count_left_out(kind)
         if count is None:
             return None

@@ -1,13 +1,14 @@
-"""Limit of the memory that a process uses for its peers: adds up the buffered bytes, and chooses the data to drop.  No
-I/O, no clock.
+"""Limit of the memory that a process uses for its peers: adds up the buffered bytes, and chooses which data to drop.
 
-Every queue has a limit of its own; this is the limit of their sum.  A *source* is an object that buffers data for
-peers.  The account asks all sources from time to time how much they buffer, and for whom.  So nothing is counted when
-frames are processed, and the account cannot become wrong.
+Every queue has its own limit; this module limits their sum.  A *source* is a function of an object that buffers data
+for peers.  From time to time the account calls each source, which returns how much it buffers for whom.  So the
+processing of frames counts nothing for the account, and the account cannot drift from the real sizes.
 
-Above the limit, old data are dropped before young data, because a live reader would have read old data.  Among data of
-one age group, the owner that has most loses its largest buffer first.  The age is that of the oldest byte, so a reader
-that reads a little now and then gains nothing.
+Above the limit, old data are dropped before young data, because a live reader would have read them by now.  Within each
+of these two age groups, the owner with most bytes loses its largest buffer first.  The age of a buffer is that of its
+oldest byte.  So a peer that only reads a little now and then does not make its data young.
+
+The module has no clock. Its only I/O asks the system for sizes of memory.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from attrs import frozen
 CHECK_INTERVAL = 0.25
 """Seconds between two inspections of the sources."""
 OLD = 2.0
-"""Age in seconds above which data count as old; a live reader would have read them by then."""
+"""Age in seconds from which data count as old. A live reader would have read them by then."""
 ENOUGH = 0.8
-"""Fraction of the limit down to which old data are dropped; young data are dropped only down to the limit itself."""
+"""Fraction of the limit down to which old data are dropped. Young data are dropped only down to the limit itself."""
 SHARE = 4
-"""Divisor of the machine's memory that gives the default limit."""
+"""Divisor for the default limit, which is the machine's memory divided by this number."""
 LEAST = 64 * 1024 * 1024
-"""Minimum default limit in bytes."""
+"""Lower bound of the default limit, in bytes."""
 
 
 @frozen
 class Holding:
     """Data that a source buffers for one owner.
 
-    :ivar owner: owner of the data: first its address block or other place, then its key.
+    :ivar owner: owner of the data as a path: first its address block or other group, then its key.
     :ivar kind: kind of data, as named in the metrics.
     :ivar size: number of bytes.
     :ivar age: seconds for which the oldest byte has been buffered.
-    :ivar drop: drops the data, or ends the connection or stream that they belong to.
-    :ivar around: wider address blocks around the owner's place, each with the factor by which its share is larger.
+    :ivar drop: function that drops the data, or ends the connection or stream to which they belong.
+    :ivar around: larger address blocks that contain the owner, each with the factor by which its fair share is larger.
     """
 
     owner: tuple[Hashable, ...]
@@ -57,24 +58,25 @@ Source = Callable[[], Iterable[Holding]]
 
 
 UNKNOWN = 1024 * 1024 * 1024
-"""Assumed memory in bytes of a machine whose memory is unknown."""
+"""Memory in bytes that is assumed if the system does not report its size."""
 
 
 def default_limit() -> int:
-    """Return the default limit: a quarter of the memory of this machine or container."""
+    """Return the default limit in bytes: a quarter of the memory of this machine or container."""
     said = []
     with suppress(OSError, ValueError):
-        # The default is used, because some systems do not have these values, or return -1.
+        # Some systems do not know these names, or return -1. The value is then ignored.
         said.append(max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
     with suppress(OSError, ValueError):
-        # There is no limit: the file is absent without cgroups, and contains "max" without a limit.
+        # Without cgroups the file does not exist, and without a limit it contains "max". The value is then ignored.
         said.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     have = min((size for size in said if size > 0), default=UNKNOWN)
     return max(LEAST, have // SHARE)
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process uses now, or its maximum so far if the system tells only that."""
+    """Return the bytes of memory that this process uses now, or its peak so far if the system does not report the
+    current value."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
@@ -85,21 +87,21 @@ class Memory:
     """Account of the memory that a process uses for its peers.
 
     :ivar limit: maximum bytes of all sources together.
-    :ivar held: bytes buffered by kind of data, at the last inspection.
-    :ivar dropped: number of holdings dropped, by kind.
+    :ivar held: number of buffered bytes at the last check, by kind of data.
+    :ivar dropped: number of holdings dropped so far, by kind of data.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        """:param limit: maximum bytes; None selects :func:`default_limit`."""
+        """:param limit: maximum bytes of all sources together; None selects :func:`default_limit`."""
         self.limit = default_limit() if limit is None else limit
         self.held: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self._sources: dict[Source, Callable[[Holding], None] | None] = {}
 
     def add(self, source: Source, on_drop: Callable[[Holding], None] | None = None) -> None:
-        """Add a source.
+        """Add a source to the account.
 
-        :param on_drop: callback invoked with each holding that is about to be dropped, of any source.
+        :param on_drop: callback that is called before any holding is dropped, also one of another source.
         """
         self._sources[source] = on_drop
 
@@ -109,11 +111,11 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Bytes buffered at the last inspection."""
+        """Number of buffered bytes at the last check."""
         return sum(self.held.values())
 
     def check(self) -> int:
-        """Inspect all sources, and drop holdings while the total is above the limit.
+        """Call all sources, and drop holdings while the total is above the limit.
 
         :returns: number of holdings dropped.
         """
@@ -140,7 +142,7 @@ class Memory:
 
 
 CLIENTS = Memory()
-"""Memory account that the clients of this process share."""
+"""Memory account that all clients in this process share."""
 
 
 class _Sizes:
@@ -161,15 +163,19 @@ class _Sizes:
             self._wide[name] += size
 
     def rank(self, owner: tuple[Hashable, ...]) -> tuple[float, ...]:
-        """Return the sort key of an owner: the largest load of an address block around it, then its own bytes by
-        depth."""
+        """Return the sort key of an owner, whose largest value loses data first.
+
+        Its first item is the size of the owner's outermost group, or of a larger block divided by the block's factor,
+        whichever is more. The sizes of the owner's groups follow, from the outermost to the owner itself.
+        """
         own = [self._sizes[owner[:depth]] for depth in range(1, len(owner) + 1)]
         around = [self._wide[name] / factor for name, factor in self._wide_blocks[owner[0]]]
         return max([own[0], *around]), *own
 
 
 def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
-    """Yield the holdings in the order in which to drop them: old ones first, then by the largest owner."""
+    """Yield the holdings in the order in which to drop them: old ones first, and in each age group those of the owner
+    with most bytes."""
     for group in ([one for one in holdings if one.age >= OLD], [one for one in holdings if one.age < OLD]):
         left: dict[tuple[Hashable, ...], list[Holding]] = {}
         for one in sorted(group, key=_size):

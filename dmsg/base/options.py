@@ -1,12 +1,12 @@
-"""Declarations of options: each setting of an entity is declared once, with its text, kind and limits.
+"""Declarations of options: each setting of an entity is declared once, with its help text, kind and bounds.
 
-A field of a settings class is an option when :func:`option` makes it::
+A field of a settings class becomes an option by a call of :func:`option`::
 
     max_streams: int = option(64, "streams of one connection", Number(1, 1000, "streams"), reloads=True)
 
-The plugins of ``twistd`` (``dmsg.tap``) derive everything else from this declaration: the usage line, the check and its
-message, the value of the field, the name in the configuration file, and whether SIGHUP changes the value.  The tables
-of options in the documentation are made from it, too.
+The plugins of ``twistd`` (``dmsg.tap``) derive everything else from this declaration: the usage line, the validation
+with its error message, the value of the field, the name in the configuration file, and whether SIGHUP changes the
+value.  The tables of options in the documentation are generated from it, too.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "days": 86400}
-"""Factor for each unit by which a value on the command line is multiplied to get the value of the setting, in bytes or
-seconds.  Units that are not in this table have the factor 1."""
+"""Factor of each unit. A value on the command line is multiplied by it to get the setting in bytes or seconds. The
+factor of all other units is 1."""
 NETWORK, KEY, ACCESS, LIMITS = "Network", "Key", "Who may connect", "Limits"
 STORAGE, TELEMETRY, LOGS, OTHER = "Storage", "Telemetry", "Logs and metrics", "Other"
 GROUPS = (NETWORK, KEY, ACCESS, LIMITS, STORAGE, TELEMETRY, LOGS, OTHER)
-"""Groups of options, in the order in which the usage shows them."""
+"""Groups of options, in the order in which the usage text shows them."""
 _ROW = "option"
-"""Key of an option in the metadata of its field."""
+"""Key under which the metadata of a dataclass field contain its :class:`Option`."""
 _T = TypeVar("_T")
 
 
@@ -34,22 +34,23 @@ _T = TypeVar("_T")
 class Text:
     """Kind of an option whose value is a text.
 
-    :ivar takes: description, for the documentation, of the values that the option accepts.
-    :ivar convert: converts the text to the value; raises ValueError, DmsgError or OSError.
+    :ivar accepted_text: description of the accepted values, for the documentation.
+    :ivar convert: function that converts the text to the value. It may raise ValueError, DmsgError or OSError.
     """
 
     accepted_text: str = "text"
     convert: Callable[[str], object] = str
 
     def read(self, text: str) -> object:
-        """Return the value that ``text`` stands for.
+        """Convert ``text`` to the value of the setting.
 
-        :raises ValueError: the text is invalid, as DmsgError and OSError say as well; the message is one line.
+        :raises ValueError: the text is invalid. ``convert`` may also raise DmsgError or OSError for this. The message
+            is one line.
         """
         return self.convert(text)
 
     def write(self, value: object) -> str:
-        """Return the text for a value, as people write it."""
+        """Return ``value`` as the text that a user would type."""
         return str(value)
 
 
@@ -71,13 +72,13 @@ class Number:
 
     @property
     def accepted_text(self) -> str:
-        """Description, for the documentation, of the values that the option accepts."""
+        """Description of the accepted values, for the documentation."""
         return f"{self.low} to {self.high} {self.unit}".rstrip()
 
     def read(self, text: str) -> float:
-        """Return the value that ``text`` stands for.
+        """Convert ``text`` to the value of the setting.
 
-        :raises ValueError: the text is no number, or the number is out of bounds.
+        :raises ValueError: the text is not a number, or the number is out of bounds.
         """
         try:
             number = int(text) if self.is_integer else float(text)
@@ -88,7 +89,7 @@ class Number:
         return number * SIZES.get(self.unit, 1)
 
     def write(self, value: object) -> str:
-        """Return the text for a value, as people write it."""
+        """Return ``value`` as the text that a user would type."""
         assert isinstance(value, int | float)
         number = value / SIZES.get(self.unit, 1)
         return str(int(number) if self.is_integer else number)
@@ -100,35 +101,35 @@ def _alternatives(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Kind of an option whose value is one of a few words.
+    """Kind of an option that accepts one of a few words.
 
-    :ivar values: value of each word.
+    :ivar values: value of the setting for each word.
     """
 
     values: Mapping[str, object]
 
     @property
     def accepted_text(self) -> str:
-        """Description, for the documentation, of the values that the option accepts."""
+        """Description of the accepted values, for the documentation."""
         return _alternatives([f"`{word}`" for word in self.values])
 
     def read(self, text: str) -> object:
-        """Return the value that ``text`` stands for.
+        """Return the value of the setting for the word ``text``.
 
-        :raises ValueError: the text is none of the words.
+        :raises ValueError: ``text`` is none of the words.
         """
         if text not in self.values:
             raise ValueError(f"the value must be {_alternatives([*self.values])}, not {text!r}")
         return self.values[text]
 
     def write(self, value: object) -> str:
-        """Return the text for a value, as people write it."""
+        """Return the word for ``value``."""
         return next(word for word, meaning in self.values.items() if meaning == value)
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Kind of an option without a value, which turns a setting on, or off if the setting is on by default."""
+    """Kind of an option without a value. It turns a setting on, or off if the setting is on by default."""
 
     accepted_text: str = ""
 
@@ -143,18 +144,19 @@ SECONDS = Number(0, 3600, "seconds", is_integer=False)
 class Option:
     """Declaration of one option.
 
-    :ivar name: name on the command line, without dashes; empty if it is that of the field.
+    :ivar name: name on the command line, without dashes. If empty, the name of the field is used, with dashes for
+        underscores.
     :ivar help: text for the usage and the documentation, without the default.
-    :ivar kind: rules for reading the text, with unit and bounds.
-    :ivar default: default value, in the unit of the settings.
-    :ivar default_text: default in words, where the value alone would not explain it.
+    :ivar kind: kind of value, which parses and checks the text.
+    :ivar default: default value, in the unit of the setting.
+    :ivar default_text: description of the default, if the value alone would not explain it.
     :ivar short: one-letter name.
     :ivar repeated: whether the option may be given several times; its value is then a list.
     :ivar reloads: whether SIGHUP changes the value in a running process.
-    :ivar secret: whether the file that the option names holds a secret; the field is then in no ``repr``.
+    :ivar secret: whether the option names a file that contains a secret; ``repr`` of the settings then omits the field.
     :ivar in_file: whether the configuration file may contain the option.
     :ivar group: one of :data:`GROUPS`.
-    :ivar field: name of the field in the settings class; empty if the option belongs to the plugin.
+    :ivar field: name of the field in the settings class; empty if the plugin defines the option without a field.
     """
 
     name: str = ""
@@ -172,7 +174,7 @@ class Option:
 
     @property
     def default_in_words(self) -> str:
-        """Default in words; empty if there is none."""
+        """Description of the default; empty if there is no default."""
         if self.default_text or self.default is None or isinstance(self.kind, Flag):
             return self.default_text
         return ", ".join(map(self.kind.write, self.default)) if self.repeated else self.kind.write(self.default)
@@ -191,7 +193,7 @@ def option(
     secret: bool = False,
     group: str = OTHER,
 ) -> _T:
-    """Return a dataclass field, of a settings class, that declares an option; see :class:`Option`."""
+    """Return a dataclass field for a settings class that declares an option. :class:`Option` describes the arguments."""
     row = Option(
         name=name,
         help=help,
@@ -207,7 +209,7 @@ def option(
 
 
 def rate_option(default: float) -> float:
-    """Return the dataclass field that declares ``--rate-limit``, for services that answer over HTTP."""
+    """Return the dataclass field for the option ``--rate-limit`` of an HTTP service."""
     return option(
         default,
         "Requests per second that one address may send; 0 disables the limit",
@@ -218,12 +220,12 @@ def rate_option(default: float) -> float:
 
 
 def burst_option(default: float) -> float:
-    """Return the dataclass field that declares ``--burst``, for services with ``--rate-limit``."""
+    """Return the dataclass field for the option ``--burst``, which belongs to ``--rate-limit``."""
     return option(default, "Requests that one address may send in a burst", Number(1, 10**6, "requests"), group=LIMITS)
 
 
 def proxied_option() -> bool:
-    """Return the dataclass field that declares the option ``--proxied``."""
+    """Return the dataclass field for the option ``--proxied``."""
     return option(
         False,
         "Take client addresses from X-Forwarded-For; use this only behind a reverse proxy of your own",
@@ -233,12 +235,12 @@ def proxied_option() -> bool:
 
 
 def required_field(row: Option) -> dict[str, Option]:
-    """Return the metadata of a field that has no default."""
+    """Return the metadata for a dataclass field that declares an option without a default."""
     return {_ROW: row}
 
 
 def rows_of(settings: Callable[..., object]) -> tuple[Option, ...]:
-    """Return the options of a settings class."""
+    """Return the options that the fields of a settings class declare."""
     return tuple(
         replace(
             row,
@@ -252,8 +254,7 @@ def rows_of(settings: Callable[..., object]) -> tuple[Option, ...]:
 
 
 def checked_by(check: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a function that calls ``check`` with a text, and returns the text unchanged if ``check`` raises no
-    error."""
+    """Return a function that calls ``check`` with a text, and returns the text unchanged if ``check`` accepts it."""
 
     def checked(text: str) -> str:
         check(text)

@@ -1,7 +1,7 @@
-"""Limits on what one client may ask of a server: token buckets for each kind of frame.
+"""Rate limits on the frames of one client at a server: a token bucket for each kind of frame.
 
-A frame above its rate is refused with a reason.  A client that continues nevertheless loses its connection.  Frames
-that other clients provoke are not counted against it (:class:`ProvokedFrames`).
+A frame above its rate is refused with a reason.  A client that continues to send too many loses its connection.  Frames
+that other clients provoke do not count against it (:class:`ProvokedFrames`).
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from dmsg.base.options import LIMITS, Number, option
 from dmsg.errors import DropReason, RemoteProtocolError
 
 BURST_SECONDS = 2.0
-"""Number of seconds whose rate a client may use in a burst."""
+"""Size of a client's burst, in seconds of its rate."""
 ANSWER_FACTOR = 4.0
-"""Factor between the allowed rate of answers and that of requests."""
+"""Allowed rate of answers, as a multiple of the allowed rate of requests."""
 FLOOD_FACTOR = 4.0
-"""Factor between the bucket of refused frames and the rate of requests; a client that empties the bucket is
-disconnected."""
+"""Allowed rate of refused frames, as a multiple of the allowed rate of requests. A client above it is disconnected."""
 PROVOKED_LASTS = 30.0
-"""Seconds for which a frame that others provoked is expected; it is accepted without charge for at most twice as
-long."""
+"""Minimum seconds for which the server accepts a late frame that others provoked, without charge; the maximum is twice
+as long."""
 DESTINATION_FACTOR = 1.6
-"""Requests per second to one destination from all sources, as a multiple of those that one connection may send.  The
-default is 800, less than a client accepts from unknown initiators, so that the server's limit takes effect first."""
+"""Requests per second to one destination from all clients, as a multiple of the requests that one connection may send.
+By default these are 800 per second. That is fewer than a client accepts from unknown initiators, so the server's limit
+takes effect before the client's."""
 DESTINATION_BURST = 4.0
-"""Requests to one destination in a burst, as a multiple of those that one connection may send per second."""
+"""Requests to one destination in a burst, as a multiple of the requests per second that one connection may send."""
 HEEDLESS = 64.0
-"""Number of refused frames after which a connection counts as flooding.  If connections of one address flood together,
-only these are closed, and not another connection of the address whose frames were refused because of them."""
+"""Number of recently refused frames from which on a connection counts as flooding. When the connections of one address
+together have too many refused frames, only the flooding ones are closed. The others may have been refused only because
+of the flood."""
 HEEDED = 8.0
-"""Number of refused frames of one connection that are forgotten per second."""
+"""Number of refused frames per second that are forgotten for each connection."""
 
 
 class ProvokedFrames:
-    """Allowance of a client for late frames that other clients may have provoked.
+    """Number of late frames that a client may send without charge, because other clients may have caused them.
 
-    When another client ends a transport, frames of this client are still on their way.  So are its answers to frames
-    that were on their way to it.
+    When another client ends a transport, frames that this client has sent on that transport may still be in flight. So
+    may its answers to the other client's last frames.
     """
 
     __slots__ = ("_before", "_recent", "_since")
@@ -51,12 +52,12 @@ class ProvokedFrames:
         self._since = 0.0
 
     def add(self, number: int, now: float) -> None:
-        """Allow ``number`` more late frames of the client without charge."""
+        """Allow the client to send ``number`` more late frames without charge."""
         self._forget_old(now)
         self._recent += number
 
     def take(self, now: float) -> bool:
-        """Use up one expected frame; return False if none is expected."""
+        """Use up one allowed late frame and return True; return False if none is allowed."""
         self._forget_old(now)
         if self._before:
             self._before -= 1
@@ -75,7 +76,7 @@ class ProvokedFrames:
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits that servers of all protocol families have, and rates that are computed from the request rate of one
+    """Limits that servers of all protocol families have, and rates that are derived from the request rate of one
     connection."""
 
     max_connections: int = option(
@@ -95,34 +96,35 @@ class ClientLimits:
 
     @property
     def basic_rate(self) -> float:
-        """Requests per second that one connection may send; 0 means no limit on control frames."""
+        """Requests per second that one connection may send. 0 means that control frames are not limited."""
         raise NotImplementedError
 
     def rate(self, kind: IntEnum) -> float:
-        """Return the frames of one kind per second that one connection may send."""
+        """Return how many frames of one kind one connection may send per second."""
         raise NotImplementedError
 
     @property
     def flood(self) -> float:
-        """Refused frames of all kinds per second above which a connection is closed."""
+        """Number of refused frames per second, of all kinds, above which a connection is closed."""
         return self.basic_rate * FLOOD_FACTOR
 
     @property
     def destination_rate(self) -> float:
-        """Requests per second to one destination from all other clients together."""
+        """Requests per second that all other clients together may send to one destination."""
         return self.basic_rate * DESTINATION_FACTOR
 
     @property
     def destination_burst(self) -> float:
-        """Requests in a burst to one destination from all other clients together."""
+        """Requests in a burst that all other clients together may send to one destination."""
         return self.basic_rate * DESTINATION_BURST
 
 
 class Policer:
-    """Token buckets of one client.
+    """Rate limits of one client, with a token bucket for each kind of frame.
 
     :cvar kinds: kinds of frames that are counted separately.
-    :cvar forgiven: kinds of frames that never close a connection, because the client may not be to blame for them.
+    :cvar forgiven: kinds of frames that never close a connection when they are refused, because other clients may have
+        caused them.
     """
 
     __slots__ = ("_buckets", "_excess", "_patience")
@@ -137,7 +139,7 @@ class Policer:
     def allows(self, kind: IntEnum, limits: ClientLimits, now: float) -> bool:
         """Count a frame and return whether it is within the rate of its kind.
 
-        :raises RemoteProtocolError: too many frames were refused, so the connection must end.
+        :raises RemoteProtocolError: too many frames were refused, so the connection must be closed.
         """
         if not limits.basic_rate or self.within(kind, limits.rate(kind), now):
             return True
@@ -146,7 +148,7 @@ class Policer:
         return False
 
     def within(self, kind: IntEnum, rate: float, now: float) -> bool:
-        """Count a frame and return whether it is within the rate of its kind, without ending the connection if not."""
+        """Count a frame and return whether it is within ``rate``. Unlike :meth:`allows`, do not count refused frames."""
         burst = rate * BURST_SECONDS
         bucket = self._buckets[kind]
         if bucket is None:
@@ -154,9 +156,10 @@ class Policer:
         return bucket.take(1, rate, burst, now)
 
     def refuse(self, kind: IntEnum, flood: float, now: float) -> None:
-        """Count a refused frame, for any of the rates.
+        """Count a frame that was refused because of any rate.
 
-        :raises RemoteProtocolError: too many frames were refused, so the connection must end.
+        :param flood: number of refused frames per second above which the connection must be closed.
+        :raises RemoteProtocolError: too many frames were refused, so the connection must be closed.
         """
         burst = flood * BURST_SECONDS
         if self._excess is None or self._patience is None:
@@ -166,7 +169,8 @@ class Policer:
             raise RemoteProtocolError(DropReason.FLOOD, f"too many {kind.name} frames")
 
     def ignores_refusals(self, now: float) -> bool:
-        """Whether more than :data:`HEEDLESS` frames of the client were refused recently."""
+        """Whether the client continues to send despite refusals: about :data:`HEEDLESS` of its frames were refused
+        recently."""
         if self._patience is None:
             return False
         self._patience.fill(HEEDED, HEEDLESS, now)

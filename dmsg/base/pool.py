@@ -1,4 +1,4 @@
-"""Pool of large buffers that are reused, so that the kernel need not zero new memory for each."""
+"""Pool of large buffers for reuse, so that the kernel need not zero new memory for each buffer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class BufferPool:
     """Pool of buffers of one size.
 
-    :param size: bytes of each buffer.
-    :param limit: maximum number of unused buffers to keep; further ones are freed.
+    :param size: size of each buffer in bytes.
+    :param limit: maximum number of unused buffers in the pool. Further returned buffers are freed.
     """
 
     __slots__ = ("_free_buffers", "_most", "size")
@@ -18,10 +18,10 @@ class BufferPool:
         self._free_buffers: list[bytearray] = []
 
     def take(self) -> bytearray:
-        """Take a buffer; its content is undefined."""
+        """Return an unused buffer or a new one. Its content is undefined."""
         return self._free_buffers.pop() if self._free_buffers else bytearray(self.size)
 
     def give_back(self, buffer: bytearray) -> None:
-        """Return a buffer that nobody uses any more."""
+        """Return an unused buffer to the pool."""
         if len(self._free_buffers) < self._most:
             self._free_buffers.append(buffer)

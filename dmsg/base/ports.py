@@ -1,4 +1,4 @@
-"""Interface through which a relay core, which does no I/O, sends frames to a connection."""
+"""Interface through which a relay core sends frames to a connection. The core itself does no I/O."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dmsg.errors import DropReason
 
 
 class Port(Protocol):
-    """Output of a connection to a client, with the means to pause and close the connection."""
+    """Output of a connection to a client. The port can also pause reading from the client and close the connection."""
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue whole frames; the data is copied or used before this returns."""
+        """Queue complete frames. The caller may change ``data`` after the call."""
 
     def queued(self) -> int:
-        """Return the number of bytes that wait to be sent."""
+        """Return the number of bytes that are queued and not sent yet."""
 
     def pause_reading(self) -> None:
-        """Pause reading from the client; may be repeated."""
+        """Pause reading from the client. Has no effect if reading is paused already."""
 
     def resume_reading(self) -> None:
         """Resume reading from the client."""
 
     def close(self, reason: DropReason) -> None:
-        """Close the connection.  The relay's ``remove`` is called later, never before this returns."""
+        """Close the connection.  The call of the relay's ``remove`` follows later, never before this method returns."""

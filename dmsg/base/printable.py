@@ -1,22 +1,23 @@
-"""Cleaning of texts of strangers before they reach a terminal or a log."""
+"""Cleaning of texts from strangers before a terminal or a log shows them."""
 
 from __future__ import annotations
 
 import re
 
 MAX_ERROR = 1000
-"""Maximum characters of an error that is quoted in another error. The rest of the line is for advice."""
+"""Maximum number of characters of an error that another error quotes. The rest of that line is for advice."""
 MAX_WORDS_OF_STRANGERS = 300
-"""Maximum characters of a text that a peer or a server wrote."""
+"""Maximum number of characters that are shown of a text from a peer or a server."""
 _USERINFO = re.compile(r"://[^/?#\s]*@")
 UNPRINTABLE = "\ufffd"
-"""Replacement for a character that a terminal might interpret."""
+"""Replacement for a character that a terminal might interpret as a control character."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return ``text`` without control characters, escape sequences and marks that change the direction of writing.
+    """Return ``text`` with :data:`UNPRINTABLE` in place of each control character, escape character and mark of
+    direction.
 
-    :param keep: characters to leave as they are, as in ``"\\n"``.
+    :param keep: characters to leave as they are, for example ``"\\n"``.
     """
     if text.isprintable():
         return text
@@ -24,7 +25,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def without_userinfo(text: str) -> str:
-    """Return ``text`` with ``***`` in place of user and password in its URLs, so that it can be shown or logged."""
+    """Return ``text`` with ``***`` in place of the user and password in its URLs, so that a terminal or log may show
+    it."""
     return _USERINFO.sub("://***@", text) if "@" in text else text
 
 
@@ -35,6 +37,6 @@ def shorten(text: str, limit: int = MAX_ERROR) -> str:
         return line
     kept = line[: limit - 3]
     if not line[limit - 3].isspace():
-        # A single word of this length is cut inside the word.
+        # A word that is longer than the limit is cut inside.
         kept = kept.rpartition(" ")[0] or kept
     return kept.rstrip() + "..."

@@ -1,4 +1,4 @@
-"""Priority queue of names whose numbers can change.  No I/O."""
+"""Priority queue of names whose ranks can change.  No I/O."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Generic, TypeVar
 Name = TypeVar("Name")
 
 SLACK = 64
-"""Number of stale heap entries, beyond as many as there are names, above which the heap is rebuilt."""
+"""Number of stale heap entries, in addition to one for each name, above which the heap is rebuilt."""
 
 
 class PriorityQueue(Generic[Name]):
-    """Priority queue that holds each name once, with its number.
+    """Priority queue that contains each name once, with a number as its rank. The smallest rank is first.
 
-    A changed number leaves a stale entry in the heap, which is skipped when it comes up.  The heap is rebuilt before
-    most of it is stale, so a change costs the logarithm of the number of names.
+    A change of a rank leaves a stale entry in the heap, which :meth:`first` later discards.  The heap is rebuilt before
+    most of its entries are stale.  So a change costs the logarithm of the number of names.
 
-    :param slack: number of stale entries, beyond as many as there are names, above which the heap is rebuilt.  Use a
-        small one if there are many queues.
+    :param slack: number of stale heap entries, in addition to one for each name, above which the heap is rebuilt.  Use
+        a small number if there are many queues.
     """
 
     def __init__(self, slack: int = SLACK) -> None:
@@ -38,26 +38,26 @@ class PriorityQueue(Generic[Name]):
         return name in self._ranks
 
     def put(self, name: Name, rank: float) -> None:
-        """Set the number of ``name``."""
+        """Add ``name`` with ``rank``, or change its rank."""
         self._ranks[name] = rank
         self._count += 1
         heappush(self._heap, (rank, self._count, name))
         self._compact()
 
     def remove(self, name: Name) -> None:
-        """Remove ``name`` if present."""
+        """Remove ``name`` if it is in the queue."""
         self._ranks.pop(name, None)
         self._compact()
 
     def rank(self, name: Name) -> float:
-        """Return the number of ``name``.
+        """Return the rank of ``name``.
 
         :raises KeyError: the name is not in the queue.
         """
         return self._ranks[name]
 
     def first(self) -> Name | None:
-        """Return the name with the smallest number, or None."""
+        """Return the name with the smallest rank, or None if the queue is empty."""
         heap = self._heap
         while heap:
             rank, _, name = heap[0]

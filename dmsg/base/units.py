@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def human_size(size: float) -> str:
-    """Return a size as in ``1.2 MB``."""
+    """Format a number of bytes, for example as ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -13,12 +13,12 @@ def human_size(size: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a duration as in ``1.23 ms``."""
+    """Format a duration in milliseconds, for example as ``1.23 ms``."""
     return f"{seconds * 1000:.2f} ms"
 
 
 def human_count(number: float) -> str:
-    """Return a count as in ``950``, ``12.3 k``, ``4.5 M``; small counts keep one decimal place."""
+    """Format a count, for example as ``950``, ``12.3 k`` or ``4.5 M``. A fraction below 100 gets one decimal place."""
     if number < 1000:
         return f"{number:.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
     for unit in ("k", "M"):
@@ -29,7 +29,7 @@ def human_count(number: float) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """Return a duration as in ``12 s``, ``5 min``, ``3 h 12 min``, ``2 d 4 h``."""
+    """Format a duration in one or two units, for example as ``12 s``, ``5 min``, ``3 h 12 min`` or ``2 d 4 h``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)

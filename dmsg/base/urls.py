@@ -9,9 +9,9 @@ from dmsg.base.printable import without_userinfo
 
 
 def check_url(url: str) -> str:
-    """Return ``url`` if it is an HTTP URL with a host, without a user and password, blanks and control characters.
+    """Return ``url`` if it is an HTTP URL that has a host, and has no user, password, blank or control character.
 
-    :raises ValueError: it is not; the error's text says why in one line.
+    :raises ValueError: ``url`` is not acceptable; the message says why in one line.
     """
     try:
         parts = urlsplit(url)
