@@ -193,7 +193,7 @@ def option(
     secret: bool = False,
     group: str = OTHER,
 ) -> _T:
-    """Return a dataclass field for a settings class that declares an option. :class:`Option` describes the arguments."""
+    """Return a dataclass field for a settings class that declares an option. See :class:`Option` for the arguments."""
     row = Option(
         name=name,
         help=help,

@@ -148,7 +148,8 @@ class Policer:
         return False
 
     def within(self, kind: IntEnum, rate: float, now: float) -> bool:
-        """Count a frame and return whether it is within ``rate``. Unlike :meth:`allows`, do not count refused frames."""
+        """Count a frame and return whether it is within ``rate``. In contrast to :meth:`allows`, do not count refused
+        frames."""
         burst = rate * BURST_SECONDS
         bucket = self._buckets[kind]
         if bucket is None:

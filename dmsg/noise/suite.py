@@ -23,7 +23,7 @@ DH_SIZE = PUBKEY_SIZE
 
 
 class LastingKey(PubKey):
-    """Public key that was known before the handshake. The secret key caches the secret that it shares with such a key."""
+    """Public key that was known before the handshake. The secret key caches the secret that it shares with this key."""
 
     __slots__ = ()
 
