@@ -1,9 +1,12 @@
-"""Chunks: framing of a file's bytes that lets the sender report between two chunks that the file has changed.
+"""Chunks: framing of a file's content that lets the sender report an error between two pieces of the content.
 
-A chunk is ``length(4) || bytes``, big endian.  A length of 0 ends the chunks, and a message follows.  The message is
-``{"sha256": H}`` of the whole file, with ``"changed": true`` if the file was written to during the transfer, or
-``{"error": TEXT, "changed": true}``.  Programs before 0.2 do not know chunks.  So each side says ``"pieces": true``
-when the other side may use them.
+A chunk is ``length(4) || bytes``, big endian.  A chunk of length 0 ends the content.  A message follows:
+
+* ``{"sha256": H}``, the hash of the whole file, with ``"changed": true`` if the file was written to during the
+  transfer;
+* or ``{"error": TEXT, "changed": true}``, if the sender stopped because the file had changed.
+
+Programs before 0.2 do not know chunks.  Chunks are used only if both sides have sent ``"pieces": true``.
 """
 
 from __future__ import annotations
@@ -18,31 +21,32 @@ END = bytes(4)
 
 
 def encode_chunk(data: bytes) -> bytes:
-    """Return a chunk with its length prefix."""
+    """Return a chunk that contains ``data``."""
     return len(data).to_bytes(4, "big") + data
 
 
 def error_of(message: dict[str, object], before: str) -> TransferError:
-    """Return the error that the other side reports at the end of a file.
+    """Return the error that a message of the other side reports.
 
-    :param before: text before the reason, unless the reason is that the file has changed.
+    :param message: message with a field ``error``.
+    :param before: text to put before the reported text; left out if the reason is that the file has changed.
     """
     text = shorten(str(message["error"]), MAX_WORDS_OF_STRANGERS)
     return SourceChanged(text) if message.get("changed") is True else TransferRefused(f"{before}: {text}")
 
 
 class ChunkReader:
-    """Parser that removes chunks from a buffer, which may contain any part of the stream."""
+    """Parser that removes chunks from the start of a buffer.  The buffer may end in the middle of a chunk."""
 
     def __init__(self) -> None:
         self._left = 0
 
     def take(self, buffer: bytearray, left: int) -> bytes | None:
-        """Remove bytes of the file from the buffer and return them.
+        """Remove content of the file from the buffer and return it.
 
         :param left: number of bytes of the file that are still missing.
-        :returns: the bytes; empty if more data are needed; None after the last chunk, when a message follows.
-        :raises TransferError: there are more bytes than the file should have.
+        :returns: content; empty if the buffer has too few bytes; None after the last chunk, when a message follows.
+        :raises TransferError: a chunk is longer than ``left`` or than the limit.
         """
         if not self._left:
             if len(buffer) < 4:
@@ -60,10 +64,10 @@ class ChunkReader:
 
 
 def digest_of(message: dict[str, object], left: int) -> bytes:
-    """Return the SHA-256 in the message that follows the chunks.
+    """Return the SHA-256 from the message that follows the chunks.
 
     :param left: number of bytes of the file that are still missing.
-    :raises TransferError: the message has no SHA-256, or bytes are missing.
+    :raises TransferError: the message has no SHA-256, or ``left`` is not 0.
     """
     value = message.get("sha256")
     try:
@@ -76,6 +80,6 @@ def digest_of(message: dict[str, object], left: int) -> bytes:
 
 
 def encode_end(digest: bytes, *, changed: bool) -> bytes:
-    """Return the bytes that follow the last chunk of a complete file."""
+    """Return the end of the chunks and the message that follows, for a completely sent file."""
     body = b'{"sha256":"%s"%s}' % (digest.hex().encode(), b',"changed":true' if changed else b"")
     return END + len(body).to_bytes(4, "big") + body

@@ -1,12 +1,14 @@
-"""Copies to and from the directory of a listener: one message, and then a parcel over the same stream.
+"""Copies to and from the directory of a listener: one request message, and then a parcel over the same stream.
 
-Messages are ``length(4) || JSON``, big endian.  The side that connects asks::
+Messages are ``length(4) || JSON``, big endian.  The side that connects sends the request::
 
-    {"op": "put-tree", "path": P}                           offers a parcel of one file or directory for the directory P
-    {"op": "get-tree", "path": P, "directories": BOOL}      is offered a parcel of P: a file, or if true a directory
+    {"op": "put-tree", "path": P}                          it offers a parcel of one file or directory, for directory P
+    {"op": "get-tree", "path": P, "directories": BOOL}     the listener offers a parcel of P, which may be a directory
+                                                           only if BOOL is true
 
 P is relative to the listener's directory; an empty P is that directory itself.  Either side may send ``{"error":
-TEXT}`` instead of a message.  A program of dmsg 0.1 asks with ``put`` and ``get``, and is told that it must be updated.
+TEXT}`` instead of a message.  A program of dmsg 0.1 requests with ``put`` and ``get``; the listener answers that the
+program must be updated.
 """
 
 from __future__ import annotations
@@ -33,37 +35,39 @@ from dmsg.errors import CutShort, DmsgError
 
 PUT, GET = "put-tree", "get-tree"
 REFUSED = "refused by the other side"
-"""Text before the reason for which a peer refuses a copy."""
+"""Text before the reason with which the other side refused a copy."""
 OLD_LISTENERS = ("files are not fetched here", "there is no directory")
-"""Refusals by which a listener of dmsg 0.1 is recognised."""
+"""Reasons that identify a listener of dmsg 0.1, which does not know this protocol."""
 
 Started = Callable[[str, int, int], Callable[[int], None]]
-"""Callback invoked with name, size and offset when bytes begin to flow.  It returns a callback for the number of bytes
-transferred so far."""
+"""Callback invoked with name, size and resume offset in bytes, when content begins to flow.  It returns a callback,
+which is invoked with the number of bytes transferred so far.
+"""
 
 
 class CopyCut(TransferError, CutShort):
-    """Error: the connection was lost, and the copy can resume where it was cut.  No other error leads to a new
-    attempt."""
+    """Error: the connection was lost.  A new attempt can resume the copy.  No other error leads to a new attempt."""
 
 
 class CopyBusy(CopyCut):
-    """Error: the other side receives this file over another connection, perhaps that of a killed program, which soon
-    ends."""
+    """Error: the other side is receiving this file over another connection.  That connection may belong to a program
+    that was killed, and then ends soon, so a new attempt is made.
+    """
 
 
 def transfer_result(name: str, result: SentParcel | ReceivedParcel) -> TransferResult:
-    """Return the result of a copy, for either side."""
+    """Return the result of a copy from the result of its parcel."""
     return TransferResult(name, result.size, result.seconds, result.sha256, bool(result.changed))
 
 
 class Copy(Protocol):
-    """Requesting side of a copy; ``done`` fires with a :class:`~dmsg.apps.transfer.TransferResult`.
+    """Side of a copy that connects and sends the request.
 
     :param name: name of the file or directory in results and errors.
-    :ivar label: name as it begins an error.
-    :ivar closed: Deferred that fires when the connection has ended.  A program that fetches waits for it before it
-        stops the client; otherwise the other side may not hear that everything has arrived.
+    :ivar done: Deferred that fires with a :class:`~dmsg.apps.transfer.TransferResult`.
+    :ivar label: start of an error message about this copy: the name and a colon.
+    :ivar closed: Deferred that fires when the connection has ended.  A program that fetched a file must wait for it
+        before it stops the client.  Otherwise the listener might not learn that the file has arrived.
     """
 
     def __init__(self, name: str, on_started: Started) -> None:
@@ -83,7 +87,7 @@ class Copy(Protocol):
         self._progress(done)
 
     def _switch_protocol(self, inner: ParcelSender | ParcelReceiver, **message: object) -> None:
-        """Send the request, and then act as one side of a parcel."""
+        """Send the request, and then let ``inner`` use the stream as one side of a parcel."""
         self.transport.write(encode(**message))  # type: ignore[union-attr]
         self._inner = inner
         inner.done.addCallbacks(self._parcel_done, self._failed)
@@ -98,7 +102,8 @@ class Copy(Protocol):
             return
         error, text = copy_error(failure, self._loss), str(failure.value)
         if text.startswith(REFUSED) and IS_BUSY in text:
-            # Only a refusal by the other side leads to a new attempt.  If this side is busy, one would not help.
+            # Only a refusal by the other side leads to a new attempt. If this side is busy, a new attempt would fail,
+            # too.
             error = CopyBusy(text)
         elif text.startswith(tuple(f"{REFUSED}: {old}" for old in OLD_LISTENERS)):
             error = TransferRefused(
@@ -107,7 +112,7 @@ class Copy(Protocol):
         self.done.errback(Failure(error))
 
     def dataReceived(self, data: bytes) -> None:
-        if self._inner is not None:  # Data that the peer sends before the request are ignored.
+        if self._inner is not None:  # Data before the request is ignored.
             self._inner.dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
@@ -121,17 +126,18 @@ class Copy(Protocol):
 
 
 def cut_error(reason: Failure) -> TransferError:
-    """Return the error of a copy whose connection was lost."""
+    """Return the error of a copy whose connection was lost: CopyCut if a new attempt may succeed."""
     if reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
         return CopyCut(lost_text(reason))
-    # An error of this side is final, because it would occur again in another attempt.
+    # An unexpected error of this program would occur again in a new attempt.
     return TransferError(f"{type(reason.value).__name__}: {reason.value}")
 
 
 def copy_error(failure: Failure, loss: Failure | None) -> BaseException:
-    """Return why a copy failed, from the failure of its parcel.
+    """Return the error of a copy whose parcel has failed.
 
-    :param loss: why the connection was lost, or None.
+    :param failure: failure of the parcel.
+    :param loss: reason why the connection was lost, or None.
     """
     if loss is not None and isinstance(failure.value, ParcelCut):
         return cut_error(loss)
@@ -140,7 +146,7 @@ def copy_error(failure: Failure, loss: Failure | None) -> BaseException:
 
 
 class Put(Copy):
-    """Copy of a file or directory to the path ``target`` of a listener."""
+    """Copy of a local file or directory to the path ``target`` below the listener's directory."""
 
     def __init__(
         self,
@@ -151,7 +157,7 @@ class Put(Copy):
         hidden: bool = False,
         on_left_out: Callable[[WalkResult], object] = lambda walked: None,
     ) -> None:
-        """:param on_left_out: callback invoked before anything is sent, with the files found and those left out."""
+        """:param on_left_out: callback invoked before content is sent, with the files found and those left out."""
         super().__init__(source.resolve().name if source.name in ("", "..") else source.name, on_started)
         self._hidden = hidden
         self._on_left_out = on_left_out
@@ -179,9 +185,9 @@ class Put(Copy):
 
 
 class Get(Copy):
-    """Copy of a listener's file or directory ``source`` to the local path ``target``.
+    """Copy of the file or directory ``source`` below the listener's directory to the local path ``target``.
 
-    :param directories: whether a directory may be fetched.
+    :param directories: whether ``source`` may be a directory.
     """
 
     def __init__(

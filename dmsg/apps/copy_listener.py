@@ -1,4 +1,4 @@
-"""Listening side of copies; :mod:`dmsg.apps.copies` has the protocol."""
+"""Listening side of copies.  The docstring of :mod:`dmsg.apps.copies` describes the protocol."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from dmsg.apps.paths import path_inside
 from dmsg.apps.transfer import TransferError, TransferResult
 
 LEFT_AFTER = 5.0
-"""Seconds without a transport after which another connection may take over a sender's file.  The sender was then
-probably killed and started again with a new key."""
+"""Seconds without a transport after which a sender's file may be received over another connection.  The sender was then
+probably killed and started again with a new key.
+"""
 OLD_PROGRAM = "this dmsg does not know the copies of dmsg 0.1: update the program that asks"
 
 
 class CopyPeer(Protocol):
-    """Connection of a peer to a listener; ``done`` fires with a :class:`~dmsg.apps.transfer.TransferResult`.
+    """Connection from a peer that fetches or sends a file or directory.
 
-    :param root: directory that peers see.
-    :param writable: whether peers may send files; they may always fetch files.
-    :param hidden: whether names that begin with a dot are included.
-    :param busy: path that each connection of the listener writes to now.
+    :param root: directory whose files peers may fetch.
+    :param writable: whether peers may also send files.
+    :param hidden: whether names that begin with a dot are allowed.
+    :param busy: connection that writes to each path now; shared by all connections of the listener.
+    :ivar done: Deferred that fires with a :class:`~dmsg.apps.transfer.TransferResult`.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class CopyPeer(Protocol):
     def _walk_failed(self, failure: Failure) -> None:
         if not self.done.called:
             self.transport.resumeProducing()  # type: ignore[union-attr]
-            # Peers must not learn where the directory is on this machine.
+            # Peers must not learn the location of the directory on this machine.
             self._refuse(TransferError(str(failure.value).replace(f"{self._path.parent}/", "")))
 
     # --- files that the peer sends ---
@@ -163,10 +165,13 @@ class CopyPeer(Protocol):
         self._own_path = path
 
     def is_left_by(self, other: CopyPeer) -> bool:
-        """Whether the sender behind this connection was probably killed.
+        """Whether a newer connection may receive the file instead, because this connection's sender was probably
+        killed.
 
-        Its stream then has no transport, and either the same peer has connected again or ``LEFT_AFTER`` seconds have
-        passed.
+        That is so if the stream has no transport, and either the newer connection is from the same peer or
+        ``LEFT_AFTER`` seconds have passed.
+
+        :param other: the newer connection.
         """
         since = getattr(self.transport, "away_since", None)
         if since is None:
@@ -175,9 +180,9 @@ class CopyPeer(Protocol):
         return same or self._reactor.seconds() - since > LEFT_AFTER
 
     def give_way(self) -> None:
-        """Give the partial file of this connection to a newer connection."""
+        """End this connection, so that a newer connection can continue its partial file."""
         self.transport.abortConnection()  # type: ignore[union-attr]
-        # The partial file must be free at once, because the newer connection opens it now.
+        # The partial file must be unlocked now, because the newer connection opens it in this turn.
         self.connectionLost(Failure(ConnectionAborted()))
 
     def _peer_key(self) -> object:

@@ -1,7 +1,8 @@
-"""Codes: a few words that two people tell each other instead of keys, and the stream that two programs open with a
-code.
+"""Codes: a number and a few words that one person tells another in place of a key, and the stream that their programs
+open with them.
 
-:func:`offer_code` and :func:`accept_code` are the two sides.  ``docs/protocol/word-codes.md`` is the specification.
+:func:`offer_code` is called at the side that makes the code, and :func:`accept_code` at the side that types it.
+``docs/protocol/word-codes.md`` is the specification.
 """
 
 from __future__ import annotations

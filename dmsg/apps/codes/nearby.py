@@ -1,10 +1,10 @@
-"""Codes on the network of this machine, without discovery: interfaces, and a race between the peers that may be the
-sender.
+"""Codes on the local network, without discovery: interfaces, and a race between the peers that claim to have made a
+code.
 
-Anybody on the network can claim to offer a code.  So the receiver may have to try several peers, and begins with the
-next one when the last one has failed or is slow.  A peer that accepts connections and sends nothing thus delays the
-true sender, but cannot block it.  Two agreements with one sender must not succeed, because a code for many receivers
-would lose two places; therefore they do not begin at the same time.
+Any machine on the network can claim to offer a code, so the receiver may have to try several peers.  It tries the next
+peer when the last one has failed or is slow.  A peer that accepts the connection and then sends nothing therefore
+delays the true sender, but cannot block it.  The attempts start one after the other, because two simultaneous attempts
+with the true sender could both succeed.  A code for several receivers would then count one receiver twice.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
 
 STAGGER = 2.0
-"""Seconds that an agreement may take before the next one begins beside it."""
+"""Seconds after which the next agreement starts although the last one is still running."""
 GRACE = 3.0
-"""Seconds for which the search continues after a peer called the code wrong, because the true sender may still
-answer."""
+"""Seconds for which the search continues after a peer has rejected the code as wrong, because the true sender may still
+answer.
+"""
 MAX_TEXTS = 2
-"""Maximum number of errors that are told together: one of the network, and one of the way through a server."""
+"""Maximum number of errors in one message: one of the local network, and one of the path through a server."""
 MAX_WAITING = 16
-"""Maximum number of candidates that wait for their turn."""
+"""Maximum number of candidates that wait until their agreement starts."""
 
 
 class NobodyNearby(NobodyThere):
-    """Error: nobody on the network offers the code, or nobody who does can be reached."""
+    """Error: no peer on the network offers the code, or none that does can be reached."""
 
 
 class Stoppable(Protocol):
-    """Interface of an offer or of a search."""
+    """Interface that offers and searches have in common."""
 
     def stop(self) -> Deferred[None]:
         """End the offer or search; the Deferred fires when its ports are closed."""
 
 
 class NearbyOffer(Stoppable, Protocol):
-    """Interface of an offer on the network."""
+    """Interface of a code that is being offered on the local network."""
 
     @property
     def interfaces(self) -> Sequence[object]:
@@ -57,7 +58,7 @@ class NearbyOffer(Stoppable, Protocol):
 
 
 class NearbySearch(Stoppable, Protocol):
-    """Interface of a search on the network."""
+    """Interface of a search for a code on the local network."""
 
     @property
     def interfaces(self) -> Sequence[object]:
@@ -65,11 +66,11 @@ class NearbySearch(Stoppable, Protocol):
 
     @property
     def announcers(self) -> int:
-        """Number of keys that were announced for the code."""
+        """Number of different keys whose owners have claimed to offer the code."""
 
 
 class NearbyPeer(Protocol):
-    """Interface of a peer on the network that says that it offers the code."""
+    """Interface of a peer on the local network that claims to offer the code."""
 
     key: PubKey
 
@@ -78,25 +79,29 @@ class NearbyPeer(Protocol):
 
 
 class Nearby(Protocol):
-    """Interface of this machine as a peer on its local networks."""
+    """Interface of the object that offers and searches codes on this machine's local networks."""
 
     def offer(self, nameplate: int, factory: IProtocolFactory, port: int) -> NearbyOffer:
-        """Answer peers that ask for ``nameplate``, and accept their streams."""
+        """Answer peers that search for ``nameplate``, and accept their streams with ``factory``."""
 
     def search(self, nameplate: int, found: Callable[[NearbyPeer], object]) -> NearbySearch:
-        """Ask the networks which peer offers ``nameplate``, until the search is stopped."""
+        """Search the local networks for peers that offer ``nameplate``, until the search is stopped.
+
+        :param found: callback invoked with each peer.
+        """
 
 
 Begin = Callable[[], "Deferred[CodeAgreement] | None"]
-"""Function that begins an agreement, or returns None if it is not needed any more."""
+"""Function that starts an agreement, or returns None if that agreement is no longer needed."""
 
 
 class AgreementRace:
-    """Agreements with the peers that may have made the code; the first that succeeds ends the others.
+    """Race of key agreements with all peers that may have made the code.  The first agreement that succeeds ends the
+    others.
 
-    :param sources: number of sources of candidates; see :meth:`source_ended`.
-    :ivar first: Deferred that fires with the first :class:`CodeAgreement`; fails with the most informative error when
-        all sources have ended and no agreement has succeeded.  Cancelling it ends all agreements.
+    :param sources: number of objects that add candidates; each calls :meth:`source_ended` once.
+    :ivar first: Deferred that fires with the first :class:`CodeAgreement`.  It fails with the most informative error
+        when all sources have ended and no agreement has succeeded.  Cancelling it ends all agreements.
     """
 
     def __init__(self, reactor: IReactorTime, sources: int) -> None:
@@ -110,15 +115,19 @@ class AgreementRace:
         self.first: Deferred[CodeAgreement] = Deferred(lambda _: self._end())
 
     def add(self, begin: Begin) -> None:
-        """Add a candidate, unless ``MAX_WAITING`` candidates are waiting already."""
+        """Add a candidate.  It is ignored if ``MAX_WAITING`` candidates are already waiting.
+
+        :param begin: function that starts the agreement with the candidate.
+        """
         if not self._is_over and len(self._waiting) < MAX_WAITING:
             self._waiting.append(begin)
             self._go_on()
 
     def source_ended(self, error: Failure | None = None) -> None:
-        """Record that one of the sources adds no further candidates, and end the race if it was the last one.
+        """Record that a source adds no further candidates.  After the last source, the race ends with its running
+        agreements.
 
-        :param error: why the source had none.
+        :param error: reason why the source found no candidate.
         """
         self._sources -= 1
         if error is not None:
@@ -127,7 +136,7 @@ class AgreementRace:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no agreement is under way and none waits."""
+        """Whether no agreement is running and no candidate waits."""
         return not self._running and not self._waiting
 
     def _go_on(self) -> None:
@@ -161,7 +170,9 @@ class AgreementRace:
         self._go_on()
 
     def _why(self) -> Failure:
-        """Return the error of the last who answered for the code; if nobody did, what went wrong in each way."""
+        """Return the error of the last peer that took part in an agreement; without such a peer, the last errors
+        combined.
+        """
         telling = [error for error in self._errors if error.check(CodeUsedUp, CodeProtocolError) is not None]
         if telling or len(self._errors) == 1:
             return (telling or self._errors)[-1]
@@ -177,9 +188,9 @@ class AgreementRace:
 
 
 class NearbySource:
-    """Source of candidates for a race: peers on the network.
+    """Source that adds peers on the local network to a race, as candidates.
 
-    :param timeout: seconds after which the search ends, and seconds that opening one stream may take.
+    :param timeout: seconds after which the search ends; also the seconds that opening one stream may take.
     """
 
     def __init__(
@@ -196,7 +207,8 @@ class NearbySource:
 
     def _found(self, peer: NearbyPeer) -> None:
         def begin() -> Deferred[CodeAgreement] | None:
-            # A key that was tried is not tried again at another address, because its owner may guess only once.
+            # A key is not tried again at another address, because each attempt of a false sender is one guess at the
+            # code.
             return None if peer.key in self._reached else Deferred.fromCoroutine(self._agree(peer))
 
         self._race.add(begin)
@@ -219,7 +231,7 @@ class NearbySource:
             raise
         except (
             Exception
-        ) as error:  # Exception is caught, because Twisted's connection errors have no common base class.
+        ) as error:  # All exceptions are caught, because Twisted's connection errors have no common base class.
             if peer.key in self._reached:
                 raise
             raise NobodyNearby(
@@ -233,7 +245,7 @@ class NearbySource:
         self._race.source_ended(error)
 
     def stop(self) -> Deferred[None]:
-        """End the search; streams to peers that were found continue."""
+        """End the search.  Streams to peers that were found stay open."""
         cancel_call(self._until)
         if self._stopped is None:
             self._stopped = self._search.stop()

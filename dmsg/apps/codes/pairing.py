@@ -1,8 +1,9 @@
-"""Pairing: two people who know a code exchange the keys by which they will recognise each other in future.
+"""Pairing: two people who know one code exchange the lasting keys by which their programs recognise each other later.
 
-Both sides send ``length(4) || {"key": HEX, "signature": HEX}``, big endian.  The lasting key signs ``dmsg pair 1 ``,
-``sender `` or ``receiver ``, the binding of the stream (32 bytes), and itself (33 bytes).  So nobody can pass off
-somebody else's key as their own.  Each side ends with ``{"ok": true}``.
+Both sides send ``length(4) || {"key": HEX, "signature": HEX}``, big endian.  The signature is made with the lasting
+key.  The signed bytes are ``dmsg pair 1 ``, then ``sender `` or ``receiver ``, the binding of the stream (32 bytes),
+and the lasting public key (33 bytes).  Nobody can therefore present another person's key as their own.  Each side ends
+with ``{"ok": true}``, after it has stored the other key.
 """
 
 from __future__ import annotations
@@ -31,19 +32,22 @@ class PairingError(DmsgError):
 
 
 def signed_bytes(role: Role, binding: bytes, key: PubKey) -> bytes:
-    """Return the bytes that a lasting key signs.
+    """Return the bytes that the owner of a lasting key signs.
 
-    :param role: role of the key's owner.
+    :param role: role of the owner in the agreement.
+    :param binding: binding of the stream.
     """
     return PROTOCOL + (b"sender " if role is Role.SENDER else b"receiver ") + binding + bytes(key)
 
 
 class Pairing(Protocol):
-    """End of a pairing.
+    """Protocol of one side of a pairing.
 
-    ``key`` fires with the lasting key of the other side, once that side has proved it, ``done`` once both sides have
-    stored the keys.  After a failure the next of the two fails with :class:`PairingError`.  The caller that gets
-    ``key`` calls :meth:`confirm_stored` when it has stored the key, or :meth:`refuse`.
+    When ``key`` fires, the caller stores the other side's key and then calls :meth:`confirm_stored`, or calls
+    :meth:`refuse`.  After a failure, the next of the two Deferreds to fire fails with :class:`PairingError`.
+
+    :ivar key: Deferred that fires with the lasting key of the other side, once that side has proved it.
+    :ivar done: Deferred that fires once both sides have stored the keys.
     """
 
     def __init__(self, reactor: IReactorTime, role: Role, key: SecKey) -> None:
@@ -100,13 +104,16 @@ class Pairing(Protocol):
         return key
 
     def confirm_stored(self) -> None:
-        """Confirm that this side has stored the other side's key."""
+        """Send the other side a confirmation that this side has stored its key."""
         self._has_kept_key = True
         self._say(ok=True)
         self._read_state()
 
     def refuse(self, reason: str) -> None:
-        """Refuse the other side's key."""
+        """Refuse the other side's key, and close the connection.
+
+        :param reason: text that the other side shows to its user.
+        """
         cancel_call(self._timer)
         self._given_up = True
         self._say(error=reason)
@@ -131,7 +138,7 @@ class Pairing(Protocol):
         self._lost(reason)
 
     def _lost(self, reason: str) -> None:
-        """Fail the Deferred of the key or, if the key has arrived, ``done``."""
+        """Fail the Deferred that waits now: ``key``, or ``done`` if the key has arrived."""
         waiting: Deferred[None] | Deferred[PubKey] = self.done if self.key.called else self.key
         if not waiting.called and not self._given_up:
             self._given_up = True

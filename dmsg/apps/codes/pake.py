@@ -1,21 +1,22 @@
-"""Password-authenticated key agreement: both ends prove that they know the words of a code.
+"""Password-authenticated key agreement (PAKE): both ends prove that they know the words of a code.
 
-The protocol is SPAKE2 over Ed25519 with two confirmations.  Neither end learns anything else: a wrong guess can only be
-made online, one per run, and the sender counts it.  The stream's binding and both keys are part of the agreement, so
-nobody can relay it between two streams.
+The protocol is SPAKE2 over Ed25519 with two confirmations.  An end that does not know the words learns nothing about
+them, except that its guess was wrong.  Each run allows one guess, and the sender counts the wrong ones.  The agreement
+includes the binding of the stream and both keys, so nobody can relay the messages between two streams.
 
-Messages are ``type(1) || length(2) || body``, big endian.  The end that looked up the code (the *receiver*) begins::
+Messages are ``type(1) || length(2) || body``, big endian.  The end that typed the code (the *receiver*) begins::
 
     receiver  PAKE     01  version(1) = 1 || element(33)
     sender    PAKE     01  version(1) = 1 || element(33)
     receiver  CONFIRM  02  HMAC(32)
     sender    CONFIRM  02  HMAC(32)        or  WRONG  03  (empty)
 
-An element is encoded as the package ``spake2`` does: one byte for the side, then 32 bytes.  The receiver confirms
-first, so that the sender, who made the code, recognises a guess before it reveals anything.
+The element has the encoding of the package ``spake2``: one byte for the side, then 32 bytes.  The receiver confirms
+first.  The sender, who made the code, can thus recognise a wrong guess before it reveals anything.
 
-:class:`Agreement` takes bytes and returns bytes to send.  At the end it has a verifier that is the same at both ends,
-or it raises an error and is useless.  No I/O, no clock.  Sources: RFC 9382, and ``docs/protocol/word-codes.md``.
+:class:`Agreement` accepts received bytes and returns the bytes to send.  It ends with a verifier that is the same at
+both ends, or with an error, after which it cannot be used.  No I/O, no clock.  Sources: RFC 9382, and
+``docs/protocol/word-codes.md``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 PROTOCOL = b"dmsg code 1"
-"""Name of this protocol. The names of both ends and the purpose of each derived key begin with it, so that no other
-protocol can use the same keys.
+"""Name of this protocol.  The names of both ends and the purpose of each derived key begin with this name, so that
+another protocol cannot use the same keys.
 """
 VERSION = 1
 PAKE, CONFIRM, WRONG = 1, 2, 3
@@ -43,13 +44,13 @@ ELEMENT_SIZE = 33
 MAC_SIZE = 32
 BINDING_SIZE = 32
 MAX_MESSAGE = 256
-"""Maximum bytes of a message's body; larger than needed, for later versions."""
+"""Maximum bytes of a message's body.  Version 1 needs 34; the rest is for later versions."""
 VERIFIER_SIZE = 5
-"""Bytes of the verifier that people compare: 40 bits."""
+"""Bytes from which the verifier is computed: 40 bits, which give 12 decimal digits for people to compare."""
 
 
 class WrongCode(DmsgError):
-    """Error: the other end does not know the words, or somebody relays the stream."""
+    """Error: the other end does not know the words, or an attacker relays the stream."""
 
 
 class CodeProtocolError(DmsgError):
@@ -57,21 +58,21 @@ class CodeProtocolError(DmsgError):
 
 
 class Role(Enum):
-    """Role in the agreement: the side that made the code is the sender, the side that typed it the receiver."""
+    """Role in the agreement: the sender made the code, and the receiver typed it."""
 
     SENDER = auto()
     RECEIVER = auto()
 
 
 class Agreement:
-    """End of one key agreement; the side that made the code counts wrong guesses.
+    """One end of a key agreement.
 
     :param password: secret of a :class:`~dmsg.apps.codes.words.Code`.
     :param local: key of this end, which the stream has proved.
     :param remote: key of the other end, which the stream has proved.
-    :param binding: 32 bytes that are unique to the stream, so that an agreement cannot be used over another stream.
-    :param entropy: returns random bytes; for tests.
-    :ivar verifier: digits for people to compare, once the agreement is done; else None.
+    :param binding: 32 bytes that are unique to the stream, so that the messages are useless on another stream.
+    :param entropy: function that returns random bytes; tests replace it.
+    :ivar verifier: 12 digits for people to compare, once the agreement is done; until then None.
     """
 
     def __init__(
@@ -109,19 +110,21 @@ class Agreement:
 
     @property
     def awaits_guess(self) -> bool:
-        """Whether the other end's next message is its guess."""
+        """Whether the next message of the other end shows if the words are the same at both ends."""
         return self._key is not None and not self.done
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to send now; send them also before handling an exception of :meth:`receive_data`."""
+        """Return the bytes to send now.  Call it even after :meth:`receive_data` raised an error, because it may have a
+        last message.
+        """
         outgoing, self._outgoing = self._outgoing, b""
         return outgoing
 
     def receive_data(self, data: bytes) -> bytes:
-        """Process bytes of the other end.
+        """Process bytes from the other end.
 
-        :returns: bytes after its last message, once the agreement is done; else nothing.
-        :raises WrongCode: the other end does not know the words; this run is over.
+        :returns: once the agreement is done, the bytes after the other end's last message; until then nothing.
+        :raises WrongCode: the other end does not know the words; the agreement has failed.
         :raises CodeProtocolError: the message is malformed or of another version.
         """
         self._buffer += data
@@ -158,8 +161,8 @@ class Agreement:
         try:
             self._key = self._spake.finish(body[1:])
         except Exception as error:
-            # The element is not a point, is of the wrong side, or is our own element sent back.  The library raises a
-            # different error for each case.
+            # The element is not a point, belongs to the wrong side, or is this end's own element sent back. The library
+            # raises a different error in each case.
             raise CodeProtocolError(f"the other side's message is malformed: {type(error).__name__}") from None
         if self._role is Role.SENDER:
             self._outgoing += _message(PAKE, bytes((VERSION,)) + self._element)

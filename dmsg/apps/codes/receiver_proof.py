@@ -1,4 +1,4 @@
-"""Receiver's part of a key agreement, over any stream to the peer that may have made the code."""
+"""Receiver's side of a key agreement, over any stream to a peer that may have made the code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dmsg.apps.codes.stream import CodeAgreement, CodeEnd, CodeUsedUp
 from dmsg.apps.codes.words import Code
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds to wait until the other side has received the result."""
+"""Seconds to wait until this side's last message has been sent."""
 
 
 async def prove_code(
     reactor: IReactorTime, code: Code, connect: Callable[[IProtocolFactory], Deferred[IProtocol]]
 ) -> CodeAgreement:
-    """Open a stream, and prove to its other end that this side knows ``code``.
+    """Open a stream, and prove to the peer at its other end that this side knows ``code``.
 
-    :param connect: opens the stream.
+    :param connect: function that opens the stream with the factory that it gets.
     :raises CodeUsedUp: the code is wrong or used up, or the peer did not answer in time.
-    :raises CodeProtocolError: the peer does not speak this protocol.
+    :raises CodeProtocolError: the peer does not use this protocol.
     """
     end = CodeEnd(reactor, Role.RECEIVER, code)
     factory = Factory.forProtocol(lambda: end)

@@ -1,7 +1,8 @@
-"""Rendezvous by a code: a program offers a code, and the peer that is told the code opens a stream to that program.
+"""Rendezvous by a code: one program offers a code, and the program whose user types the code opens a stream to it.
 
-The nameplate of the code is claimed at discovery, claimed again while the offer lasts, and released when it ends.  A
-code can also be offered on the network of this machine, beside discovery or without it.
+A code's nameplate is a number that discovery maps to a key for some minutes.  The offering program claims the
+nameplate, renews the claim while the offer lasts, and then releases it.  A code can also be offered on the local
+network, in addition to discovery or without discovery.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from dmsg.discovery.lookup.nameplates import Nameplate
 
 FIRST_NAMEPLATE, NAMEPLATES = 1000, 9000
-"""Smallest number of a code that discovery does not know, and how many such numbers there are: they have four digits,
-like those of discovery."""
+"""Smallest nameplate that is drawn without discovery, and how many numbers are possible.  They have four digits, as
+discovery's have.
+"""
 FAILURES_TOLD = 2
-"""Number of failed renewals in a row after which the program is warned."""
+"""Number of consecutive failed renewals after which ``on_warning`` is called."""
 
 T = TypeVar("T")
 
@@ -42,13 +44,13 @@ _log = Logger()
 
 
 class CodeClient(StreamOpener, Protocol):
-    """Interface that codes need of a client."""
+    """Interface of a client, as the functions for codes use it."""
 
     async def claim_nameplate(self) -> Nameplate:
-        """Claim a number that leads to this client's key."""
+        """Claim a nameplate that discovery maps to this client's key."""
 
     async def find_nameplate(self, number: int) -> PubKey:
-        """Return the key to which a number leads."""
+        """Return the key to which discovery maps a nameplate."""
 
 
 def offer_code(
@@ -63,24 +65,24 @@ def offer_code(
     on_wrong_guess: Callable[[int], object] = lambda left: None,
     on_warning: Callable[[str], object] = lambda text: _log.warn("{text}", text=text),
 ) -> Deferred[OfferedCode]:
-    """Claim a nameplate, draw a code for it, and wait on port 25 of the client for the peers who know the code.
+    """Claim a nameplate, draw the words of a code, and accept peers that know the code at port 25 of the client.
 
     A client offers one code at a time.
 
-    :param client: a :class:`dmsg.Client` that is running; peers find it once ``client.when_published()`` has fired.
-        None offers the code on the network only, with a number that is drawn here.
-    :param nearby: this machine on its networks, if the code is offered there, too.  Wrong guesses of both ways count
-        together.
+    :param client: a running :class:`dmsg.Client`.  Peers can find it once ``client.when_published()`` has fired.  None
+        offers the code on the local network only, with a random nameplate.
+    :param nearby: object that also offers the code on this machine's local networks; None for discovery only.  Wrong
+        guesses are counted together for both.
     :param words: number of words of the code, 3 to 12; each has 11 bits.
-    :param receivers: number of peers for whom the code is good, 1 to 100; each has a key agreement of its own.
-    :param expires: seconds after which the code is good for nobody; None for no limit.
-    :param on_agreed: called with the :class:`CodeAgreement` of each peer.
-    :param on_wrong_guess: called after each wrong code but the last, with the number of further wrong codes that end
-        the offer.
-    :param on_warning: called with a sentence if the nameplate may be lost, and the code with it.
-    :raises ValueError: ``words`` or ``receivers`` is out of bounds, or the code is offered nowhere.
-    :raises ~dmsg.DiscoveryError: no discovery gave a nameplate.
-    :raises ~twisted.internet.error.CannotListenError: the client listens on port 25 already.
+    :param receivers: number of peers that may use the code, 1 to 100.  Each peer has a key agreement of its own.
+    :param expires: seconds after which no peer may use the code; None for no limit.
+    :param on_agreed: callback invoked with the :class:`CodeAgreement` of each peer.
+    :param on_wrong_guess: callback invoked after each wrong guess except the last one allowed, with the number of
+        guesses left.
+    :param on_warning: callback invoked with a sentence if the nameplate may be lost, which would make the code useless.
+    :raises ValueError: ``words`` or ``receivers`` is out of bounds, or ``client`` and ``nearby`` are both None.
+    :raises ~dmsg.DiscoveryError: no discovery assigned a nameplate.
+    :raises ~twisted.internet.error.CannotListenError: port 25 of the client is in use.
     """
     if not MIN_WORDS <= words <= MAX_WORDS:
         raise ValueError(f"a code has {MIN_WORDS} to {MAX_WORDS} words, not {words}")
@@ -109,13 +111,13 @@ def offer_code(
 
 
 class OfferedCode:
-    """Code that is offered until the peer that knows it has connected; made by :func:`offer_code`.
+    """Code that is being offered, returned by :func:`offer_code`.
 
-    :ivar code: the :class:`Code`, whose ``str()`` is what one person says to the other.
-    :ivar agreed: Deferred that fires with :class:`CodeAgreement` when the last receiver has proved that it knows the
-        code; fails with :class:`CodeUsedUp` after five wrong guesses in all, and with :class:`CodeExpired` when the
-        time is over.  Cancel it to withdraw the offer.  Before it fires the
-        nameplate is released, and the client listens no more.
+    :ivar code: the :class:`Code`.  Its ``str()`` is the text that one person tells the other.
+    :ivar agreed: Deferred that fires with a :class:`CodeAgreement` when the last receiver has proved that it knows the
+        code.  It fails with :class:`CodeUsedUp` after five wrong guesses in all, and with :class:`CodeExpired` when the
+        time is over.  Cancel it to withdraw the offer.  Before it fires, the nameplate is released and the port is
+        closed.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class OfferedCode:
         nameplate: Nameplate | None,
         on_warning: Callable[[str], object],
     ) -> None:
-        """:param stops: functions that end the offer, one for discovery and one for the network."""
+        """:param stops: functions that end the offer: one for discovery, one for the local network."""
         self._reactor = reactor
         self._stops = stops
         self._nameplate = nameplate
@@ -135,7 +137,7 @@ class OfferedCode:
         self._renewing: Deferred[None] | None = None
         if nameplate is not None:
             self._renewing = Deferred.fromCoroutine(self._renew(nameplate))
-            # The error is expected, because the renewal ends by being cancelled.
+            # Cancelling the renewal is its normal end.
             self._renewing.addErrback(lambda _: None)
         self.code = code
         self.agreed: Deferred[CodeAgreement] = factory.agreed.addErrback(_used_up)
@@ -148,13 +150,13 @@ class OfferedCode:
 
     async def _release(self) -> None:
         if self._nameplate is not None:
-            with suppress(DiscoveryError):  # The error is ignored, because a nameplate that cannot be released expires.
+            with suppress(DiscoveryError):  # A nameplate that cannot be released expires by itself.
                 await self._nameplate.release()
         for stop in self._stops:
             await maybeDeferred(stop)
 
     async def _renew(self, nameplate: Nameplate) -> None:
-        """Renew the claim on the nameplate periodically, until the nameplate is lost."""
+        """Renew the claim on the nameplate periodically.  Return when discovery has assigned it to another key."""
         failed = 0
         while True:
             await deferLater(self._reactor, nameplate.renew_every)
@@ -177,7 +179,7 @@ def _cancel_with(result: T, call: IDelayedCall) -> T:
 
 
 def _used_up(failure: Failure) -> Failure:
-    """Return the error for the person who offers a code after the last wrong guess."""
+    """Replace WrongCode, after the last allowed guess, by an error for the person who offered the code."""
     if failure.check(WrongCode) is None:
         return failure
     return Failure(CodeUsedUp(f"wrong codes were tried {TRIES} times: this one is used up, make another"))
@@ -186,15 +188,15 @@ def _used_up(failure: Failure) -> Failure:
 def accept_code(
     reactor: IReactorTime, client: CodeClient, code: Code, *, timeout: float = CONNECT_TIMEOUT
 ) -> Deferred[CodeAgreement]:
-    """Find the peer who offers a code, open a stream to it, and prove that this side knows the code.
+    """Find the peer that offers a code, open a stream to it, and prove that this side knows the code.
 
-    :param client: a :class:`dmsg.Client` that is running.
-    :param code: what a person typed, see :meth:`Code.parse`.
-    :param timeout: seconds that opening the stream may take; the proof has 30 more.
-    :raises ~dmsg.DiscoveryError: no discovery has the nameplate, or none could be asked.
+    :param client: a running :class:`dmsg.Client`.
+    :param code: code that a person typed, see :meth:`Code.parse`.
+    :param timeout: seconds that opening the stream may take.  The proof may take 30 more.
+    :raises ~dmsg.DiscoveryError: no discovery has the nameplate, or no discovery answered.
     :raises ~dmsg.ConnectFailed: the peer cannot be reached.
     :raises CodeUsedUp: the code is wrong or used up, or the peer did not answer in time.
-    :raises CodeProtocolError: the peer does not speak this protocol.
+    :raises CodeProtocolError: the peer does not use this protocol.
     """
 
     async def accept() -> CodeAgreement:

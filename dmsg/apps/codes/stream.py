@@ -1,4 +1,6 @@
-"""Key agreement of :mod:`dmsg.apps.codes.pake` over a stream, which afterwards belongs to another protocol."""
+"""Key agreement of :mod:`dmsg.apps.codes.pake` over a stream.  After the agreement, another protocol uses the
+stream.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +29,43 @@ PORT = 25
 AGREE_TIMEOUT = 30.0
 """Seconds that one key agreement may take."""
 EARLY_LIMIT = 512 * 1024
-"""Maximum bytes to buffer from a peer before a protocol takes over the stream; a peer that sends more is
-disconnected."""
+"""Maximum bytes to buffer from a peer between the agreement and the next protocol.  If a peer sends more, its
+connection is aborted.
+"""
 CLOSE_TIMEOUT = 1.0
-"""Seconds to wait until a peer with a wrong code has been told so."""
+"""Seconds to wait until a peer with a wrong code has received the message WRONG."""
 AT_ONCE = 8
-"""Maximum concurrent key agreements for one code.  To begin a further one, an agreement whose peer has not sent
-anything is ended."""
+"""Maximum number of concurrent key agreements for one code.  To make room for another, an agreement is ended whose peer
+has sent nothing or that has run for ``SLOW_RUN`` seconds.
+"""
 SLOW_RUN = 5.0
-"""Seconds after which an agreement may be ended to make room, even though its peer has sent something."""
+"""Seconds after which an agreement may be ended to make room for another, even if its peer has sent data."""
 TRIES = 5
-"""Number of wrong guesses that end a code.  With a lower number, strangers who find the nameplate could end the code
-more easily; with a higher one, they could guess it more easily."""
+"""Number of wrong guesses after which a code is used up.  A lower number would let strangers who find the nameplate use
+up the code more easily.  A higher number would give them more guesses at the words.
+"""
 RUNS_BURST, RUNS_RATE = 64.0, 20.0
-"""Number of key agreements of one code that may begin in a burst, and per second; each takes one or two milliseconds of
-computation."""
+"""Rate limit of the key agreements for one code: maximum burst, and agreements per second.  Each agreement takes one or
+two milliseconds of CPU time.
+"""
 
 
 class CodeUsedUp(Unwanted):
-    """Error: the code is wrong or used up, and nothing was agreed."""
+    """Error: the code is wrong or used up, or the peer did not answer; there is no agreement."""
 
 
 class CodeExpired(NobodyThere):
-    """Error: the code was not used in time, or not by all receivers."""
+    """Error: the time of the code is over before enough receivers have used it."""
 
 
 @dataclass(frozen=True)
 class CodeAgreement:
-    """Proof that both ends know the code, and the stream over which they proved it.
+    """Result of a key agreement: both ends have proved that they know the code.
 
     :ivar peer: key of the other end, for this stream only.
     :ivar verifier: 12 digits in three groups, the same at both ends, for people to compare.
-    :ivar proceed: gives the stream to a protocol, with the bytes received so far; the stream is paused until then.
+    :ivar proceed: function that connects a protocol to the stream.  The protocol first gets the bytes received so far.
+        The stream is paused until the call.
     """
 
     peer: PubKey
@@ -67,7 +74,7 @@ class CodeAgreement:
 
 
 class CodeEnd(Protocol):
-    """Protocol of one end of one key agreement.
+    """Protocol of one end of a key agreement over a stream.
 
     :ivar agreed: Deferred that fires with :class:`CodeAgreement`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
         :class:`~dmsg.apps.codes.pake.CodeProtocolError` or :class:`CodeUsedUp`.
@@ -116,7 +123,7 @@ class CodeEnd(Protocol):
         self.has_spoken = True
         agreement = self._agreement
         if agreement is None or self._given_up:
-            return  # The data are dropped: the agreement has failed, so no protocol will read them.
+            return  # The data is dropped, because no protocol will read it after a failed agreement.
         if agreement.done:
             self._early_data.append(data)
             if sum(map(len, self._early_data)) > EARLY_LIMIT:
@@ -144,7 +151,7 @@ class CodeEnd(Protocol):
     def _proceed(self, protocol: IProtocol) -> None:
         transport = stream_of(self)
         if self._loss is None:
-            # The stream resumes first, because the protocol may pause it in ``connectionMade``.
+            # The stream is resumed before the protocol is connected, because ``connectionMade`` may pause it.
             transport.resumeProducing()
         self._next = protocol
         protocol.makeConnection(transport)
@@ -160,7 +167,7 @@ class CodeEnd(Protocol):
         if self._next is not None:
             self._next.connectionLost(reason)
         elif not self.agreed.called and not self._given_up:
-            # This end has sent its confirmation, so a peer that hangs up now may have judged the code wrong.
+            # If the receiver has sent its confirmation, a peer that closes now may have found the code wrong.
             judged = self._role is Role.RECEIVER and self._agreement is not None and self._agreement.awaits_guess
             what = (
                 "instead of an answer: was the code right, and is it still good?"
@@ -181,7 +188,7 @@ class CodeEnd(Protocol):
             self._abort()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
-            # The connection is aborted after a while, because a peer that reads nothing must not keep it open.
+            # A peer that does not read would otherwise keep the connection open for ever.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
         if not self.agreed.called:
             self.agreed.errback(Failure(error))
@@ -197,17 +204,18 @@ class CodeEnd(Protocol):
 
 
 class CodeFactory(Factory):
-    """Factory that accepts the peers that know a code; too many wrong guesses end the code.
+    """Factory that runs a key agreement with each peer that connects, until the code is used up.
 
-    Each peer has a key agreement of its own. Wrong guesses are counted for the code as a whole, and a right one gives
-    none of them back: a code for many receivers is no easier to guess than a code for one.
+    Wrong guesses are counted for the code as a whole, and a right guess does not reset the count.  A code for many
+    receivers is therefore no easier to guess than a code for one.
 
-    :param on_wrong_guess: callback invoked after each wrong guess but the last, with the number of guesses left.
-    :param receivers: number of peers for whom the code is good.
+    :param on_wrong_guess: callback invoked after each wrong guess except the last one allowed, with the number of
+        guesses left.
+    :param receivers: number of peers that may use the code.
     :param on_agreed: callback invoked with each :class:`CodeAgreement`.
-    :ivar agreed: Deferred that fires once, with the :class:`CodeAgreement` of the last of the receivers; fails with
+    :ivar agreed: Deferred that fires with the :class:`CodeAgreement` of the last receiver; fails with
         :class:`~dmsg.apps.codes.pake.WrongCode` after ``TRIES`` wrong guesses.
-    :ivar receivers: number of peers for whom the code is still good.
+    :ivar receivers: number of further peers that may use the code.
     """
 
     noisy = False
@@ -252,7 +260,8 @@ class CodeFactory(Factory):
             return
         if isinstance(result, Failure):
             if result.check(WrongCode) is None:
-                # This counts as no guess: the peer has learnt nothing, because its own confirmation is compared first.
+                # Such a failure is no guess: the peer has learnt nothing, because its confirmation is compared before
+                # this side sends its own.
                 return
             self.tries -= 1
             if self.tries > 0:
@@ -267,7 +276,8 @@ class CodeFactory(Factory):
         self._is_over = True
         self._end()
         if isinstance(result, Failure):
-            # The end is delayed, because the peer must be told that its code is wrong before this program ends.
+            # ``agreed`` fails only after the peer has received WRONG, because the program may end when ``agreed``
+            # fails.
             end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
             end.closed.addBoth(lambda _: agreed.callback(result))
         else:
@@ -275,14 +285,14 @@ class CodeFactory(Factory):
             agreed.callback(result)
 
     def expire(self) -> None:
-        """Accept no further peer, and fail ``agreed`` with :class:`CodeExpired`."""
+        """Accept no further peers, and fail ``agreed`` with :class:`CodeExpired`."""
         if not self._is_over and not self.agreed.called:
             self._is_over = True
             self._end()
             self.agreed.errback(CodeExpired("nobody used the code in time; make another"))
 
     def _end(self) -> None:
-        """End the offer: accept no further guess, and end running agreements."""
+        """End all running agreements."""
         running, self._running = list(self._running), {}
         for one in running:
             one.agreed.cancel()

@@ -1,8 +1,9 @@
-"""Codes such as ``5274-guitar-alpha-juice``: a nameplate and words of BIP-39's English list, 11 bits each.  No I/O.
+"""Codes such as ``5274-guitar-alpha-juice``: a nameplate, and words of BIP-39's English list with 11 bits each.  No
+I/O.
 
-The words are drawn so that they fit the number: a hash of both begins with ``CHECK_BITS`` zeros.  So a mistyped code is
-recognised before anything is sent, and nobody else's code is tried by accident.  An attacker who knows the number can
-skip words that do not fit, so these bits are not counted as secret.
+The words are drawn again until they match the nameplate: a hash of both begins with ``CHECK_BITS`` zero bits.  A
+program thus recognises a mistyped code before it sends anything, and never tries another person's code by accident.  An
+attacker who knows the nameplate can skip words that do not match it, so these bits are not counted as secret.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ from unicodedata import category, normalize
 from dmsg.errors import DmsgError
 
 WORDS = 3
-"""Default number of words: 33 bits, of which 26 are secret from those who know the number."""
+"""Default number of words.  Three words have 33 bits, of which 26 stay unknown to an attacker who knows the nameplate."""
 MIN_WORDS = 3
-"""Minimum number of words.  So a code with a word left out is malformed, and is not counted as a wrong guess."""
+"""Minimum number of words.  A code of three words in which one is missing is therefore malformed, and does not count as
+a wrong guess.
+"""
 CHECK_BITS = 7
-"""Number of bits of the words that follow from the number and the other words: 127 of 128 mistyped codes are
-recognised."""
+"""Number of zero bits with which the hash of a valid code begins.  A mistyped code passes this check once in 128
+times.
+"""
 CHECK = b"dmsg code check 1 "
-"""Prefix of the bytes whose hash checks a code."""
+"""Prefix of the bytes that are hashed to check a code."""
 MAX_DIGITS = 8
 """Maximum number of digits of a nameplate."""
 EXAMPLE = "5274-guitar-alpha-juice"
-"""Code to show in help texts and messages."""
+"""Example of a code, for help texts and messages."""
 MAX_WORDS = 12
 """Maximum number of words of a code."""
 MAX_RECEIVERS = 100
 """Maximum number of receivers of one code."""
 DISTINCT = 4
-"""Number of letters that identify a word of the list."""
+"""Number of first letters that identify a word of the list."""
 
 
 class CodeError(DmsgError):
@@ -45,17 +49,17 @@ class CodeError(DmsgError):
 
 @cache
 def word_list() -> tuple[str, ...]:
-    """Return the list's 2048 words of three to eight letters, sorted."""
-    from mnemonic import Mnemonic  # The import is here, because it reads a file that most commands do not need.
+    """Return the 2048 words of the list, which have three to eight letters, in alphabetical order."""
+    from mnemonic import Mnemonic  # The import is delayed, because it reads a file that most commands do not need.
 
     return tuple(Mnemonic("english").wordlist)
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Code that both sides know.
+    """Code that two people share.
 
-    :ivar nameplate: number from 1 on; discovery and everybody else may know it.
+    :ivar nameplate: number from 1 on, which is not secret.
     :ivar words: words that must stay secret until the code is used.
     """
 
@@ -64,9 +68,10 @@ class Code:
 
     @classmethod
     def make(cls, nameplate: int, words: int = WORDS, draw: Callable[[Sequence[str]], str] = choice) -> Code:
-        """Make a new code.
+        """Draw a new code.
 
-        :param draw: draws a word from the list; for tests.
+        :param words: number of words.
+        :param draw: function that draws a word from the list; tests replace it.
         """
         while True:
             code = cls(nameplate, tuple(draw(word_list()) for _ in range(words)))
@@ -75,10 +80,11 @@ class Code:
 
     @classmethod
     def parse(cls, text: str) -> Code:
-        """Parse a typed code; blanks, any dashes, capitals, and words cut after four letters are understood.
+        """Parse a typed code.  The text may have blanks, any kind of dash, capital letters, and words cut after four
+        letters.
 
-        :raises CodeError: the text is no code, or its words and number do not fit.  The error names an unknown word and
-            the word that was perhaps meant.
+        :raises CodeError: the text is not a code, or its words do not match its number.  The error names an unknown
+            word and the most similar word of the list.
         """
         number, *words = _as_typed(text).lower().replace("-", " ").split() or [""]
         if not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and int(number)):
@@ -97,31 +103,33 @@ class Code:
 
     @property
     def fits(self) -> bool:
-        """Whether number and words fit each other, as they do in every genuine code."""
+        """Whether the words match the nameplate, as they do in every valid code."""
         found = sha256(CHECK + str(self).encode()).digest()
         return found[0] >> 8 - CHECK_BITS == 0
 
     @property
     def password(self) -> bytes:
-        """Secret of the code: its words in lower case with dashes between them, ASCII."""
+        """Secret part of the code: its words in lower case, joined by dashes, in ASCII."""
         return "-".join(self.words).encode()
 
     def __str__(self) -> str:
         return "-".join((str(self.nameplate), *self.words))
 
     def __repr__(self) -> str:
-        return f"<Code {self.nameplate}-...>"  # The words are left out, because they must not appear in logs.
+        return f"<Code {self.nameplate}-...>"  # The words must not appear in logs.
 
 
 def looks_like_code(text: str) -> bool:
-    """Whether the typed text was meant as a code, valid or not: a number, and something after a dash or a blank."""
+    """Whether the user probably meant the text as a code, valid or not: a number, a dash or blank, and further text."""
     number, _, rest = _as_typed(text).replace(" ", "-").partition("-")
     return number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and bool(rest)
 
 
 def completions(text: str) -> list[str]:
-    """Return the completions of an unfinished code's last word, each as the whole code, with a dash if more words must
-    follow."""
+    """Return the completions of a code whose last word is incomplete.
+
+    :returns: for each possible last word the whole code, with a dash at the end if further words must follow.
+    """
     before, dash, last = _as_typed(text).rpartition("-")
     if not dash or not looks_like_code(f"{before}-x"):
         return []
@@ -135,14 +143,14 @@ def completions(text: str) -> list[str]:
 
 
 def _as_typed(text: str) -> str:
-    """Return the text with plain hyphens and spaces, because phones and web pages replace them by other characters.
+    """Return the text with ASCII hyphens and spaces, because phones and web pages replace them by similar characters.
 
-    U+2212, the minus sign, is in the category of mathematical signs; all other dashes are in ``Pd``.
+    Dashes have the Unicode category ``Pd``, except U+2212, the minus sign.
     """
     plain = (
         "-" if one == "\u2212" or category(one) == "Pd" else " " if one.isspace() else one
         for one in normalize("NFKC", text)
-        # Characters of this category are removed: soft hyphens, zero-width spaces and marks of writing direction.
+        # Characters of the category Cf are removed: soft hyphens, zero-width spaces and marks of writing direction.
         if category(one) != "Cf"
     )
     return "".join(plain).strip()
