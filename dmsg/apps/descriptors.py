@@ -1,7 +1,7 @@
-"""Access to files and directories by descriptors, so that the object that was checked is the object that is used.
+"""Access to files and directories by descriptors: the object that is used is always the object that was checked.
 
-Below an open directory no link is followed, and nothing that belongs to another user is used.  In a shared directory
-such as ``/tmp`` any user could otherwise create a file with the name of a partial file, and keep it open.
+Below an open directory, no link is followed, and no file of another user is used.  Otherwise, in a shared directory
+such as ``/tmp``, another user could create a file with the name of a partial file in advance, and keep it open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from dmsg.apps.exposure import check_directory, check_target
 
 HELD_DIRECTORIES = 8
-"""Number of descriptors that a :class:`Descent` keeps of the directories on its path, however deep the path is."""
+"""Maximum number of directories on its path that a :class:`Descent` keeps open, however long the path is."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -27,12 +27,13 @@ class NotOurs(OSError):
 
 
 def open_within(base: Path, path: Path, *, make: bool = False) -> int:
-    """Open a directory in order to look up names in it; links are followed only on the path to ``base``.
+    """Open a directory in order to look up names in it.  Links are followed only on the path to ``base``, not below.
 
-    :param path: ``base`` or a directory below it, without links.
+    :param path: ``base`` or a directory below it.
     :param make: whether to create absent directories.
+    :returns: descriptor of the directory.
     :raises OwnFile: the directory contains dmsg's own files.
-    :raises OSError: the directory is absent, or a part of the path has become a link.
+    :raises OSError: the directory is absent, or a part of the path below ``base`` is a link.
     """
     at = os.open(base, _SEARCH)
     try:
@@ -53,8 +54,8 @@ def open_within(base: Path, path: Path, *, make: bool = False) -> int:
 
 
 class Descent:
-    """Cache of open directories below a top directory.  Each is opened relative to its parent, and the last few stay
-    open.
+    """Cache of open directories below a top directory.  Each directory is opened relative to its parent; the last few
+    stay open.
 
     :param top: descriptor of the top directory; the caller closes it.
     """
@@ -63,11 +64,12 @@ class Descent:
         self._top = top
         self._parts: tuple[str, ...] = ()
         self._open_directories: dict[int, int] = {}
-        """Descriptors by depth, in order."""
+        """Descriptors by depth of the directory below the top directory."""
 
     def at(self, parts: Sequence[str]) -> int:
-        """Return the descriptor of a directory in order to look up names in it; valid until the next call.
+        """Return a descriptor of the directory at a path, in order to look up names in it; valid until the next call.
 
+        :param parts: names of the directories on the path below the top directory.
         :raises OSError: the directory is absent, or a part of the path is a link.
         """
         if len(parts) in self._open_directories and self._parts == tuple(parts):
@@ -91,15 +93,16 @@ class Descent:
         return at
 
     def close(self) -> None:
-        """Close the descriptors.  May be repeated."""
+        """Close the descriptors.  Further calls do nothing."""
         kept, self._open_directories, self._parts = self._open_directories, {}, ()
         for descriptor in kept.values():
             os.close(descriptor)
 
 
 def new_file(at: int, name: str) -> int:
-    """Create a file for this user alone and return its descriptor.
+    """Create a file with mode 0600 and return its descriptor.
 
+    :param at: descriptor of the directory.
     :raises FileExistsError: the name is in use.
     """
     return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
@@ -111,10 +114,12 @@ def new_name() -> str:
 
 
 def is_ours(status: os.stat_result, at: int) -> bool:
-    """Whether this user owns the file, and nobody else does.
+    """Whether a file belongs to this user.
 
-    :param at: descriptor of the directory that contains the file.  On file systems without owners, or with foreign
-        ones, all files have the same owner; a new file shows which.
+    On some file systems, such as those without owners, all files have one owner, who need not be this user.  A new file
+    is created to find out whether that is so.
+
+    :param at: descriptor of the directory that contains the file.
     """
     if status.st_uid == os.geteuid():
         return True
@@ -141,11 +146,13 @@ def check_ours(status: os.stat_result, at: int, name: str) -> None:
 
 
 def open_ours(name: str, at: int, display_name: str) -> int:
-    """Open an existing regular file or directory, which gets mode 0600 or 0700 if this user cannot open it otherwise.
+    """Open an existing regular file or directory of this user.  If its mode denies access, it first gets mode 0600 or
+    0700.
 
+    :param at: descriptor of the directory that contains ``name``.
     :param display_name: name to use in errors.
     :returns: descriptor, for reading and writing if it is a file.
-    :raises NotOurs: another user owns it; it is left untouched.
+    :raises NotOurs: another user owns it; it is left unchanged.
     :raises OSError: it is absent, a link, or of another kind.
     """
     status = os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -157,13 +164,13 @@ def open_ours(name: str, at: int, display_name: str) -> int:
     try:
         descriptor = os.open(name, flags, dir_fd=at)
     except PermissionError:
-        # The file was received completely before, and its mode forbids reading it, so the mode is changed first.
+        # An earlier transfer has completed this file and has set the sender's mode, which may deny access.
         _let_ourselves_in(name, at, status)
         descriptor = os.open(name, flags, dir_fd=at)
     try:
         now = os.fstat(descriptor)
         if not os.path.samestat(status, now):
-            # The file is refused, because somebody has replaced it since it was checked.
+            # Somebody has replaced the file since its owner was checked, so the owner of the new file is checked.
             check_ours(now, at, display_name)
     except BaseException:
         os.close(descriptor)
@@ -172,9 +179,9 @@ def open_ours(name: str, at: int, display_name: str) -> int:
 
 
 def make_private(descriptor: int) -> bool:
-    """Withdraw the access of all other users to an open file or directory.
+    """Set the mode of an open file or directory to 0600 or 0700, so that other users lose access.
 
-    :returns: False if another user may have opened the file for writing while its mode allowed that.
+    :returns: False if the old mode let other users write to the file, because one of them may still have it open.
     """
     before = os.fstat(descriptor).st_mode
     wanted = 0o700 if stat.S_ISDIR(before) else 0o600
@@ -182,15 +189,14 @@ def make_private(descriptor: int) -> bool:
         return True
     os.fchmod(descriptor, wanted)
     if stat.S_ISDIR(before) or not before & WRITABLE_BY_OTHERS:
-        # For directories this is enough, because an open descriptor of a directory gives no more access than its
-        # present mode.
+        # An open descriptor of a directory gives no more access than the directory's present mode.
         return True
-    # On a file system without modes the change has no effect, and all files are equally accessible anyway.
+    # If the file system has no modes, the mode is unchanged here, and other users can access every file anyway.
     return stat.S_IMODE(os.fstat(descriptor).st_mode) == stat.S_IMODE(before)
 
 
 def _let_ourselves_in(name: str, at: int, status: os.stat_result) -> None:
-    """Change the mode of a file that this user cannot open, making sure that it is exactly this file."""
+    """Change the mode of a file that this user cannot open, after a check that it is still the file with ``status``."""
     descriptor = os.open(name, getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         if os.path.samestat(os.fstat(descriptor), status):

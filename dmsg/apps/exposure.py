@@ -1,10 +1,10 @@
-"""Rules for the files that peers may see and write on this machine; both sides of a transfer apply them.
+"""Rules that say which files of this machine peers may read and write.  Both sides of a transfer apply them.
 
 * Names that begin with a dot (``.ssh``, ``.bash_profile``) are neither sent nor accepted unless an option allows them.
-* Files of dmsg itself are never sent or overwritten: key files wherever they are, the directories of settings and of
-  logs, and the agent's socket.  They are recognised by device and inode, so that no link, hard link or bind mount leads
-  to them under another name.
-* A home directory, or one above it, is offered only if the user confirms it.
+* Files of dmsg itself are never sent or overwritten: key files in any directory, the directories of settings and of
+  logs, and the agent's socket.  They are recognised by device and inode, so a link, a hard link or a bind mount with
+  another name does not hide them.
+* A home directory, or a directory that contains one, is offered only if the user confirms it.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ from dmsg.apps.transfer import TransferError
 from dmsg.directories import SOCKET_NAME, config_directory, socket_directory, state_directory
 
 KEY_FILE_LIMIT = 4096
-"""Maximum bytes of a file in which to look for a secret key; programs that read key files read no more."""
+"""Maximum bytes of a file that is searched for a secret key.  Programs that read key files read no more."""
 OWN_FILES_LIMIT = 1000
-"""Maximum number of entries of dmsg's own directories to compare with a file that has several hard links."""
+"""Maximum number of files in dmsg's own directories with which a file that has several hard links is compared."""
 NAMED_FILES = ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_KEY_FILE")
-"""Environment variables that name a file of dmsg's own."""
+"""Environment variables that contain the path of a file of dmsg."""
 OWN_AGE = 1.0
-"""Seconds for which the result of :func:`own_files` is cached, because it is needed for each file of a large
-directory."""
+"""Seconds for which the result of :func:`own_files` is cached, because a transfer needs it for each of many files."""
 NEED_HIDDEN = "names that begin with a dot are refused, unless both ends say --hidden"
-"""Reason of a refusal, which both sides recognise."""
+"""Reason for a refusal; the other side recognises the text."""
 _PLACES = (*NAMED_FILES, "HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 _SECRET = re.compile(
     rb"^[ \t]*secret[ \t]+[0-9a-f]{64}[ \t\r]*$|^# the secret of a twin:|^type (sr25519|ed25519)[ \t\r]*$",
     re.MULTILINE | re.IGNORECASE,
 )
 _WORDS = re.compile(rb"(?:#[^\n]*\n)*((?:[a-z]{3,8} ){11,23}[a-z]{3,8})\s*")
-"""Regular expression for the content of a file that may contain the secret words of a twin, written by hand."""
+"""Regular expression for a file that a person has written and that may contain the secret words of a twin."""
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC
 
 
 class OwnFile(OSError):
-    """Error: a file or directory is dmsg's own, and is neither sent to a peer nor written for one."""
+    """Error: a file or directory belongs to dmsg itself, so it is not sent and not overwritten."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.EACCES, "is dmsg's own (a secret key, settings, logs): never given, never written", name)
@@ -56,7 +55,7 @@ class OwnFile(OSError):
 
 
 def has_dot(name: str) -> bool:
-    """Whether a name begins with a dot.  Programs and shells may read such a file without being told to."""
+    """Whether a name begins with a dot.  Programs and shells may read such files without being asked to."""
     return name.startswith(".") and name not in (".", "..")
 
 
@@ -75,11 +74,12 @@ def check_names(path: str, *, hidden: bool) -> None:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """Set of dmsg's own files at one time.
+    """Set of the files and directories that belong to dmsg itself, at one time.
 
-    :ivar directories: device and inode of each directory whose whole content is dmsg's own.
+    :ivar directories: paths of directories that belong to dmsg with their whole content, by device and inode.
     :ivar files: device and inode of other files.
-    :ivar names: device and inode of a directory, and a name in it that is, or would be, dmsg's own.
+    :ivar names: device and inode of a directory, and a name in that directory.  A file of this name belongs to dmsg,
+        whether it exists or not.
     """
 
     directories: dict[tuple[int, int], str]
@@ -91,7 +91,10 @@ class OwnFiles:
         return (status.st_dev, status.st_ino) in self.directories
 
     def is_below(self, real: str) -> bool:
-        """Whether a path without links leads into a directory of the set."""
+        """Whether a path is inside a directory of the set.
+
+        :param real: path without links.
+        """
         return any(real.startswith(os.path.join(path, "")) for path in self.directories.values())
 
     def has_file(self, status: os.stat_result) -> bool:
@@ -121,9 +124,9 @@ def own_files() -> OwnFiles:
 
 @lru_cache(maxsize=1)
 def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles:
-    """Return dmsg's own files.
+    """Return the set of dmsg's own files and directories.  Both parameters are only keys of the cache.
 
-    :param places: values of the environment variables; like ``second``, only a key of the cache.
+    :param places: values of the environment variables that determine the set.
     :param second: number of the present interval of ``OWN_AGE`` seconds.
     """
     directories: dict[tuple[int, int], str] = {}
@@ -135,7 +138,7 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
         single.append(Path(f"{os.environ['DMSG_NAMES']}.groups"))
     if os.environ.get("DMSG_CONFIG"):
         beside = Path(os.environ["DMSG_CONFIG"]).absolute().parent
-        # This file is included even if absent, because the agent creates its key there at its first start.
+        # The file is protected even if it does not exist, because the agent creates its key there at its first start.
         single.append(beside / "key")
         if beside.name == "dmsg":
             whole.append(beside)
@@ -143,7 +146,7 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
     if os.environ.get("XDG_RUNTIME_DIR"):
         whole.append(sockets)
     else:
-        # Only the socket is protected, because the other files of this directory can be made again.
+        # Only the socket is protected, because the other files of this directory are a cache.
         single.append(sockets / SOCKET_NAME)
     for path in (*whole, *single):
         names.update(_name_of(path))
@@ -158,7 +161,7 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
 
 
 def _name_of(path: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield the nearest existing directory above a path, and the path's next part, which may be absent."""
+    """Yield device and inode of the nearest existing directory above a path, and the next name on the path."""
     path = path.absolute()
     for above in path.parents:
         with suppress(OSError):
@@ -168,10 +171,11 @@ def _name_of(path: Path) -> Iterator[tuple[int, int, str]]:
 
 
 def check_directory(descriptor: int, name: str, *, above: bool = False) -> None:
-    """Check an open directory.
+    """Check that an open directory does not belong to dmsg itself.
 
-    :param above: whether to check the directories above it, too.
-    :raises OwnFile: a directory is dmsg's own.
+    :param name: name to use in errors.
+    :param above: whether to check also all directories above it.
+    :raises OwnFile: a directory belongs to dmsg itself.
     """
     own = own_files()
     at = os.dup(descriptor)
@@ -199,9 +203,10 @@ def check_source(
 ) -> None:
     """Check a regular file that is open for reading, before it is sent to a peer.
 
-    :param own: result of :func:`own_files`, for callers that check many files.
+    :param name: name to use in errors.
     :param path: path of the file, if its directory has not been checked.
-    :raises OwnFile: the file is dmsg's own.
+    :param own: result of :func:`own_files`, for callers that check many files.
+    :raises OwnFile: the file belongs to dmsg itself.
     """
     status = os.fstat(descriptor)
     if (own or own_files()).has_file(status) or (status.st_size <= KEY_FILE_LIMIT and has_secret(descriptor)):
@@ -215,10 +220,10 @@ def check_source(
 
 
 def check_target(name: str, at: int) -> None:
-    """Check a name before a file is written there for a peer.
+    """Check that a peer's data may be written to a name.
 
-    :param at: descriptor of the directory that contains the name and has been checked.
-    :raises OwnFile: the file is, or would be, dmsg's own.
+    :param at: descriptor of the directory that contains the name.  The directory has been checked.
+    :raises OwnFile: the file belongs, or would belong, to dmsg itself.
     """
     directory, own = os.fstat(at), own_files()
     if (directory.st_dev, directory.st_ino, name) in own.names:
@@ -237,7 +242,7 @@ def check_target(name: str, at: int) -> None:
     except OwnFile:
         raise
     except OSError:
-        return  # This is allowed: the file is absent or unreadable, and key files of this user would be readable.
+        return  # The file is absent, or this user cannot read it. In both cases it is no key file of this user.
     try:
         if has_secret(descriptor):
             raise OwnFile(name)
@@ -246,12 +251,12 @@ def check_target(name: str, at: int) -> None:
 
 
 def check_written(path: Path) -> None:
-    """Check the path of a file that a peer's data will be written to.
+    """Check that a peer's data may be written to a path.
 
-    :raises OwnFile: the file is, or would be, dmsg's own.
-    :raises OSError: its directory is absent.
+    :raises OwnFile: the file belongs, or would belong, to dmsg itself.
+    :raises OSError: the directory of the file is absent.
     """
-    real = Path(os.path.realpath(path))  # The target of a link is checked, because writing follows the link.
+    real = Path(os.path.realpath(path))  # A write would follow the link, so the link's target is checked.
     at = os.open(real.parent, _LOOK | os.O_DIRECTORY)
     try:
         check_directory(at, os.fspath(path), above=True)
@@ -261,7 +266,7 @@ def check_written(path: Path) -> None:
 
 
 def has_secret(descriptor: int) -> bool:
-    """Whether an open file is a key file of dmsg or of a twin; the position in the file is preserved."""
+    """Whether an open file contains a secret key of dmsg or of a twin.  The position in the file does not change."""
     try:
         data = os.pread(descriptor, KEY_FILE_LIMIT, 0)
         private = not os.fstat(descriptor).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
@@ -269,8 +274,7 @@ def has_secret(descriptor: int) -> bool:
         return False
     if _SECRET.search(data):
         return True
-    # Words are searched for only in files that other users cannot access, because dmsg accepts them only from such
-    # files.
+    # A file of words counts only if other users have no access, because dmsg accepts such files only then.
     words = _WORDS.fullmatch(data) if private else None
     if words is None:
         return False
@@ -279,7 +283,7 @@ def has_secret(descriptor: int) -> bool:
     return set(words[1].decode().split()) <= set(word_list())
 
 
-# --- directories that contain more than the user may expect ---
+# --- home directories ---
 
 
 def is_home_or_above(directory: Path) -> bool:

@@ -1,6 +1,7 @@
-"""HTTP site for the files of one directory, with ranges, types and listings.
+"""HTTP site with the files of one directory: ranges of bytes, content types and listings of directories.
 
-The site serves nothing outside the directory, and never blocks the reactor."""
+The site serves no file outside the directory.  Reading large directories does not block the reactor.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +31,26 @@ from dmsg.base.units import human_size
 from dmsg.net.threads import in_thread, paced
 
 MAX_RANGES = 16
-"""Maximum number of ranges of a file in one answer."""
+"""Maximum number of ranges in one request.  A request with more gets the whole file."""
 ROWS_LIMIT = 20_000
-"""Maximum number of files in a listing, which also says how many it leaves out."""
+"""Maximum number of rows of a listing.  The listing says how many files it leaves out."""
 LISTINGS_AT_ONCE = 1
-"""Maximum number of listings made at the same time, each in a thread that competes with the reactor's thread."""
+"""Maximum number of listings that are made concurrently.  Each has a thread, which competes with the reactor's
+thread.
+"""
 LISTINGS_WAITING = 64
-"""Maximum number of requests that wait for a listing; further ones are answered with 503."""
+"""Maximum number of requests that wait for a listing.  Further requests are answered with status 503."""
 SORTS = {"name": "name", "size": "size", "time": "modified"}
-"""Columns of a listing and the attribute that orders them."""
+"""Attributes by which a listing can be sorted, by column."""
 
 
 class ListingThreads:
-    """Pool of threads that make listings, a few at a time and in the order of the requests.
+    """Queue of listings, which are made in threads, a few at a time and in the order of the requests.
 
-    Waiting requests for the same listing get one page.  A request never joins a page that is being made, because that
-    page may lack files that were added since.
+    Requests that wait for the same listing share one page.  A page that is already being made is not shared with a new
+    request, because the page may lack files that were added since.
 
-    :param reactor: reactor whose threads to use; None makes each listing at once.
+    :param reactor: reactor whose threads to use; None makes each listing at once in the calling thread.
     """
 
     def __init__(self, reactor: IReactorTime | None) -> None:
@@ -57,22 +60,23 @@ class ListingThreads:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further request may wait."""
+        """Whether the maximum number of requests waits."""
         return sum(map(len, self._waiting.values())) >= LISTINGS_WAITING
 
     def run(self, key: Hashable, act: Callable[[], bytes], disconnected: Deferred[None]) -> Deferred[bytes]:
-        """Call ``act`` in a thread when its turn comes.
+        """Call ``act``, which makes a page, in a thread, once the earlier listings are made.
 
-        :param key: value that is equal for listings with the same page.
-        :param disconnected: Deferred that fails when the client has disconnected.  A listing that nobody waits for is
-            skipped, but one that has begun must end before the next begins.
+        :param key: value that is equal for requests that can share a page.
+        :param disconnected: Deferred that fails when the HTTP client has disconnected.  A listing for which no client
+            waits any more is skipped, unless it has started.
+        :returns: Deferred that fires with the page.
         """
         made: Deferred[bytes] = Deferred()
         if key in self._waiting:
             self._waiting[key].append(made)
         else:
             self._waiting[key] = [made]
-            # The error is not logged here, because the waiting requests have received it.
+            # The waiting requests have received the error already, so it is not logged here.
             self._places.run(self._make, key, act).addErrback(lambda _: None)
 
         def left(_: object) -> None:
@@ -96,12 +100,12 @@ class ListingThreads:
 
 
 class ContainedFile(File):
-    """File or directory below ``root``; a link that leads outside is treated as absent."""
+    """Resource of a file or directory below ``root``.  A link that leads outside ``root`` counts as absent."""
 
     root = ""
     title = ""
     hidden = False
-    """Whether to include names that begin with a dot, and partial files of copies."""
+    """Whether to serve names that begin with a dot, and partial files of copies."""
     threads: ListingThreads
     _size: int | None = None
 
@@ -125,7 +129,9 @@ class ContainedFile(File):
         return similar
 
     def openForReading(self) -> Source:
-        """Open the file as it is now; since the last check it may have been replaced by a pipe or a link."""
+        """Open the file, and check again that it is a regular file below ``root``; it may have been replaced since the
+        last check.
+        """
         real = Path(os.path.realpath(self.path))
         try:
             at = open_within(Path(self.root), real.parent)
@@ -139,12 +145,12 @@ class ContainedFile(File):
         return source
 
     def getFileSize(self) -> int:
-        """Return the size of the opened file; the path may lead to another file by now."""
+        """Return the size of the opened file.  The file at the path may be another one by now."""
         return super().getFileSize() if self._size is None else self._size  # type: ignore[no-untyped-call]
 
     def makeProducer(self, request: Request, fileForReading: Source) -> StaticProducer:
         if (request.getHeader(b"range") or b"").count(b",") >= MAX_RANGES:
-            # A request with too many ranges gets the whole file once, as from a server without ranges.
+            # The client gets the whole file, as from a server that does not support ranges.
             request.requestHeaders.removeHeader(b"range")
         producer: StaticProducer = super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
         resume = producer.resumeProducing
@@ -153,8 +159,7 @@ class ContainedFile(File):
             try:
                 resume()  # type: ignore[no-untyped-call]
             except (SourceChanged, OSError):
-                # The connection is aborted: the header has promised more bytes, so the error cannot be reported in
-                # another way.
+                # The response header has promised more bytes, so only an abort of the connection can report the error.
                 producer.stopProducing()
                 request.unregisterProducer()
                 request.channel.transport.abortConnection()  # type: ignore[union-attr]
@@ -167,7 +172,7 @@ class ContainedFile(File):
 
 
 def servable(path: str, root: str, *, hidden: bool) -> bool:
-    """Whether a path is a regular file or directory inside ``root`` after all links are resolved.
+    """Whether a path may be served: a regular file or directory inside ``root``, after all links are resolved.
 
     :param hidden: whether the path may contain names that begin with a dot, or partial files.
     """
@@ -200,7 +205,7 @@ class _Row:
 
 
 class Listing(Resource):
-    """Page that lists a directory: names, sizes and times, sortable by each."""
+    """Page that lists a directory with names, sizes and times; the reader can sort it by each column."""
 
     isLeaf = True
 
@@ -218,7 +223,8 @@ class Listing(Resource):
         with os.scandir(self._path) as found:
             for one in paced(found):
                 try:
-                    one.name.encode()  # A name that is not UTF-8 is left out: no URL could request it.
+                    # A name that is not UTF-8 is left out, because no URL of this site could request it.
+                    one.name.encode()
                     status = one.stat(follow_symlinks=False)
                     if stat.S_ISLNK(status.st_mode):
                         if not servable(one.path, self._root, hidden=self._hidden):
@@ -330,11 +336,11 @@ def file_site(
     hidden: bool = False,
     reactor: IReactorTime | None = None,
 ) -> IResource:
-    """Return a resource with the files of ``directory``.
+    """Return a resource that serves the files of ``directory``.
 
-    :param title: owner of the files, as listings show it.
-    :param hidden: whether to include names that begin with a dot.
-    :param reactor: reactor whose threads make listings; None makes each at once.
+    :param title: name of the owner of the files, for the headings of listings.
+    :param hidden: whether to serve names that begin with a dot, and partial files of copies.
+    :param reactor: reactor whose threads make the listings; None makes each listing at once in the calling thread.
     """
     resource = ContainedFile(os.fspath(directory))
     resource.root = os.path.realpath(directory)

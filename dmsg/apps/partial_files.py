@@ -1,9 +1,9 @@
-"""Partial files: names of incomplete files, and a lock that lets only one transfer write each.
+"""Partial files: names of incomplete files, and a lock so that only one transfer writes each of them.
 
-``NAME`` is written as ``.NAME.dmsg-part`` beside its final place.  A transfer holds a lock on its partial file, against
-other transfers in this process and in others.  Otherwise two connections of a listener, or commands in two terminals,
-would write to one file alternately, or remove each other's file.  A partial file of another user is never used, because
-that user could read and change the data.
+``NAME`` is first written to ``.NAME.dmsg-part`` in the same directory.  A transfer locks its partial file against other
+transfers, in this process and in others.  Otherwise two connections of a listener, or commands in two terminals, could
+write to one file by turns, or remove each other's file.  A partial file of another user is never used, because that
+user could read and change the data.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dmsg.filelock import is_at, lock_if_can
 
 PART_SUFFIX = ".dmsg-part"
 NAME_LIMIT = 255
-"""Maximum bytes of a name."""
+"""Maximum bytes of a file's name."""
 IS_BUSY = "is being received from another connection"
-"""Reason of a refusal that the sender recognises."""
+"""Reason for a refusal; the sender recognises the text, and tries again later."""
 
 
 def part_name(name: str) -> str:
-    """Return the name of the partial file for a name."""
+    """Return the name of the partial file that belongs to the final name ``name``."""
     part = f".{name}{PART_SUFFIX}"
     if len(os.fsencode(part)) <= NAME_LIMIT:
         return part
@@ -38,12 +38,12 @@ def part_name(name: str) -> str:
 
 
 def part_of(path: Path) -> Path:
-    """Return the path of the partial file for a path."""
+    """Return the path of the partial file that belongs to the final path ``path``."""
     return path.with_name(part_name(path.name))
 
 
 class HeldPart:
-    """Partial file that only this transfer writes; see :func:`hold_part`.
+    """Partial file that is locked for this transfer; see :func:`hold_part`.
 
     :ivar size: number of bytes of the file that existed already.
     """
@@ -55,7 +55,7 @@ class HeldPart:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Unlock the partial file for other transfers, and remove it if it is empty.  May be repeated."""
+        """Unlock the partial file for other transfers, and remove it if it is empty.  Further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
@@ -66,13 +66,14 @@ class HeldPart:
 
 
 def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
-    """Create the partial file of ``target`` if it is absent, lock it, and return it.
+    """Lock the partial file of ``target``, which is created if it does not exist.
 
-    If something unusable has the name of the partial file, such as a link, it is removed first.
+    If the name of the partial file belongs to something that cannot be used, such as a link, that is removed first.
 
     :param at: descriptor of the directory, which must stay open until the partial file is released.
+    :param directory: whether ``target`` is a directory.
     :raises TransferError: another transfer writes the file.
-    :raises NotOurs: a file of another user has its name.
+    :raises NotOurs: the name belongs to a file of another user.
     :raises OSError: the file cannot be created.
     """
     part = part_name(target)
@@ -86,18 +87,18 @@ def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
                 continue
             descriptor = open_ours(part, at, part)
         except FileNotFoundError:
-            continue  # The loop tries again, because another transfer has just completed or removed the file.
+            continue  # Another transfer has just completed or removed the file, so the loop tries again.
         try:
             if not lock_if_can(descriptor):
                 raise TransferError(f"{target} {IS_BUSY}")
             if not is_at(descriptor, part, at):
-                continue  # The loop tries again, because the file was completed or removed before it was locked.
+                continue  # The file was completed or removed before it was locked, so the loop tries again.
             status = os.fstat(descriptor)
             fits = stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode) and status.st_nlink == 1
             if not fits or not make_private(descriptor):
                 removed = take_away(part, at)
                 if removed is not None:
-                    # The error is ignored: the remaining files have another name and are in nobody's way.
+                    # Files that cannot be removed do no harm, because their directory has been renamed.
                     removed.addErrback(lambda _: None)
                 continue
             held = HeldPart(part, at, descriptor, 0 if directory else status.st_size)
@@ -117,7 +118,7 @@ def _make(part: str, at: int, *, directory: bool) -> None:
 
 
 def take_away(name: str, at: int) -> Deferred[None] | None:
-    """Remove a file, or a directory with everything in it; the name is free at once.
+    """Remove a file, or a directory with its content.  The name is free when the function returns.
 
     :returns: for a directory, Deferred that fires when a thread has removed the content; None if nothing is left to do.
     :raises OSError: the file cannot be removed.
@@ -125,7 +126,8 @@ def take_away(name: str, at: int) -> Deferred[None] | None:
     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=at)
         return None
-    from twisted.internet import reactor  # The thread is one of the global reactor, as with ``deferToThread``.
+    # The thread belongs to the global reactor, because ``deferToThread`` uses that one.
+    from twisted.internet import reactor
 
     aside = f"{new_name()}{PART_SUFFIX}"
     os.rename(name, aside, src_dir_fd=at, dst_dir_fd=at)
@@ -146,6 +148,6 @@ def take_away(name: str, at: int) -> Deferred[None] | None:
 def _take_away_empty(part: str, at: int) -> None:
     status = os.stat(part, dir_fd=at, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
-        os.rmdir(part, dir_fd=at)  # This call removes only an empty directory.
+        os.rmdir(part, dir_fd=at)  # ``rmdir`` removes only an empty directory.
     elif status.st_size == 0:
         os.unlink(part, dir_fd=at)

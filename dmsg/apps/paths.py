@@ -1,4 +1,4 @@
-"""Checks of paths that a peer names."""
+"""Checks of paths that a peer has sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH_LIMIT = 4096
 
 
 def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
-    """Return the file that a peer names, below ``root``.
+    """Return the local path of a file that a peer has named relative to ``root``.
 
     :param hidden: whether the path, and the targets of links on it, may contain names that begin with a dot.
     :raises TransferError: the path leads outside ``root``, or is invalid.
@@ -23,7 +23,7 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
         raise TransferError("path is malformed")
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        # Control characters are refused, because the path is shown on terminals, which interpret them.
+        # A terminal that shows the path would interpret control characters.
         raise TransferError("path has control characters")
     check_names(text, hidden=hidden)
     base = root.resolve()
@@ -32,15 +32,16 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
         raise TransferError("the path leads outside the directory")
     if path.name.endswith(PART_SUFFIX):
         raise TransferError("path is malformed")
-    # The resolved path is checked, so that the target of a link is covered, too.
+    # The path without links is checked, too, because a link may lead to a name with a dot.
     check_names(path.relative_to(base).as_posix(), hidden=hidden)
     return path
 
 
 def regular_size(path: Path) -> int:
-    """Return the size in bytes of a file that can be sent.
+    """Return the size in bytes of a regular file.
 
-    :raises TransferError: the file is absent or not regular: pipes would block, and devices have no size.
+    :raises TransferError: the file is absent, or it is not regular, because a pipe would block and a device has no
+        size.
     """
     try:
         status = path.stat()
@@ -61,11 +62,11 @@ def umask() -> int:
 
 
 def find_replaced(name: str, at: int) -> os.stat_result | None:
-    """Return the file that a copy replaces, or None.
+    """Return the status of an existing file that a copy is about to replace; None if there is none.
 
     :param at: descriptor of the directory.
-    :raises TransferError: the existing file is a device, a directory or the like, or must not be written.
-    :raises OwnFile: the file is, or would be, dmsg's own.
+    :raises TransferError: the existing file is not regular, or this user may not write to it.
+    :raises OwnFile: the file belongs, or would belong, to dmsg itself.
     """
     check_target(name, at)
     try:

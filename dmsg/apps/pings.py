@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Event(TypedDict, total=False):
-    """Event while round trips are measured; see :func:`ping`."""
+    """Event of a measurement; see :func:`ping`."""
 
     connected: str
     number: int
@@ -30,12 +30,12 @@ class Event(TypedDict, total=False):
 
 
 class ProbingClient(Interface):
-    """Interface of a client that can measure round trips."""
+    """Interface of a client, as the measurement uses it."""
 
     def probe(
         self, remote: PubKey, port: int | None = None, *, timeout: float = ..., via: PubKey | None = None
     ) -> Deferred[IProtocol]:
-        """Open a stream that no program of the remote sees."""
+        """Open a stream that no program of the remote notices."""
 
     def connect(
         self,
@@ -59,7 +59,10 @@ async def open_probe(
 ) -> StreamTransport:
     """Open a stream for measuring and return its transport.
 
-    :param on_seen: callback invoked with the reason if the peer's program sees the stream, because the peer is too old.
+    :param port: port at which a program of the peer must listen; None for no program.
+    :param on_seen: callback invoked with the reason if a program of the peer notices the stream.  That happens if the
+        peer's dmsg is too old for :meth:`ProbingClient.probe`.
+    :param via: server to use; None for any.
     """
     try:
         protocol = await client.probe(key, port, timeout=timeout, via=via)
@@ -82,12 +85,13 @@ async def ping(
 ) -> None:
     """Measure ``count`` round trips.
 
+    :param port: port at which a program of the peer must listen; None for no program.
     :param interval: seconds between two round trips.
     :param timeout: seconds to wait for the connection, and for each answer.
-    :param on_event: callback invoked with each event.  The first is ``{"connected": KEY, "seconds": S}``.  One for each
-        round trip follows, ``{"number": N, "seconds": S}`` or ``{"number": N, "error": TEXT}``.  ``{"notice": TEXT}``
-        is for people.
-    :returns: Deferred that fires at the end, or fails with the errors of :meth:`dmsg.v2019.client.Client.connect`.
+    :param on_event: callback invoked with each event.  The first event is ``{"connected": KEY, "seconds": S}``.  An
+        event for each round trip follows: ``{"number": N, "seconds": S}`` or ``{"number": N, "error": TEXT}``.  An
+        event ``{"notice": TEXT}`` may come before, and has a message for the user.
+    :raises DmsgError: for the same reasons as in :meth:`dmsg.v2019.client.Client.connect`.
     """
     started = reactor.seconds()
     transport = await open_probe(client, key, port, timeout, lambda text: on_event({"notice": text}))

@@ -1,4 +1,5 @@
-"""The part of SOCKS5 (RFC 1928) that a proxy to peers needs: CONNECT to a host name, without authentication.
+"""The part of SOCKS5 (RFC 1928) that a proxy to peers needs: the command CONNECT with a host name, without
+authentication.
 
 :class:`SocksRequest` does no I/O; :class:`SocksProtocol` is the Twisted part.
 """
@@ -22,9 +23,9 @@ NO_METHOD = 0xFF
 CONNECT = 0x01
 IPV4, NAME, IPV6 = 0x01, 0x03, 0x04
 REQUEST_LIMIT = 520
-"""Maximum bytes of greeting and request; a correct client sends fewer."""
+"""Maximum bytes of the greeting and the request together.  A correct client sends fewer."""
 REQUEST_TIMEOUT = 10.0
-"""Seconds that greeting and request may take."""
+"""Seconds that a client may take to send the greeting and the request."""
 
 OK, FAILED, NOT_ALLOWED, UNREACHABLE, REFUSED = 0x00, 0x01, 0x02, 0x04, 0x05
 UNSUPPORTED_COMMAND, UNSUPPORTED_ADDRESS = 0x07, 0x08
@@ -33,7 +34,7 @@ UNSUPPORTED_COMMAND, UNSUPPORTED_ADDRESS = 0x07, 0x08
 class SocksError(Exception):
     """Error: a request is refused.
 
-    :ivar code: code of the reply; None if the client does not speak SOCKS5 and gets no reply.
+    :ivar code: code for the reply; None if the client does not speak SOCKS5, and therefore gets no reply.
     """
 
     def __init__(self, code: int | None) -> None:
@@ -42,15 +43,15 @@ class SocksError(Exception):
 
 
 def reply(code: int) -> bytes:
-    """Return a reply without a bound address."""
+    """Return a reply with a code and an empty address."""
     return struct.pack(">BBBB4sH", VERSION, code, 0, IPV4, bytes(4), 0)
 
 
 class SocksRequest:
-    """Parser of greeting and request from a byte stream.
+    """Incremental parser of the greeting and the request.
 
-    :ivar target: (host, port) once the request is complete.
-    :ivar rest: bytes after the request.
+    :ivar target: host and port once the request is complete, before that None.
+    :ivar rest: bytes that followed the request.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class SocksRequest:
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Process bytes and return the bytes to answer.
+        """Process received bytes, and return the bytes to answer with.
 
         :raises SocksError: the request is refused.
         """
@@ -93,7 +94,7 @@ class SocksRequest:
         if command != CONNECT:
             raise SocksError(UNSUPPORTED_COMMAND)
         if kind != NAME:
-            raise SocksError(NOT_ALLOWED)  # IP addresses are refused, because peers have only names and keys.
+            raise SocksError(NOT_ALLOWED)  # An IP address cannot be served, because peers have only names and keys.
         host = data[5 : 4 + size].decode("ascii", "replace")
         self.target = host, int.from_bytes(data[4 + size : 6 + size], "big")
         self.rest = data[6 + size :]
@@ -101,10 +102,11 @@ class SocksRequest:
 
 
 class SocksProtocol(SplicedConnection):
-    """Protocol of a program's connection to the proxy.
+    """Protocol of the connection from a program to the proxy.
 
-    :param dial: called with host, port and the connection to join; its Deferred fires once the connection to the peer
-        is open.
+    :param dial: function called with host, port and a connection to splice.  It returns a Deferred that fires when the
+        connection to the peer is open.
+    :param code_of: function that returns the reply's code for a failure to connect.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class SocksProtocol(SplicedConnection):
     def readConnectionLost(self) -> None:
         super().readConnectionLost()
         if self._request is not None and self.transport is not None:
-            # The error is ignored: the connection has ended, so the request will never be complete.
+            # The program sends no more data, so the request will never be complete.
             self.transport.loseConnection()
 
     def _give_up(self) -> None:

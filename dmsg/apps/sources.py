@@ -1,7 +1,7 @@
-"""Files to send: opens them, measures their sizes, and checks that they are still the files that were offered.
+"""Files to send: opens them, finds out their sizes, and checks that they are still the files that were offered.
 
-The size that the system reports is a hint.  Files of ``/proc`` report none, those of ``/sys`` report more than they
-have, and others grow or shrink while they are read.
+The size that the system reports is only a hint.  Files of ``/proc`` have a reported size of 0, files of ``/sys`` a
+reported size above their real one, and other files may grow or shrink while they are read.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from dmsg.apps.exposure import OwnFiles, check_source
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_LIMIT = 1024 * 1024
-"""Maximum bytes of a file whose size the system does not report; such a file is read before it is offered."""
+"""Maximum bytes of a file whose real size the system does not report.  Such a file is read before it is offered."""
 _SMALL = 64 * 1024
-"""Maximum size in bytes that an attribute of ``/sys`` reports, which occupies no blocks."""
+"""Maximum reported size of a file without disk blocks that is treated as a file of ``/sys``, whose real size is
+unknown.
+"""
 
 
 class SourceChanged(TransferError):
-    """Error: a file has changed since it was offered; the text names it, for both sides."""
+    """Error: a file has changed since it was offered.  Both sides show the text, which names the file."""
 
 
 def changed_text(name: str) -> str:
-    """Return the text about a file that arrived but was modified during the transfer."""
+    """Return the warning about a file that arrived but was written to during the transfer."""
     return f"{name} was written to while it was sent: what has arrived is what was read"
 
 
@@ -45,9 +47,9 @@ def gone_error(name: str, error: OSError) -> SourceChanged:
 
 
 def is_pipe(path: str) -> bool:
-    """Whether a name belongs to a pipe: of the shell, as ``<(command)``, a named pipe, or standard input.
+    """Whether a path is a pipe: a named pipe, a pipe of the shell as in ``<(command)``, or a pipe as standard input.
 
-    An open file without a name counts as a pipe, because it can only be read.
+    A path to an open descriptor whose file has no name counts as a pipe, too, because it can only be read once.
     """
     try:
         mode = os.stat(path).st_mode
@@ -59,8 +61,9 @@ def is_pipe(path: str) -> bool:
 
 
 def open_pipe(path: str) -> tuple[int, str]:
-    """Open a pipe; return its descriptor and the name to show to people.
+    """Open a pipe.
 
+    :returns: descriptor, and the name to show to people.
     :raises OSError: the pipe cannot be opened.
     """
     number = _descriptor(path)
@@ -70,7 +73,9 @@ def open_pipe(path: str) -> tuple[int, str]:
 
 
 def named_path(path: Path) -> Path:
-    """Return the path behind a link of ``/proc``, such as ``/dev/stdin``, if the file has a path."""
+    """Return the file's own path if ``path`` is another name of an open descriptor, such as ``/dev/stdin``; else
+    ``path``.
+    """
     if _descriptor(os.fspath(path)) is None:
         return path
     real = Path(os.path.realpath(path))
@@ -78,10 +83,9 @@ def named_path(path: Path) -> Path:
 
 
 def _descriptor(path: str) -> int | None:
-    """Return the number of the open file of this process for which a path is another name, or None."""
+    """Return the descriptor of this process for which a path is another name, as ``/dev/stdin`` is for 0; else None."""
     for _ in range(8):
-        # Links are followed, because /dev/stdin, for example, leads to /proc/self/fd/0.  A longer chain of links is no
-        # descriptor.
+        # For example, /dev/stdin is a link to /proc/self/fd/0. A longer chain of links does not lead to a descriptor.
         above, name = os.path.split(path)
         if (
             os.path.realpath(above or ".") in (f"/proc/{os.getpid()}/fd", "/dev/fd")
@@ -98,14 +102,14 @@ def _descriptor(path: str) -> int | None:
 def open_regular(
     path: str | Path, name: str, at: int | None = None, *, follow: bool = False, own: OwnFiles | None = None
 ) -> io.FileIO:
-    """Open a regular file for reading; a pipe would wait for a writer, and a device has no end.
+    """Open a regular file for reading.  Other files are refused, because a pipe may block and a device may have no end.
 
     :param name: name to use in errors.
-    :param at: descriptor of the directory that the path begins in.
+    :param at: descriptor of the directory to which ``path`` is relative; None for the working directory.
     :param follow: whether to follow a link.
     :param own: see :func:`~dmsg.apps.exposure.check_source`.
     :raises TransferError: the file is not regular.
-    :raises OwnFile: the file is dmsg's own.
+    :raises OwnFile: the file belongs to dmsg itself.
     :raises OSError: the file cannot be opened.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
@@ -123,9 +127,10 @@ def open_regular(
 
 
 def content_of_unmeasured(file: IO[bytes], status: os.stat_result, name: str) -> bytes | None:
-    """Read an open file whose size is unknown; return None if its size is known.
+    """Return the content of an open file whose real size the system does not report; None if the reported size is
+    right.
 
-    :raises TransferError: the file is too large to be read in advance.
+    :raises TransferError: the file has more than ``UNMEASURED_LIMIT`` bytes.
     """
     if status.st_size and (status.st_blocks or status.st_size > _SMALL):
         return None
@@ -141,13 +146,13 @@ def content_of_unmeasured(file: IO[bytes], status: os.stat_result, name: str) ->
 
 
 class Source:
-    """File to send, kept open from the offer until it has been sent.
+    """File to send, which stays open from the offer until it has been sent.
 
     :ivar size: number of bytes that are offered and sent.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
-        """:raises TransferError: the file's size is unknown, and it is too large to be read in advance."""
+        """:raises TransferError: the file's real size is unknown, and it has more than ``UNMEASURED_LIMIT`` bytes."""
         self._name = name
         self._status = os.fstat(file.fileno())
         try:
@@ -164,12 +169,12 @@ class Source:
         self._left = self.size
 
     def seek(self, offset: int) -> None:
-        """Continue reading at a position. The method is called ``seek`` as in Python's file objects."""
+        """Set the position of the next :meth:`read`, in bytes from the start."""
         self._file.seek(offset)
         self._left = self.size - offset
 
     def read(self, count: int) -> bytes:
-        """Return the next bytes, within the offered size; empty at the end.
+        """Return at most ``count`` of the next bytes within the offered size; empty at the end.
 
         :raises SourceChanged: the file has fewer bytes than were offered.
         """
@@ -187,5 +192,5 @@ class Source:
         return (now.st_size, now.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns)
 
     def close(self) -> None:
-        """Close the file.  May be repeated."""
+        """Close the file.  Further calls do nothing."""
         self._file.close()

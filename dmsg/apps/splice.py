@@ -1,9 +1,9 @@
 """Splicing of two connections: bytes that arrive at one are sent over the other.
 
 Each connection is the producer of the other, so back-pressure passes through.  When one direction ends cleanly, its
-data are sent, then the other connection's direction is half-closed, and the opposite direction continues.  When a
-connection is lost, the other one is aborted, so that no program takes a lost connection for a clean end.  A program at
-a TCP connection then sees a reset.
+remaining data is sent and the other connection is half-closed; the opposite direction continues.  When a connection is
+lost, the other one is aborted.  A program at a TCP connection then sees a reset, and does not mistake the loss for a
+clean end.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from dmsg.net.socketopts import send_more, set_reset_on_close, write_now
 from dmsg.net.streams.transports import ApplicationTransport, transport_of
 
 READ_FRAMES = 4
-"""Number of stream frames that one read from the TCP connection can fill."""
+"""Size of a read from the TCP connection, in frames of the stream."""
 MAX_SPLICES = 1024
-"""Maximum number of spliced pairs of one listener; further connections are refused."""
+"""Default maximum number of spliced pairs of one listener.  Further connections are refused."""
 
 _log = Logger()
 
 
 @implementer(IHalfCloseableProtocol)
 class SplicedConnection(Protocol):
-    """Connection that is spliced with another; ``partner`` is set once both are connected."""
+    """Connection that is spliced with another.
+
+    :ivar partner: the other connection, once both are connected.
+    :ivar loss: reason why this connection ended, or None.
+    """
 
     partner: SplicedConnection | None = None
     reading_ended = False
-    """Whether the other end of this connection has ended its data."""
+    """Whether the remote of this connection has half-closed it."""
     _writing_ended = False
 
     def __init__(
@@ -55,16 +59,16 @@ class SplicedConnection(Protocol):
             write_now(self.partner.transport, data)
 
     def readConnectionLost(self) -> None:
-        """Handle a half-close: half-close the other connection as well, and keep the opposite direction open."""
+        """Handle a half-close by the remote: half-close the partner, and keep the opposite direction open."""
         if self.reading_ended:
-            return  # The second report is ignored: TCP reports the end again when reading resumes.
+            return  # TCP reports the end a second time if reading is resumed.
         self.reading_ended = True
         if self.partner is not None:
             self.partner.end_writing()
         self._close_if_both_ended()
 
     def writeConnectionLost(self) -> None:
-        """Handle that all written data have been sent, including the end of data."""
+        """Record that the half-close of this side, and all data before it, was sent."""
         self._writing_ended = True
         self._close_if_both_ended()
 
@@ -75,8 +79,7 @@ class SplicedConnection(Protocol):
         transport.loseWriteConnection()
 
     def _close_if_both_ended(self) -> None:
-        # The TCP connection is closed here, because Twisted leaves it open after both directions are shut down; a
-        # stream closes itself.
+        # After both directions have ended, Twisted leaves a TCP connection open, whereas a stream closes itself.
         both = self.reading_ended and self._writing_ended and self.loss is None
         if both and self.transport is not None and not hasattr(self.transport, "can_half_close"):
             set_reset_on_close(self.transport, False)
@@ -84,8 +87,8 @@ class SplicedConnection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if reason.check(ConnectionDone) and getattr(self.transport, "unacknowledged", 0):
-            # The connection is aborted: the other end closed before it had all data, so the writer must not take this
-            # for a clean end.
+            # The remote closed before it had received all data. The partner is aborted, so that the writer does not
+            # take this for a clean end.
             reason = Failure(ConnectionLost("closed before all that was written had arrived"))
         self.loss = reason
         other, self.partner = self.partner, None
@@ -103,8 +106,8 @@ def _end(transport: ApplicationTransport, reason: Failure) -> None:
         transport.loseConnection()
         read_on = getattr(transport, "startReading", None)
         if read_on is not None and getattr(transport, "connected", False):
-            # Data are read and discarded: a peer that cannot write may not read either, and then the remaining data
-            # would never be sent.
+            # Data is read and discarded: a peer that is blocked in a write might never read the data that is still to
+            # be sent.
             read_on()
     else:
         transport.abortConnection()
@@ -112,10 +115,10 @@ def _end(transport: ApplicationTransport, reason: Failure) -> None:
 
 @implementer(IPushProducer)
 class _Source:
-    """Producer that feeds one connection from the other.
+    """Producer that feeds one connection with what arrives at the other.
 
-    When the other connection is closed and stops its producer, this one is still read.  Otherwise its peer could block
-    in a write for ever, and never read the data that are left for it.
+    When the fed connection closes, it stops its producer.  This class then continues to read, because the peer could
+    otherwise block in a write for ever, and never read the data that is left for it.
     """
 
     def __init__(self, transport: ApplicationTransport) -> None:
@@ -136,11 +139,10 @@ def join(left: SplicedConnection, right: SplicedConnection) -> None:
     for half, other in ((left, right), (right, left)):
         frame = getattr(other.transport, "max_frame", None)
         if frame is not None and isinstance(half.transport, Connection):
-            # The read size is a multiple of a frame's data, so that a full read leaves no small frame.
+            # With a multiple of the frame size, a full read leaves no small frame.
             half.transport.bufferSize = READ_FRAMES * frame
             send_more(half.transport)
-        # If this process is killed, or ends in the next turn, the program at the TCP connection must get a reset
-        # instead of a clean end.
+        # If this process is killed or ends, the program at the TCP connection sees a reset instead of a clean end.
         set_reset_on_close(half.transport, True)
     left.partner, right.partner = right, left
     assert left.transport is not None and right.transport is not None
@@ -149,17 +151,20 @@ def join(left: SplicedConnection, right: SplicedConnection) -> None:
     second.registerProducer(_Source(first), True)
     for half, other in ((left, right), (right, left)):
         if half.reading_ended:
-            # The end of data is passed on now, because it came before the other connection was open.
+            # The half-close arrived before the other connection was open, so it is passed on now.
             other.end_writing()
     if not left.reading_ended:
         first.resumeProducing()
 
 
 class SpliceFactory(Factory):
-    """Factory that splices each incoming connection with one that ``connect`` makes for it.
+    """Factory that opens a second connection for each incoming one, and splices the two.
 
-    :param connect: called with a factory; its Deferred fires once the connection is open.
-    :param is_allowed: returns whether an address may connect.
+    :param connect: function that opens the second connection with a factory.  It returns a Deferred that fires when the
+        connection is open.
+    :param is_allowed: function that returns whether an address may connect.
+    :param on_failed: callback invoked when the second connection cannot be opened.
+    :param max_joints: maximum number of pairs.
     """
 
     noisy = False
@@ -195,13 +200,16 @@ class SpliceFactory(Factory):
 
     @property
     def pair_count(self) -> int:
-        """Number of spliced pairs now."""
+        """Number of incoming connections that are open now."""
         return len(self._halves)
 
     def _make_room(self) -> bool:
-        """Close a connection whose stream waits for another transport, to make room for a new connection."""
+        """Make room for a new connection by aborting one whose stream has no transport.
+
+        :returns: whether such a connection was found.
+        """
         away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
-        # A stream that has ended, but is not read to its end, is closed first.
+        # A stream that has ended but is not read to its end is aborted first.
         over = next((half for half in self._halves if getattr(half.transport, "over", False)), None)
         if not away and over is None:
             return False
@@ -221,7 +229,12 @@ def dial(
     connect: Callable[[IProtocolFactory], Deferred[IProtocol]],
     on_failed: Callable[[Failure], None],
 ) -> None:
-    """Open a second connection for ``connection``, which is paused, and splice the two."""
+    """Open a second connection for ``connection``, and splice the two.
+
+    :param connection: first connection, which is paused.
+    :param connect: function that opens the second connection.
+    :param on_failed: callback invoked when the second connection cannot be opened.
+    """
     two = SplicedConnection()
     factory = Factory.forProtocol(lambda: two)
     factory.noisy = False

@@ -11,19 +11,19 @@ from twisted.python.failure import Failure
 from dmsg.errors import DmsgError, Unwanted
 
 HEADER_LIMIT = 4096
-"""Maximum bytes of a header or an answer."""
+"""Maximum bytes of a message, unless the caller sets another limit."""
 
 
 class TransferError(DmsgError):
-    """Error: the file did not arrive."""
+    """Error: a transfer has failed."""
 
 
 class TransferRefused(TransferError, Unwanted):
-    """Error: the other side refuses to receive the file, or to send it."""
+    """Error: the other side refuses to receive or to send a file."""
 
 
 def lost_text(reason: Failure) -> str:
-    """Return the text for a connection that ended too early."""
+    """Return the text for an error message about a connection that ended before the end of the transfer."""
     if reason.check(ConnectionDone):
         return "the other side ended the connection"
     if reason.check(ConnectionAborted):
@@ -33,9 +33,11 @@ def lost_text(reason: Failure) -> str:
 
 @dataclass(frozen=True)
 class TransferResult:
-    """Result of a transfer.
+    """Result of a transfer of one file or directory.
 
-    :ivar seconds: duration from the first byte to the final answer.
+    :ivar size: number of bytes transferred.
+    :ivar seconds: duration from acceptance to the final answer.
+    :ivar sha256: hash in hexadecimal of a file; empty for a directory.
     :ivar changed: whether the source was written to during the transfer.
     """
 
@@ -57,8 +59,9 @@ def _message(value: dict[str, object]) -> bytes:
 
 
 def take_framed(buffer: bytearray, limit: int, name: str) -> bytes | None:
-    """Remove and return a length-prefixed message from the start of the buffer; None while it is incomplete.
+    """Remove a length-prefixed message from the start of the buffer and return its body; None if it is incomplete.
 
+    :param limit: maximum bytes of the body.
     :param name: name of the protocol, for errors.
     :raises TransferError: the message is longer than ``limit``.
     """
@@ -77,9 +80,9 @@ def take_framed(buffer: bytearray, limit: int, name: str) -> bytes | None:
 def _take_message(
     buffer: bytearray, limit: int = HEADER_LIMIT, name: str = "file transfer"
 ) -> dict[str, object] | None:
-    """Remove and return the JSON object at the start of the buffer; None while it is incomplete.
+    """Remove the length-prefixed JSON object at the start of the buffer and return it; None if it is incomplete.
 
-    :raises TransferError: the bytes are no JSON object.
+    :raises TransferError: the message is too long, or is not a JSON object.
     """
     body = take_framed(buffer, limit, name)
     if body is None:

@@ -20,7 +20,7 @@ from unicodedata import category, normalize
 from dmsg.errors import DmsgError
 
 WORDS = 3
-"""Default number of words.  Three words have 33 bits, of which 26 stay unknown to an attacker who knows the nameplate."""
+"""Default number of words.  Three words have 33 bits; 26 of them stay unknown to a person who knows the nameplate."""
 MIN_WORDS = 3
 """Minimum number of words.  A code of three words in which one is missing is therefore malformed, and does not count as
 a wrong guess.

@@ -1,8 +1,8 @@
-"""Destination of a parcel: files stay inside its directory, and get their names only when they are complete.
+"""Destination of a parcel: files stay inside its directory, and get their final names only when they are complete.
 
-An item ``NAME`` is written as ``.NAME.dmsg-part`` beside its final place.  A partial file that an earlier transfer of
-the same item left there is resumed; one of another item is removed.  No link is followed on any path, and no file of
-another user is used.  A file that somebody replaces after it was checked is not used either
+An item ``NAME`` is first written to ``.NAME.dmsg-part`` in the same directory.  If an earlier transfer of the same item
+has left such a partial file, the transfer resumes there; other content of that name is removed.  No link is followed on
+any path, and no file of another user is used.  If somebody replaces a file after it was checked, the transfer fails
 (:mod:`dmsg.apps.descriptors`).
 """
 
@@ -26,20 +26,21 @@ from dmsg.directories import free_bytes
 
 CHUNK = 256 * 1024
 HELD_PARTS = 64
-"""Maximum number of items of a parcel that are locked during the transfer, each with one descriptor.  Another transfer
-of the same parcel fails at the first lock, so the rest need none."""
+"""Maximum number of items of a parcel that are locked during the transfer.  Each lock needs a descriptor.  Further
+items need no lock, because a second transfer of the same parcel already fails at the first one.
+"""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Destination:
     """Directory that a parcel is written to.
 
-    :param overwrite: whether files of the same names are replaced; directories never are.
+    :param overwrite: whether files of the same names are replaced.  Directories never are.
     :param hidden: whether names that begin with a dot are accepted.
-    :param base: directory above it; no link is followed between the two, and absent directories between them are
-        created.
-    :param copies: whether to write files as cp(1) does.  A file that replaces another one keeps the other's mode and
-        needs write permission on it.  A file that exists already with the same content counts as received.
+    :param base: directory above ``directory``.  Absent directories between the two are created, and no link between
+        them is followed.  None if ``directory`` exists.
+    :param copies: whether to write files as cp(1) does.  A file that replaces another file keeps the mode of the
+        replaced file, which must be writable.  An existing file with the same content counts as received.
     """
 
     def __init__(
@@ -57,20 +58,23 @@ class Destination:
         self._overwrite = overwrite
         self._copies = copies
         self._same: str | None = None
-        """Name of a file that exists already and is assumed to be the same, until the sender denies this."""
+        """Name of an existing file that is assumed to have the same content, until the sender has compared the hash."""
         self._mask = ~umask()
-        """Permissions that this user's umask allows, which limits the modes that the sender asks for."""
+        """Permissions that this user's umask allows.  Other permissions are removed from the modes that the sender
+        sends.
+        """
         self._held: list[HeldPart] = []
         self._tops: dict[str, tuple[int, int]] = {}
-        """Device and inode of each partial file that was created or checked, by name."""
+        """Device and inode of each top-level partial file or directory that was created or checked, by name."""
         self._top: int | None = None
         self._descent: Descent | None = None
 
     def check(self, names: Sequence[tuple[str, str]]) -> None:
-        """Check that items of these names and kinds can be written here.
+        """Check that items can be written here.
 
+        :param names: name and kind of each item.
         :raises TransferError: an item exists already, or its name is invalid.
-        :raises OwnFile: an item is, or would be, dmsg's own.
+        :raises OwnFile: an item belongs, or would belong, to dmsg itself.
         """
         for name, kind in names:
             if "/" in name or name.endswith(PART_SUFFIX):
@@ -82,7 +86,7 @@ class Destination:
             except FileNotFoundError:
                 if self._base is None:
                     raise
-                continue  # An absent directory is no error: it is created when the parcel is accepted.
+                continue  # The directory is created when the parcel is accepted.
             check_target(name, at)
             try:
                 there = os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -94,7 +98,7 @@ class Destination:
                 raise _exists(name)
 
     def free(self) -> int | None:
-        """Return the number of free bytes; None if the file system does not report it."""
+        """Return the number of free bytes on the disk; None if the file system does not report it."""
         try:
             return free_bytes(self._directory)
         except FileNotFoundError:
@@ -103,7 +107,7 @@ class Destination:
             return free_bytes(self._base)
 
     def has_begun(self, names: Sequence[str]) -> bool:
-        """Whether some of these files exist already, partially or completely."""
+        """Whether one of these files exists already, partially or completely."""
         for name in (*map(part_name, names), *names):
             with suppress(FileNotFoundError):
                 os.stat(name, dir_fd=self._root_descriptor(), follow_symlinks=False)
@@ -111,9 +115,10 @@ class Destination:
         return False
 
     def hold(self, names: Sequence[tuple[str, str]]) -> None:
-        """Lock the items of these names and kinds for this transfer, until :meth:`release`.
+        """Lock items for this transfer, until :meth:`release`.
 
-        :raises TransferError: another transfer, in this process or another, writes one of them.
+        :param names: name and kind of each item.
+        :raises TransferError: another transfer, in this process or another, writes one of the items.
         """
         self._root_descriptor(make=self._base is not None)
         try:
@@ -124,7 +129,7 @@ class Destination:
             raise
 
     def release(self) -> None:
-        """Unlock the items, so that another transfer may resume incomplete ones.  May be repeated."""
+        """Unlock the items, so that another transfer may resume incomplete ones.  Further calls do nothing."""
         held, self._held = self._held, []
         for part in held:
             part.release()
@@ -136,29 +141,34 @@ class Destination:
             os.close(top)
 
     def _root_descriptor(self, *, make: bool = False) -> int:
-        """Return the descriptor of the directory, which stays the same even if another directory gets its name."""
+        """Return a descriptor of the directory.  All calls refer to the same directory, even if it is renamed
+        meanwhile.
+
+        :param make: whether to create the directory if it is absent.
+        """
         if self._top is None:
             self._top = open_within(self._base or self._directory, self._directory, make=make)
             self._descent = Descent(self._top)
         return self._top
 
-    # --- operations on one entry ---
+    # --- files and directories of the parcel ---
 
     def _parent(self, entry: Item) -> tuple[int, str]:
-        """Return the descriptor of the directory that contains an entry, valid until the next call, and the name
-        there."""
-        parts = entry.path.split(
-            "/"
-        )  # The parts of the path need no check, because they were checked when the entry arrived.
+        """Return a descriptor of the directory that contains an entry, and the entry's name there.  The descriptor is
+        valid until the next call.
+        """
+        parts = entry.path.split("/")  # The parts of the path were checked when the entry arrived.
         parts[0] = part_name(parts[0])
         self._root_descriptor()
         assert self._descent is not None
         return self._descent.at(parts[:-1]), parts[-1]
 
     def clear(self, entry: Item) -> Generator[object, object, int]:
-        """Remove, in small steps, any file or directory that has the name of an entry and cannot be continued.
+        """Remove, in small steps, a file or directory that has an entry's partial name and that the transfer cannot
+        resume.
 
-        A partial file of an earlier transfer can be continued, and so can a directory if the entry is a directory.
+        A partial file can be resumed.  A partial directory can be resumed if the entry is a directory.  An absent
+        directory is created.
 
         :returns: number of bytes of the entry's file that exist already.
         """
@@ -189,7 +199,7 @@ class Destination:
         return 0
 
     def _has_same(self, entry: Item) -> bool:
-        """Whether a file of that name and size exists, in which case the sender is asked whether the content is the
+        """Whether a file of the entry's name and size exists.  The sender is then asked whether its content is the
         same.
 
         :raises TransferError: a file of another size exists and must not be replaced.
@@ -209,7 +219,7 @@ class Destination:
             self._tops[entry.path] = status.st_dev, status.st_ino
 
     def read(self, entry: Item, size: int) -> Iterator[bytes]:
-        """Yield the first ``size`` bytes of the file, in chunks."""
+        """Yield the first ``size`` bytes of the entry's existing file, in chunks."""
         same = entry.path == self._same
         with (
             open_regular(entry.path, entry.path, self._root_descriptor())
@@ -221,9 +231,9 @@ class Destination:
                 yield data
 
     def _open(self, entry: Item, *, new: bool) -> FileIO:
-        """Open a partial file for writing.
+        """Open the entry's partial file for writing.
 
-        :param new: whether the file may be absent.
+        :param new: whether to create the file if it is absent.
         :raises TransferError: somebody has replaced the file.
         """
         at, name = self._parent(entry)
@@ -246,9 +256,9 @@ class Destination:
         return FileIO(descriptor, "r+b")
 
     def write_from(self, entry: Item, offset: int) -> FileIO:
-        """Return a file that is open for writing at ``offset``, with everything behind the offset cut off.
+        """Open the entry's file for writing at ``offset``, and remove everything after the offset.
 
-        :raises TransferError: the file that exists differs, and must not be replaced.
+        :raises TransferError: the existing file has other content, and must not be replaced.
         """
         if entry.path == self._same:
             if offset != entry.size:
@@ -271,9 +281,9 @@ class Destination:
             mode = entry.mode & self._mask
             if self._copies and "/" not in entry.path:
                 before = find_replaced(entry.path, self._root_descriptor())
-                if (
-                    before is not None
-                ):  # The file's old mode limits the new one, which must not give access to users who had none before.
+                # The new file gets the mode of the file that it replaces. Another mode could give access to users who
+                # had none.
+                if before is not None:
                     mode = stat.S_IMODE(before.st_mode)
             os.fchmod(file.fileno(), mode)
             os.utime(file.fileno(), ns=(entry.mtime, entry.mtime))
@@ -283,10 +293,12 @@ class Destination:
     # --- end of the transfer ---
 
     def finish(self, entries: Sequence[Item]) -> Iterator[object]:
-        """Complete the parcel in small steps: create links, set modes and times of directories, and then give all items
-        their final names.
+        """Complete the parcel in small steps.
 
-        :raises TransferError: a name has been taken meanwhile.
+        Links are created first.  Directories then get their modes and times.  At the end, all items get their final
+        names.
+
+        :raises TransferError: another file has taken a final name meanwhile.
         """
         known = set()
         for entry in entries:
@@ -296,7 +308,7 @@ class Destination:
                 os.symlink(entry.target, name, dir_fd=at)
                 os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=at, follow_symlinks=False)
             yield None
-        # Inner directories are finished first, because each change in a directory sets its time.
+        # Inner directories come first, because a change inside a directory sets the directory's time.
         for entry in reversed(entries):
             if entry.kind == DIRECTORY:
                 with self._open_inside(entry) as inside:
@@ -316,26 +328,24 @@ class Destination:
             raise _replaced_error(entry.path)
         if entry.kind == FILE and not self._overwrite:
             try:
-                # The name is made by a hard link, which, unlike a rename, never replaces an existing file.
+                # A hard link, unlike a rename, never replaces an existing file.
                 os.link(part, target, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
             except FileExistsError:
                 raise _exists(entry.path) from None
             except OSError:
-                os.rename(
-                    part, target, src_dir_fd=at, dst_dir_fd=at
-                )  # A rename is used instead, because the file system has no hard links.
+                os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # The file system has no hard links.
             else:
                 os.unlink(part, dir_fd=at)
         else:
             os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)
 
     def path_of(self, name: str) -> Path:
-        """Return the final path of an entry."""
+        """Return the final path of a top-level item."""
         return self._directory / name
 
     @contextmanager
     def _open_inside(self, entry: Item) -> Iterator[int]:
-        """Open a directory of the parcel.
+        """Open a directory of the parcel, and yield its descriptor.
 
         :raises TransferError: somebody has replaced the directory.
         """
@@ -350,7 +360,12 @@ class Destination:
             os.close(inside)
 
     def _take_away_others(self, entry: Item, inside: int, known: set[str]) -> Iterator[object]:
-        """Remove partial files that an earlier transfer of another tree left in this directory."""
+        """Remove everything in a directory of the parcel that is not in the manifest.  An earlier transfer may have
+        left it.
+
+        :param inside: descriptor of the directory.
+        :param known: paths of all entries of the manifest.
+        """
         for other in os.listdir(inside):
             if f"{entry.path}/{other}" not in known:
                 yield take_away(other, inside)

@@ -1,7 +1,7 @@
-"""Manifest of a parcel: list of its files, directories and links, which the sender writes and the receiver checks.
+"""Manifest of a parcel: list of its files, directories and links, which the sender sends and the receiver checks.
 
-A path is relative, with ``/`` between its parts; the first part is the name of a top-level item.  Names are bytes on
-both sides: bytes that are no UTF-8 are transferred as surrogates (PEP 383).
+A path is relative, with ``/`` between its parts; the first part is the name of a top-level item.  The file system's
+names are bytes.  Bytes that are not UTF-8 are sent as surrogate characters (PEP 383).
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ FILE, DIRECTORY, LINK = "f", "d", "l"
 ENTRIES_LIMIT = 250_000
 """Maximum number of files, directories and links of one parcel."""
 NAMES_LIMIT = 32 * 1024 * 1024
-"""Maximum bytes of all paths and link targets together."""
+"""Maximum bytes of all paths and link targets of one parcel together."""
 PATH_LIMIT = 4096
 """Maximum bytes of one path."""
 DEPTH_LIMIT = 200
-"""Maximum number of parts of a path."""
+"""Maximum number of parts, such as directories, of a path."""
 MODE_MASK = 0o777
-"""Bits of a file mode that are transferred; set-user-id, set-group-id and sticky are not."""
+"""Bits of a file's mode that are transferred.  Set-user-id, set-group-id and sticky bits are not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """Entry of a manifest: a file, a directory or a symbolic link.
 
+    :ivar path: path of the entry in the parcel.
     :ivar kind: ``FILE``, ``DIRECTORY`` or ``LINK``.
-    :ivar size: bytes of a file, else 0.
+    :ivar size: bytes of a file; 0 for other kinds.
     :ivar mode: permissions, nine bits.
     :ivar mtime: time of the last change, in nanoseconds since 1970.
-    :ivar target: target of a link.
+    :ivar target: target of a link; empty for other kinds.
     """
 
     path: str
@@ -46,12 +47,12 @@ class Item:
     target: str = ""
 
     def below(self, name: str) -> Item:
-        """Return the entry with another name for its top-level item."""
+        """Return a copy of the entry whose path begins with ``name`` instead of the top-level item's name."""
         _, slash, rest = self.path.partition("/")
         return replace(self, path=f"{name}{slash}{rest}")
 
     def to_list(self) -> list[object]:
-        """Return the entry as a list for the wire."""
+        """Return the entry as a list, which is its form in messages."""
         fields = [self.path, self.kind, self.size, self.mode, self.mtime]
         return [*fields, self.target] if self.kind == LINK else fields
 
@@ -72,9 +73,10 @@ def parts_of(path: object) -> list[str]:
 
 
 def stays_inside(path: str, target: object) -> bool:
-    """Whether a link at ``path`` leads to something in the same tree, even with the tree's other links.
+    """Whether a link at ``path`` leads to something in the same top-level item, whatever other links that item has.
 
-    Parts ``..`` may only come first.  After the name of another link, their target would be unknown.
+    In the target, ``..`` is allowed only at the start.  After another name, which may be a link, ``..`` could lead
+    anywhere.
     """
     if not isinstance(target, str) or not target or "\0" in target or not _is_name(target):
         return False
@@ -84,12 +86,12 @@ def stays_inside(path: str, target: object) -> bool:
     parts = [part for part in target.split("/") if part not in ("", ".")]
     while up < len(parts) and parts[up] == "..":
         up += 1
-    # The link's target may go up as far as the top directory of the tree, but not above it.
+    # The target may go up as far as the top-level directory, but not above it.
     return ".." not in parts[up:] and up <= path.count("/") - 1
 
 
 def decode_item(value: object) -> Item:
-    """Decode an entry that the other side sent.
+    """Return the entry in a list that the other side has sent.
 
     :raises TransferError: the entry is malformed or not allowed.
     """
@@ -110,7 +112,7 @@ def decode_item(value: object) -> Item:
 
 
 class TopLevelItem(TypedDict):
-    """Summary of one sent file or directory: its bytes, files and directories."""
+    """Summary of one top-level file or directory: its bytes, and its numbers of files and directories."""
 
     name: str
     kind: str
@@ -120,9 +122,13 @@ class TopLevelItem(TypedDict):
 
 
 class CheckedItems:
-    """List of entries in the order of their arrival, which checks that each path comes once and after its directory.
+    """List of the manifest's entries, in the order in which they arrived.
+
+    Each path may occur only once, and only after the directory that contains it.
 
     :param hidden: whether names that begin with a dot are allowed.
+    :ivar size: bytes of all files.
+    :ivar files: number of files and links.
     """
 
     def __init__(self, *, hidden: bool = True) -> None:
@@ -135,9 +141,10 @@ class CheckedItems:
         self._names = 0
 
     def add(self, entry: Item) -> None:
-        """Add an entry.
+        """Check an entry and append it.
 
-        :raises TransferError: the entry does not fit those before it, or a limit is exceeded.
+        :raises TransferError: the path occurs twice or before its directory, a name is not allowed, or a limit is
+            exceeded.
         """
         above, slash, _ = entry.path.rpartition("/")
         if entry.path in self._kinds or (slash and self._kinds.get(above) != DIRECTORY):
@@ -158,13 +165,12 @@ class CheckedItems:
 
     @property
     def tops(self) -> list[TopLevelItem]:
-        """Summaries to show to a person: for each top-level item its name, kind, bytes, number of files and of
-        directories."""
+        """Summaries of the top-level items, for people."""
         return list(self._tops.values())
 
 
 def _is_name(text: str) -> bool:
-    """Whether a system can have the name; surrogates may stand only for bytes that are no UTF-8."""
+    """Whether a file system can have the name.  Surrogate characters may only stand for bytes that are not UTF-8."""
     try:
         return len(os.fsencode(text)) <= PATH_LIMIT
     except UnicodeEncodeError:

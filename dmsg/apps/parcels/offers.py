@@ -1,4 +1,4 @@
-"""Offers: descriptions of a parcel, which the sender sends before the receiver accepts."""
+"""Offers: descriptions of parcels, which the sender sends and which the receiver accepts or refuses."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dmsg.apps.transfer import TransferError
 
 @dataclass(frozen=True)
 class Offer:
-    """Offer of a sender; nothing in it has been verified.
+    """Description of a parcel by its sender.  Nothing in it has been verified.
 
     :ivar kind: ``files``, ``text`` or ``pipe``.
     :ivar things: name, kind, bytes, number of files and number of directories of each top-level item.
     :ivar size: bytes of the whole parcel; 0 for a pipe, whose size is unknown.
     :ivar files: number of files.
     :ivar text: content of a text, or name of a pipe.
-    :ivar of_0_1: whether the sender is a program of dmsg 0.1, which sends the bytes of its one file without waiting for
-        an answer.
+    :ivar of_0_1: whether the sender is a program of dmsg 0.1.  Such a program sends the content of its one file without
+        waiting for an answer.
     """
 
     kind: str
@@ -30,9 +30,9 @@ class Offer:
     of_0_1: bool = False
 
     def with_name(self, name: str) -> Offer:
-        """Return the offer with another name for its only item.
+        """Return a copy of the offer in which its only item has another name.
 
-        :raises TransferError: the offer has several items, or none.
+        :raises TransferError: the offer does not have exactly one item.
         """
         if len(self.things) != 1:
             raise TransferError(f"{len(self.things)} files and directories are offered where one was expected")

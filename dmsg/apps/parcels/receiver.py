@@ -1,4 +1,4 @@
-"""Receiving side of a parcel, which accepts or refuses the offer and writes the files."""
+"""Receiving side of a parcel: accepts or refuses the offer, and writes the files."""
 
 from __future__ import annotations
 
@@ -41,23 +41,25 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 HELD_LIMIT = 1024 * 1024
-"""Maximum bytes to buffer while this side is busy and does not read."""
+"""Maximum bytes to buffer while this side has paused reading."""
 SLICE = 0.01
-"""Seconds of a reactor turn that one parcel may use, so that many small files in one read do not delay other
-connections."""
+"""Seconds of a reactor turn that one parcel may use.  Many small files that arrive together would otherwise delay other
+connections.
+"""
 ENTRIES_SLICE = 50
-"""Maximum number of entries to check at once; longer lists are checked in steps."""
+"""Maximum number of entries that are checked in one step.  A longer list is checked in several steps."""
 
 
 @dataclass(frozen=True)
 class ReceivedParcel:
     """Result of a received parcel.
 
+    :ivar offer: offer that was accepted.
     :ivar size: number of bytes transferred, without those that existed already.
     :ivar paths: paths of the top-level files and directories.
     :ivar seconds: duration from acceptance to the end.
-    :ivar changed: names of files that were written to during the transfer; a long list is cut.
-    :ivar sha256: hash of the file in hexadecimal, if the parcel is one file; else empty.
+    :ivar changed: names of the first files that were written to during the transfer, at most ``CHANGED_LIMIT``.
+    :ivar sha256: hash in hexadecimal if the parcel is one file, else empty.
     """
 
     offer: Offer
@@ -74,21 +76,22 @@ class ReceivedParcel:
 
 
 Asked = Callable[[Offer], "Deferred[str | None] | str | None"]
-"""Callback that decides about an offer; returns None to accept it, or the reason to refuse it."""
+"""Callback that decides about an offer.  It returns None to accept the offer, or the reason for refusing it."""
 
 
 class ParcelReceiver(ParcelEnd):
     """Protocol of the receiving side of a parcel.
 
-    ``done`` fires with :class:`ReceivedParcel` or fails with :class:`~dmsg.apps.transfer.TransferError`.  ``closed``
-    fires when the connection is closed and the last message has been sent.
-
+    :param place: directory that files are written to.
     :param decide_offer: see :data:`Asked`.
-    :param progress: callback invoked with the number of bytes present so far.
+    :param progress: callback invoked with the number of bytes present so far, with those of earlier transfers.
     :param pipe: callback invoked with the bytes of a pipe.
-    :param limit: maximum bytes of a pipe; for files, ``decide_offer`` sees the size.
-    :param name: name to give to the only item of the parcel instead of the offered one.
-    :param refusal: text before the reason that the other side gives when it ends the transfer.
+    :param limit: maximum bytes of a pipe.  For files, ``decide_offer`` checks the size.
+    :param name: name that the only item of the parcel gets instead of the offered name; None for the offered names.
+    :param refusal: text to put before the reason that the other side gives when it ends the transfer.
+    :ivar done: Deferred that fires with :class:`ReceivedParcel`, or fails with
+        :class:`~dmsg.apps.transfer.TransferError`.
+    :ivar closed: Deferred that fires when the connection is closed and the last message has been sent.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class ParcelReceiver(ParcelEnd):
         self._changed: list[str] = []
         self._sha256 = ""
         self._pausing = False
-        """Whether reading is paused only to give other connections their time in the reactor turn."""
+        """Whether reading is paused only so that other connections can be served."""
         self._task: CooperativeTask[Iterator[object]] | None = None
         self.done: Deferred[ReceivedParcel] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
@@ -155,7 +158,9 @@ class ParcelReceiver(ParcelEnd):
             self._fail(self._with_shown_name(error))
 
     def _wait(self, waiting: Deferred[_T], then: Callable[[_T], None]) -> None:
-        """Pause reading until ``waiting`` fires, and then call ``then``."""
+        """Pause reading until ``waiting`` fires, and then call ``then`` with its result.  A failure ends the
+        transfer.
+        """
         transport = transport_of(self)
         self._waits = True
         transport.pauseProducing()
@@ -178,7 +183,7 @@ class ParcelReceiver(ParcelEnd):
             except TransferError as error:
                 self._fail(error)
                 return
-            # Reading is resumed, because otherwise the end of the connection would not be noticed.
+            # Without reading, this side would not notice the end of the connection.
             transport.resumeProducing()
             if not self.done.called:
                 self._proceed()
@@ -210,8 +215,8 @@ class ParcelReceiver(ParcelEnd):
                 self._finished([])
                 return
             if self._offer.kind == "files":
-                # The free space is checked now only if no file exists in part; otherwise the number of missing bytes is
-                # not known yet.
+                # If a part of a file exists, the number of missing bytes is not known yet, and the free space is
+                # checked later.
                 if not self._place.has_begun([name for name, *_ in self._offer.things]):
                     self._check_room(0)
                 self._place.hold([(name, kind) for name, kind, *_ in self._offer.things])
@@ -225,7 +230,7 @@ class ParcelReceiver(ParcelEnd):
         return True
 
     def _take_one_file(self) -> bool:
-        """Begin to receive a file from a program of dmsg 0.1, which sends its bytes at once."""
+        """Begin to receive a file from a program of dmsg 0.1, which sends the content without waiting for an answer."""
         ((name, _, size, *_),) = self._offer.things
         file = Item(name, FILE, size, 0o666, time.time_ns())
         self._checked.add(file)
@@ -289,13 +294,15 @@ class ParcelReceiver(ParcelEnd):
         return item if self._name is None else item.below(self._name)
 
     def _work(self, steps: Iterator[object], then: Callable[[], None]) -> None:
-        """Run a long task in steps. It needs steps because a short list of many directories costs its sender next to
-        nothing."""
+        """Run a long task in steps, and then call ``then``.
+
+        Steps are necessary, because a sender could easily describe directories that take this side long to create.
+        """
         task = self._task = work_for_strangers(steps)
         self._wait(task.whenDone(), lambda _: then())
 
     def _check_destination(self) -> None:
-        """Check that the manifest matches the accepted offer, and find out which parts exist already."""
+        """Check that the manifest matches the accepted offer, and find out which parts of the files exist already."""
         if [parse_item(top) for top in self._checked.tops] != self._offer.things:
             raise TransferError("the data differs from the offer")
         self._work(self._check_target(), self._on_destination_checked)
@@ -328,7 +335,11 @@ class ParcelReceiver(ParcelEnd):
         self._step = self._take_offsets
 
     def _check_room(self, existing: int) -> None:
-        """Raise TransferError unless the disk has room for all bytes of the parcel except the ``existing`` ones."""
+        """Check that the disk has room for the missing bytes of the parcel.
+
+        :param existing: number of bytes that exist already.
+        :raises TransferError: the disk has too little room.
+        """
         free = self._place.free()
         needed = self._offer.size - existing
         if free is not None and needed > free:
@@ -407,8 +418,7 @@ class ParcelReceiver(ParcelEnd):
 
     def _store(self, data: bytes) -> None:
         assert self._file is not None
-        # The result is checked, because an unbuffered write may write only a part of the data, for example if the disk
-        # is full.
+        # An unbuffered write may write only a part of the data, for example if the disk is full, so it is repeated.
         view = memoryview(data)
         while view:
             view = view[self._file.write(view) :]
@@ -420,7 +430,8 @@ class ParcelReceiver(ParcelEnd):
     def _end_file(self, digest: bytes) -> None:
         assert self._file is not None
         if digest != self._hash.digest():
-            # The file is removed and not resumed, because nobody knows which of its bytes are wrong.
+            # The content is deleted, because nobody knows which of its bytes are wrong. A later transfer must not
+            # resume it.
             self._file.truncate(0)
             raise TransferError(f"the SHA-256 of {self._item.path} differs from the sender's: send it again")
         if len(self._checked.entries) == 1:
@@ -432,7 +443,7 @@ class ParcelReceiver(ParcelEnd):
     # --- end of the transfer ---
 
     def _with_shown_name(self, error: OSError) -> TransferError:
-        """Return the error of a file, with the name that the user knows."""
+        """Return the error of a file.  It contains the name that the user knows, not that of the partial file."""
         name = Path(error.filename).name if isinstance(error.filename, str) else ""
         if not name or name.endswith(PART_SUFFIX):
             name = self._item.path or self._offer.things[0][0] if self._offer.things else ""
@@ -446,7 +457,9 @@ class ParcelReceiver(ParcelEnd):
             self.done.callback(ReceivedParcel(self._offer, self._size, paths, seconds, changed, self._sha256))
 
     def refuse(self, reason: str) -> None:
-        """Give up because of a problem on this side, and tell the other side; the caller fires ``done``."""
+        """End the transfer because of a problem on this side, and send the reason to the other side.  The caller fires
+        ``done``.
+        """
         self._given_up = True
         self._say(error=reason)
         self._stop()
@@ -460,7 +473,7 @@ class ParcelReceiver(ParcelEnd):
     def _end(self, error: TransferError) -> None:
         self._stop()
         transport = transport_of(self)
-        # Data are read and discarded, because a peer that cannot write may not read the error either.
+        # What the sender still sends is read and discarded. A sender that cannot write might not read the error either.
         transport.resumeProducing()
         transport.loseConnection()
         if not self.done.called:
@@ -480,7 +493,7 @@ class ParcelReceiver(ParcelEnd):
         self._place.release()
 
     def _take_last_words(self) -> None:
-        """Process data that arrived before the end of the stream, while this side was busy."""
+        """Process the data that arrived before the connection ended, while reading was paused."""
         if self._pausing:
             self._waits = self._pausing = False
             self._proceed(math.inf)

@@ -1,4 +1,4 @@
-"""Sending side of a parcel, which offers the parcel, and sends it if the other side accepts."""
+"""Sending side of a parcel: offers the parcel, and sends it if the other side accepts."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class SentParcel:
 
     :ivar size: number of bytes transferred, without those that the other side had already.
     :ivar seconds: duration from acceptance to the final answer.
-    :ivar changed: names of files that were written to during the transfer.
-    :ivar sha256: hash of the file in hexadecimal, if the parcel is one file; else empty.
+    :ivar changed: names of the first files that were written to during the transfer, at most ``CHANGED_LIMIT``.
+    :ivar sha256: hash in hexadecimal if the parcel is one file, else empty.
     """
 
     size: int
@@ -57,7 +57,7 @@ class SentParcel:
 
 @implementer(IPushProducer)
 class _FlowControl:
-    """Producer that pauses a task while the stream's buffer is full."""
+    """Producer that pauses a task of this program while the stream's send buffer is full."""
 
     def __init__(self, work: Iterator[object]) -> None:
         self.task = do_work(work)
@@ -80,7 +80,7 @@ class _FlowControl:
 
 
 class SenderOptions(TypedDict, total=False):
-    """Optional arguments of :class:`ParcelSender` that its subclasses pass on."""
+    """Optional arguments of :class:`ParcelSender` and of its subclasses."""
 
     on_accepted: Callable[[], object]
     progress: Callable[[int], object]
@@ -88,15 +88,16 @@ class SenderOptions(TypedDict, total=False):
 
 
 class ParcelSender(ParcelEnd):
-    """Base of all senders of parcels; ``done`` fires with :class:`SentParcel`.
+    """Base class of all senders of parcels.
 
     :param on_accepted: callback invoked when the other side has accepted.
-    :param progress: callback invoked with the number of bytes that the other side has or was sent.
-    :param refusal: text before the reason that the other side gives when it ends the transfer.
+    :param progress: callback invoked with the number of bytes sent so far, plus those that the other side had already.
+    :param refusal: text to put before the reason that the other side gives when it ends the transfer.
+    :ivar done: Deferred that fires with :class:`SentParcel`.
     """
 
     _resumes = False
-    """Whether the receiver keeps the part received before an interruption, so that sending the files again continues
+    """Whether the receiver stores what it received before an interruption, so that a repeated transfer resumes
     there.
     """
 
@@ -127,7 +128,7 @@ class ParcelSender(ParcelEnd):
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """Start to send after the receiver has accepted."""
+        """Start sending the content, because the receiver has accepted."""
         raise NotImplementedError
 
     def dataReceived(self, data: bytes) -> None:
@@ -163,7 +164,7 @@ class ParcelSender(ParcelEnd):
             self.done.callback(SentParcel(self._size, self._files, seconds, tuple(self._changed), self._sha256))
 
     def _send_all(self, work: Iterator[object]) -> None:
-        """Run ``work``, which writes to the stream, as fast as the stream takes the data."""
+        """Run an iterator that writes to the stream, in steps, and pause it while the stream's send buffer is full."""
         flow = self._flow = _FlowControl(work)
         transport = transport_of(self)
         transport.registerProducer(flow, True)
@@ -189,10 +190,10 @@ class ParcelSender(ParcelEnd):
             self.transport.abortConnection()  # type: ignore[union-attr]
 
     def _fail(self, error: TransferError) -> None:
-        self._error = error  # An abort calls ``connectionLost`` at once, which needs the error, too.
+        self._error = error  # ``abortConnection`` calls ``connectionLost`` at once, which needs this error.
         self._stop()
         transport = transport_of(self)
-        # The connection is aborted: without chunks, the other side would take a message for bytes of the file.
+        # Without chunks, the other side would take an error message for content of the file.
         if self._in_bytes and not self._pieces:
             transport.abortConnection()
         else:
@@ -209,7 +210,7 @@ class ParcelSender(ParcelEnd):
         if flow is not None:
             self.transport.unregisterProducer()  # type: ignore[union-attr]
             with suppress(TaskFinished):
-                flow.task.stop()  # The task is stopped, which also closes its file.
+                flow.task.stop()  # Stopping the task also closes its file.
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
@@ -238,9 +239,10 @@ class TextSender(ParcelSender):
 
 
 class PipeSender(ParcelSender):
-    """Sender of a pipe, whose size is unknown; ``source`` is paused and resumed as a Twisted producer.
+    """Sender of a pipe, whose size is unknown.
 
-    :param source: called with this consumer, on which it calls ``registerProducer``, ``write`` and ``end()``.
+    :param source: function that starts reading the pipe.  It gets this sender, and calls its methods
+        ``registerProducer``, ``write`` and ``end``.
     """
 
     def __init__(self, name: str, source: Callable[[PipeSender], object], **options: Unpack[SenderOptions]) -> None:
@@ -259,7 +261,7 @@ class PipeSender(ParcelSender):
         self._source(self)
 
     def write(self, data: bytes) -> None:
-        """Send more bytes of the pipe."""
+        """Send bytes that were read from the pipe."""
         for at in range(0, len(data), CHUNK_LIMIT):
             some = data[at : at + CHUNK_LIMIT]
             self._hash.update(some)
@@ -268,7 +270,7 @@ class PipeSender(ParcelSender):
         self._progress(self._size)
 
     def end(self) -> None:
-        """Handle the end of the input."""
+        """Send the end of the pipe and its hash."""
         if not self.done.called:
             self._said_all = True
             self.transport.write(END + self._hash.digest())  # type: ignore[union-attr]
@@ -299,7 +301,7 @@ class FilesSender(ParcelSender):
         size = 0
         for entry in self._entries:
             some.append(entry.to_list())
-            # The number is an upper bound of the entry's size as JSON.
+            # An upper bound of the entry's size as JSON.
             size += 6 * (len(entry.path) + len(entry.target)) + 80
             if size >= MESSAGE_FULL:
                 self._say(entries=some)
@@ -307,8 +309,7 @@ class FilesSender(ParcelSender):
                 yield None
         if some:
             self._say(entries=some)
-        # The answer is expected only after the whole list, because before it the other side cannot know which parts it
-        # has.
+        # Before it has the whole list, the other side cannot know which parts it has.
         self._next = self._on_offsets
         self._say(whole=True)
 
@@ -326,7 +327,9 @@ class FilesSender(ParcelSender):
             self._have[index] = size, digest
 
     def _send_rest(self) -> Iterator[None]:
-        """Send the offsets at which files resume, and then the rest of each file."""
+        """Compare the parts that the other side has, send the offsets at which files resume, and then the rest of each
+        file.
+        """
         digests: dict[int, HASH] = {}
         some: list[list[int]] = []
         for index, (size, digest) in sorted(self._have.items()):
@@ -350,7 +353,7 @@ class FilesSender(ParcelSender):
         yield from self._all_contents(digests)
 
     def _all_contents(self, digests: dict[int, HASH]) -> Iterator[None]:
-        """Send the bytes that the other side lacks.
+        """Send the content that the other side lacks.
 
         :param digests: hash of the part that the other side has, by index of the entry.
         """
@@ -384,7 +387,7 @@ class FilesSender(ParcelSender):
         if len(self._entries) == 1:
             self._sha256 = digest.hexdigest()
         self.transport.write(encode_end(digest.digest(), changed=changed) if self._pieces else digest.digest())  # type: ignore[union-attr]
-        yield None  # An empty file counts as a step, too, because a parcel may have many of them.
+        yield None  # Even an empty file is a step of its own, because a parcel may have many of them.
 
     def _stop(self) -> None:
         super()._stop()
@@ -392,7 +395,7 @@ class FilesSender(ParcelSender):
 
 
 class OldFileSender(FilesSender):
-    """Sender of one file to a program of dmsg 0.1, which gets name, size and content without being asked."""
+    """Sender of one file to a program of dmsg 0.1.  Name, size and content are sent without waiting for an answer."""
 
     _resumes = False
 

@@ -1,7 +1,7 @@
-"""Walk over the files and directories to send; each file is opened again when its turn comes.
+"""Search for the files and directories to send.  Each file is opened again when it is sent.
 
-Both steps use descriptors, so that a link which replaces a directory meanwhile is not followed.  A file that is opened
-again is compared with the offered one.
+Both the search and the later opening use descriptors, so a link that replaces a directory meanwhile is not followed.  A
+file that is opened again is compared with the file that was offered.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from dmsg.apps.sources import (
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_IN_ALL = 16 * UNMEASURED_LIMIT
-"""Maximum bytes of all files of a parcel whose sizes the system does not report."""
+"""Maximum bytes of all files of a parcel together whose sizes the system does not report."""
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass
 class WalkResult:
-    """Result of a walk: the entries to send.
+    """Result of :func:`walk`: the entries to send, and the paths that are not sent.
 
+    :ivar base: directory above all items, below which no link is followed; None for the parent of each item.
+    :ivar checked: manifest of the entries to send.
     :ivar tops: local path of each top-level item, by the name under which it is sent.
-    :ivar inodes: inodes of the entries, in their order.
-    :ivar contents: contents of files whose sizes the system does not report, by index.
+    :ivar inodes: inodes of the entries, in the order of the manifest.
+    :ivar contents: contents of files whose sizes the system does not report, by index of the entry.
     :ivar left_out: paths that are not sent, such as links that lead out of their tree, devices and sockets.
     :ivar dotted: paths that are not sent because the name begins with a dot.
-    :ivar own: paths that are not sent because they are dmsg's own, such as key files.
-    :ivar base: directory above all items, below which no link is followed; None takes the parent of each item.
+    :ivar own: paths that are not sent because they belong to dmsg itself, such as key files.
     """
 
     hidden: bool = False
@@ -65,8 +66,8 @@ class WalkResult:
         """Open the directory that contains a top-level item.
 
         :param name: name under which the item is sent.
-        :returns: descriptor, and the item's name in that directory.
-        :raises OwnFile: the directory is dmsg's own.
+        :returns: descriptor of the directory, and the item's name in it.
+        :raises OwnFile: the directory belongs to dmsg itself.
         """
         path = self.tops[name]
         try:
@@ -79,10 +80,10 @@ class WalkResult:
             os.close(at)
 
     def add(self, entry: Item, inode: int, content: bytes | None = None) -> None:
-        """Add an item to the manifest.
+        """Add an entry to the manifest.
 
-        :param content: bytes of a file whose size is not known before it is read.
-        :raises TransferError: the item contradicts those before it, or a limit is exceeded.
+        :param content: content of a file whose size the system does not report, else None.
+        :raises TransferError: the entry contradicts those before it, or a limit is exceeded.
         """
         parts_of(entry.path)
         if content is not None:
@@ -95,7 +96,7 @@ class WalkResult:
 
 
 class OfferedFiles:
-    """Files of an offered parcel, which are opened one after the other."""
+    """Files of an offered parcel, which the sender opens one after the other."""
 
     def __init__(self, walked: WalkResult) -> None:
         self._walked = walked
@@ -106,7 +107,8 @@ class OfferedFiles:
     def open(self, index: int) -> IO[bytes]:
         """Open a file, and check that it is still the file that was offered.
 
-        :raises SourceChanged: the file has changed or is another one.
+        :param index: index of the entry in the manifest.
+        :raises SourceChanged: the file is absent, shorter, or another file.
         """
         entry = self._walked.checked.entries[index]
         content = self._walked.contents.get(index)
@@ -146,7 +148,7 @@ class OfferedFiles:
         return open_regular(parts[-1], entry.path, self._descent.at(parts[:-1]))
 
     def close(self) -> None:
-        """Close the directories.  May be repeated."""
+        """Close the directories.  Further calls do nothing."""
         descent, self._descent = self._descent, None
         if descent is not None:
             descent.close()
@@ -156,11 +158,12 @@ class OfferedFiles:
 def walk(
     paths: Sequence[Path], *, hidden: bool = False, called: str | None = None, base: Path | None = None
 ) -> WalkResult:
-    """Find all files, directories and links to send below some paths; blocks while it reads the disk.
+    """Find all files, directories and links to send.  Blocks while it reads the disk.
 
+    :param paths: files and directories that the user named.
     :param hidden: whether to include names that begin with a dot.
-    :param called: name under which a single path is sent instead of its own.
-    :param base: directory above all paths, which contain no links below it; a link that appears later is not followed.
+    :param called: name under which a single path is sent; None for its own name.
+    :param base: directory above all paths, below which no link is followed; None if the paths themselves may be links.
     :raises TransferError: two paths have the same name, or a file cannot be read or must not be sent.
     """
     walked = WalkResult(hidden, base)
@@ -238,7 +241,7 @@ def _add_directory(walked: WalkResult, source: Path, name: str, at: int) -> None
 
 
 def _add_entry(walked: WalkResult, name: str, path: str, at: int, own: OwnFiles) -> bool:
-    """Add the entry of one file, directory or link.
+    """Add the entry of one file, directory or link to the manifest.
 
     :returns: whether it is a directory whose content has yet to be added.
     """

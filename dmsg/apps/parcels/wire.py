@@ -37,13 +37,13 @@ from dmsg.errors import CloseReason, CutShort, Unwanted
 MESSAGE_LIMIT = 256 * 1024
 """Maximum bytes of a message."""
 MESSAGE_FULL = 128 * 1024
-"""Bytes of entries after which a new message begins."""
+"""Bytes of entries after which the sender begins a new message."""
 TEXT_LIMIT = 32 * 1024
 """Maximum characters of a text; a longer one is sent as a file."""
 THINGS_LIMIT = 1000
-"""Maximum number of top-level items of a parcel; the content of directories does not count."""
+"""Maximum number of top-level items of a parcel.  Files inside directories do not count."""
 CHANGED_LIMIT = 20
-"""Maximum number of changed files that are named in the result."""
+"""Maximum number of names in the list of files that changed during the transfer."""
 DIGEST_SIZE = 32
 GAVE_UP = "the other side gave up"
 WHAT = "parcels"
@@ -55,15 +55,17 @@ class ParcelCut(TransferError):
 
 
 class GivenUp(ParcelCut, Unwanted):
-    """Error: the other side ended the transfer before any bytes had arrived."""
+    """Error: the other side ended the transfer before any content had arrived."""
 
 
 class PartKept(ParcelCut, CutShort):
-    """Error: only a part of the parcel has arrived, and is kept; if the same parcel is sent again, it resumes there."""
+    """Error: only a part of the parcel has arrived.  The part is stored, and a repeated transfer of the parcel resumes
+    there.
+    """
 
 
 def lost_error(reason: Failure, moved: int) -> TransferError:
-    """Return the error for a connection that was lost too early.
+    """Return the error for a connection that ended before the end of the transfer.
 
     :param moved: number of bytes that were transferred before.
     """
@@ -81,9 +83,9 @@ def encode(**message: object) -> bytes:
 
 
 class Messages:
-    """Parser of messages, and of the bytes between them, from a stream.
+    """Parser of messages, and of the content between messages.
 
-    :param refusal: text before the reason that the other side gives when it ends the transfer.
+    :param refusal: text to put before the reason that the other side gives when it ends the transfer.
     """
 
     def __init__(self, refusal: str = GAVE_UP) -> None:
@@ -96,13 +98,13 @@ class Messages:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """Append bytes of the stream."""
+        """Add received bytes to the buffer."""
         self._buffer += data
 
     def take(self) -> dict[str, object] | None:
         """Remove and return the next message; None if it is incomplete.
 
-        :raises TransferError: the message is malformed, or says that the other side has given up.
+        :raises TransferError: the message is malformed, or reports that the other side has ended the transfer.
         """
         message = _take_message(self._buffer, MESSAGE_LIMIT, WHAT)
         if message is None:
@@ -119,11 +121,11 @@ class Messages:
         return take_framed(self._buffer, CHUNK_LIMIT, WHAT)
 
     def part_of_piece(self, reader: ChunkReader, left: int) -> bytes | None:
-        """Return bytes of the current chunk; see :meth:`~dmsg.apps.chunks.ChunkReader.take`."""
+        """Remove and return bytes of the current chunk; see :meth:`~dmsg.apps.chunks.ChunkReader.take`."""
         return reader.take(self._buffer, left)
 
     def take_some(self, limit: int) -> bytes:
-        """Take at most this many bytes from the buffer."""
+        """Remove and return at most ``limit`` bytes."""
         data = bytes(self._buffer[:limit])
         del self._buffer[:limit]
         return data
@@ -134,10 +136,11 @@ class Messages:
 
 
 def parse_numbers(message: dict[str, object], name: str, fields: int) -> list[list[Any]]:
-    """Return a member of a message that is a list of lists, each with ``fields`` items of which the first two are
-    numbers.
+    """Return the list of lists in a field of a message.
 
-    :raises TransferError: the member is malformed.
+    :param name: name of the field.
+    :param fields: length of each inner list.  Its first two items are integers of 0 or more.
+    :raises TransferError: the field is malformed.
     """
     found = message.get(name)
     if not isinstance(found, list):
@@ -151,9 +154,9 @@ def parse_numbers(message: dict[str, object], name: str, fields: int) -> list[li
 
 
 class ParcelEnd(Protocol):
-    """Base of both sides of a parcel.
+    """Base class of both sides of a parcel.
 
-    :param refusal: text before the reason that the other side gives when it ends the transfer.
+    :param refusal: text to put before the reason that the other side gives when it ends the transfer.
     """
 
     def __init__(self, refusal: str) -> None:
