@@ -1,1 +1,1 @@
-"""Discovery: the REST service that says through which servers a key is reached, and its client."""
+"""Discovery: the REST service that stores which servers each key is connected to, and a client of this service."""

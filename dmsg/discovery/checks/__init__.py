@@ -1,1 +1,3 @@
-"""Checks of listed servers: which checks are made, when, and how much load they may put on others."""
+"""Reachability checks of listed servers: which servers are checked, when, and how much load the checks may put on other
+machines.
+"""

@@ -1,7 +1,7 @@
 """Limits on the load that discovery puts on other machines because of the addresses that strangers write into entries.
 
-The poster of an entry chooses an address: connections to that address, and resolutions of its name, are counted by
-target and by poster.  A check that exceeds a limit is postponed; this does not count as a failed check.
+Whoever posts an entry chooses the address in it. So connections to that address and resolutions of its host name are
+counted, both by target and by poster. A check that exceeds a limit is postponed. A postponed check is not a failed one.
 """
 
 from __future__ import annotations
@@ -27,31 +27,33 @@ from dmsg.net.blocks import BlockCounts, blocks_of
 
 PORTS, PORTS_OF_PLACE = 16, 4
 """Maximum number of ports of one address that are checked per window: for all posters together, and for the posters of
-one address block. All posters of a wider block get half of the total. So nobody can scan ports through discovery.
+one address block. The posters of a wider block may use half of the total. These limits prevent port scans through
+discovery.
 """
 PROOFS, PROOFS_OF_PLACE = 32, 8
 """Maximum number of checks of servers at one address per window: for all posters together, and for the posters of one
-address block. All posters of a wider block get half of the total. The wider blocks that contain the checked address
-are limited as well, each to the total times its factor (:func:`~dmsg.net.blocks.blocks_of`).
+address block. The posters of a wider block may use half of the total. The checked address also lies in wider blocks.
+Each of these has a limit of its own: the total times the factor of the block (:func:`~dmsg.net.blocks.blocks_of`).
 """
 OWN_CHECKS = 16
-"""Maximum number of checks per window, for one address, of servers that were posted from their own address block. These
-checks do not count towards the total.
+"""Maximum number of checks of one address per window that do not count towards the total, because the checked server
+was posted from its own address block.
 """
 OF_HOST = 32
 """Maximum number of servers listed at one public address; each wider block may have this number times its factor."""
 RESOLVING, RESOLVING_OF_PLACE = 8, 2
 """Maximum number of concurrent resolutions of names: for all posters together, and for the posters of one address
-block. All posters of a wider block get half of the total. Each resolution occupies a thread until it ends.
+block. The posters of a wider block may use half of the total. The number is small because each resolution occupies a
+thread until it ends.
 """
 NAME_TIMEOUT = 3.0
 """Seconds to wait for the resolution of a name."""
 MAX_REMEMBERED = 10_000
-"""Maximum number of addresses that are remembered; the same number applies to names that led to servers."""
+"""Maximum number of addresses whose checks are counted, and of host names whose last working addresses are stored."""
 
 
 class CheckPostponed(Exception):
-    """The server could not be checked and is checked later; the text says why."""
+    """Error: the server could not be checked now and will be checked later; the text says why."""
 
 
 @define
@@ -65,7 +67,7 @@ class _Window:
 
 
 class Allowance:
-    """Budget of checks for each target address.
+    """Number of checks that each target address may still get in the current window.
 
     :param seconds: length of a window.
     """
@@ -75,13 +77,13 @@ class Allowance:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     def take(self, number: str, port: int, place: str, *, is_known: bool, now: float) -> None:
-        """Count one check against the budget.
+        """Count one check of an address, or refuse it if a limit is reached.
 
         :param place: address block of the poster.
         :param is_known: whether the server has proved its key there before.
-        :raises CheckPostponed: the budget of this window is used up.
+        :raises CheckPostponed: the address has had as many checks in this window as the limits allow.
         """
-        if is_known:  # Known servers have no budget here: their number is small, because OF_HOST limits it.
+        if is_known:  # Known servers need no limit here, because OF_HOST already limits their number.
             return
         windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
         window, _ = windows[0]
@@ -116,7 +118,9 @@ class Allowance:
 
 
 class NameResolver:
-    """Resolver of servers' names, limited so that other parts of the program still get threads of the resolver."""
+    """Resolver of servers' host names. The number of concurrent resolutions is limited, because other parts of the
+    program need threads of Twisted's resolver, too.
+    """
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
@@ -125,15 +129,18 @@ class NameResolver:
         self._good: OrderedDict[str, list[Address]] = OrderedDict()
 
     def remember_addresses(self, host: str, addresses: list[Address]) -> None:
-        """Remember the addresses of a name that led to a server; :meth:`resolve` falls back on them."""
+        """Store the addresses of a name at which a server was found; :meth:`resolve` returns them if a resolution is
+        not possible.
+        """
         remember(self._good, host, addresses, MAX_REMEMBERED)
 
     async def resolve(self, host: str, place: str) -> list[Address]:
-        """Resolve a name; an empty list means that the name does not exist.
+        """Resolve a name; return an empty list if the name does not exist.
 
-        If too many resolutions are under way, or this one takes too long, return the addresses that worked before.
+        If too many resolutions are under way, or this one takes too long, return the addresses at which the server was
+        found before.
 
-        :raises CheckPostponed: no resolution is possible now, and no addresses are known.
+        :raises CheckPostponed: the name cannot be resolved now, and no earlier addresses are stored.
         """
         if self._running >= RESOLVING or self._resolving.crowded_block(place, RESOLVING_OF_PLACE, RESOLVING // 2):
             known = self._good.get(host)
@@ -181,8 +188,8 @@ class NameResolver:
 
 
 class ProvedHosts:
-    """Counts of the servers that have proved their keys at each public address; limited, because discovery sends
-    clients to all of these addresses.
+    """Counter of the servers that have proved their keys at each public address. Their number per address is limited:
+    discovery sends clients there, so an attacker with many keys could direct many clients to a victim's address.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -194,8 +201,10 @@ class ProvedHosts:
         self._at: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def has_room(self, number: str, static: str, now: float) -> bool:
-        """Return whether the server may be listed at this address: it is known there, or the address has not reached
-        its limit.  If so, count it."""
+        """Return whether a server may be listed at this address, and count the server if it may.
+
+        A server may be listed if it is already counted at this address, or if the address has not reached its limit.
+        """
         if not is_public(number):
             return True
         blocks = blocks_of(number)

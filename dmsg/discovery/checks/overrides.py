@@ -1,5 +1,6 @@
-"""Addresses that the operator sets for checks of servers whose own addresses cannot be reached from discovery's
-machine."""
+"""Addresses that the operator sets for checks of certain servers, because the addresses in these servers' entries
+cannot be reached from discovery's machine.
+"""
 
 from __future__ import annotations
 

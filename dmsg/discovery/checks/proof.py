@@ -1,7 +1,7 @@
-"""Proof of a server's key: a handshake up to the server's first answer.
+"""Proof of a server's key: discovery begins a handshake with the server, and stops after the server's first answer.
 
-In the handshakes of all protocol families the server proves its key in its first answer. The client's next message is
-not sent: the connection ends there. So a server sees one unfinished handshake per hour.
+In the handshakes of all protocol families the server proves its key in its first answer. Then discovery closes the
+connection, without sending the client's next message. So a server sees one unfinished handshake per hour.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ PROOF_TIMEOUT = 5.0
 
 
 class Opening(Protocol):
-    """Interface to the client's side of a handshake over bytes."""
+    """Interface of the client's side of a handshake, which produces and consumes bytes."""
 
     def data_to_send(self) -> bytes:
         """Return the bytes to send to the server now."""
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes from the server.
+        """Process bytes from the server.
 
         :raises HandshakeError: the server does not have the key.
         """
 
 
 Openings = Mapping[str, Callable[[PubKey], Opening]]
-"""Mapping from a feature that a server's entry names to the function that begins the matching handshake; its argument
-is the server's public key."""
+"""Functions that begin handshakes, by the feature in a server's entry that announces each handshake. The argument of a
+function is the server's public key.
+"""
 
 RELAY = "relay1"
 
@@ -53,8 +54,9 @@ def _xk(remote: PubKey) -> Opening:
 
 
 OPENINGS: Openings = {RELAY: _xk}
-"""Handshakes of the main protocol family.  Those of other families are passed as arguments, because they are in
-packages above discovery."""
+"""Handshakes of the family ``v2019``. Callers add those of other families as arguments, because discovery may not
+import these families.
+"""
 
 
 def openings_of(entry: Entry, known: Openings) -> list[Callable[[PubKey], Opening]]:
@@ -83,7 +85,7 @@ class _Prover(protocol.Protocol):
         except HandshakeError as error:
             self._finish(error)
             return
-        # This call raises an error unless the proof was valid.  The message that it produces is not sent.
+        # This call raises an error unless the proof is valid. The handshake's next message is not sent.
         if self._opening.data_to_send():
             self._finish(None)
 
@@ -116,11 +118,11 @@ class _Factory(protocol.Factory):
 async def reach(
     reactor: IReactorTime, host: str, port: int, opening: Opening | None, carrier: Carrier = PLAIN, name: str = ""
 ) -> None:
-    """Return once the server has proved its key, or, without an opening, once a connection is made.
+    """Connect to a server and wait until it has proved its key; without an opening, only connect.
 
     :param host: IP address, not a name.
     :param carrier: carrier protocol at the port.
-    :param name: host of the server's address, as TLS and HTTP name it.
+    :param name: host in the server's address, for TLS (SNI) and HTTP (``Host``).
     :raises HandshakeError: the server does not have the key.
     :raises Exception: Twisted's connection errors, and TimeoutError.
     """

@@ -1,16 +1,16 @@
 """Reachability checks: discovery connects to servers before it lists them, and periodically afterwards.
 
-Strangers choose the addresses that discovery connects to by writing them into entries. So few checks run at a time; a
-name is resolved once, and only the resulting IP address is connected to; an address is checked once in a while, even if
-many entries name it. Addresses that are not public are checked only for posters in the same kind of network
-(:func:`may_check`). Otherwise anybody could use discovery to scan the network beside it.
+Strangers choose the addresses that discovery connects to by writing them into entries. So few checks run at a time. A
+name is resolved once, and discovery connects only to the resulting IP address. The result of a check is reused for all
+entries with the same address. Addresses that are not public are checked only for posters in the same kind of network
+(:func:`may_check`). Otherwise anybody could use discovery to scan the private network in which it runs.
 
-A server has to prove its key (:mod:`dmsg.discovery.checks.proof`) when it is posted, and once an hour. Programs of 2019
-post their entry only once: between proofs, a TCP connection tells whether they are still there.
+A server has to prove its key (:mod:`dmsg.discovery.checks.proof`) when it is posted, and once an hour. Servers of 2019
+post their entry only once, so discovery also connects to them between proofs to see whether they still run.
 
-A server that accepts connections and says nothing occupies a slot for seconds. An attacker with many such
-servers could occupy all slots. So listed servers have slots of their own, blocks of addresses take turns, and
-posters of silent servers queue with each other only.
+The number of concurrent checks is limited. A server that accepts a connection but never answers occupies one of these
+slots for seconds, so an attacker with many such servers could occupy all slots. Three rules prevent this: listed
+servers have slots of their own; address blocks take turns; posters of silent servers wait in a queue of their own.
 """
 
 from __future__ import annotations
@@ -49,60 +49,69 @@ CHECK_INTERVAL = 5.0
 SOON = 0.05
 """Seconds after the POST of a server's entry until the server is checked."""
 AT_ONCE, AT_ONCE_OWN = 32, 32
-"""Maximum number of concurrent checks: ``AT_ONCE`` of servers in general; ``AT_ONCE_OWN`` each of listed servers and of
-servers posted from their own address."""
+"""Maximum number of concurrent checks. There are ``AT_ONCE_OWN`` slots for listed servers, as many for servers that
+were posted from their own address block, and ``AT_ONCE`` for all other servers.
+"""
 AT_ONCE_SILENT = 16
-"""Maximum number of concurrent checks for address blocks that have posted too many silent servers."""
+"""Maximum number of concurrent checks of servers whose posters' address blocks have posted too many silent servers."""
 AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE = 8, 16
 """Maximum number of concurrent checks in each queue for one poster's address block, and for the wider block around
 it."""
 WAITING, WAITING_OF_PLACE = 1024, 32
-"""Maximum number of servers that wait in each queue: in all, and for one poster's address block.  Further servers are
-postponed."""
+"""Maximum number of servers that wait in each queue: in all, and for one poster's address block. The checks of further
+servers are postponed.
+"""
 PATIENCE, SHORT_PATIENCE = 8.0, 1.5
-"""Seconds that a server has to answer: normally; and while others wait, unless the server is listed."""
+"""Seconds that a server has to answer. The second, shorter time applies to unlisted servers while others wait for a
+slot.
+"""
 SILENT_BURST, SILENT_RATE = 4.0, 1 / 60
-"""Number of silent servers that an address block may post before its servers have to wait in the queue for posters of
-silent servers; and how many of them are forgotten per second.
+"""Token bucket for silent servers: number of silent servers that an address block may post before its servers have to
+wait in the queue for posters of silent servers, and tokens that return per second.
 """
 NO_ANSWER = "no answer"
-"""Beginning of the reason that is stored for a silent server."""
+"""Beginning of the reason for which the check of a silent server failed."""
 IN_ROUND = 4096
 """Maximum number of servers that are being checked or wait for a check at the same time."""
 IN_SLICE = 32
-"""Maximum number of checks that begin in one reactor turn, because each takes about a millisecond."""
+"""Maximum number of checks that begin in one reactor turn. The start of each takes about a millisecond, and a longer
+turn would delay requests.
+"""
 POSTPONED_FOR = 20.0
-"""Seconds after which a postponed server is tried again; longer if many are postponed."""
+"""Seconds after which a postponed check is tried again; more if many checks are postponed."""
 POSTPONED_RATE = 300.0
-"""Maximum number of postponed servers that are tried again per second."""
+"""Maximum number of postponed checks that are tried again per second."""
 LOST_AFTER = 120.0
-"""Seconds after which a check counts as lost, because the process that made it has ended."""
+"""Seconds after which a check without a result is repeated, because the process that made it has probably ended."""
 PROVED_FOR = 3600.0
-"""Seconds for which a proof is valid."""
+"""Seconds for which a proof of a server's key is valid."""
 UNLISTED_AFTER = 3
 """Number of consecutive failed checks after which a server is no longer listed."""
 TRIES = 6
-"""Number of consecutive failed checks after which a quiet server, which does not post its entry regularly, is not
-checked again before its next POST."""
+"""Number of consecutive failed checks after which a quiet server is not checked again before its next POST. A server is
+quiet if it does not post its entry regularly.
+"""
 CHECKS_PER_TTL = 3
-"""Number of checks of a quiet server in the time after which it would no longer be listed."""
+"""Number of checks of a quiet server within the time for which one successful check keeps it listed. So one or two
+failed checks do no harm.
+"""
 LONGEST = 3600.0
-"""Longest interval in seconds between checks of a failing server that does not post its entry regularly."""
+"""Longest interval in seconds between checks of an unreachable server that does not post its entry regularly."""
 LONGEST_REFRESHING = 300.0
-"""Longest interval in seconds between checks of a failing server that posts its entry regularly."""
+"""Longest interval in seconds between checks of an unreachable server that posts its entry regularly."""
 MAX_REMEMBERED = 10_000
-"""Maximum number of results that are remembered; the same number applies to counts of failures."""
+"""Maximum number of entries in each table of earlier checks: results, proofs, and consecutive failures."""
 
 _log = Logger()
 
 
 def may_check(address: str, poster: str, anywhere: bool = False) -> bool:
-    """Whether to check a server at ``address`` whose entry was posted from ``poster``; True for every valid name.
+    """Whether to check a server at ``address`` whose entry was posted from ``poster``.
 
-    A name is decided on once it has been resolved.
+    The answer is True for every valid host name, because only the resolved address shows in which network it is.
 
     :param poster: an address, or a block of addresses.
-    :param anywhere: check private addresses whoever posted them.
+    :param anywhere: whether to check private addresses no matter who posted them.
     """
     found = _read(address)
     if found is None:
@@ -120,8 +129,10 @@ def _kinds(poster: str, anywhere: bool) -> frozenset[str]:
 
 
 def _read(address: str) -> tuple[Address | None, str, int] | None:
-    """Parse an entry's address into IP number (None for a name), host and port; return None if the address cannot be
-    checked."""
+    """Parse an entry's address into IP address (None for a name), host and port.
+
+    :returns: None if the address cannot be checked.
+    """
     try:
         host, port = parse_address(address)
     except DmsgError:
@@ -133,7 +144,7 @@ def _read(address: str) -> tuple[Address | None, str, int] | None:
 class _CheckedAddress(NamedTuple):
     """Target of a check.
 
-    :ivar number: address as a number.
+    :ivar number: IP address.
     :ivar place: address block of the poster.
     :ivar listed: whether the server is listed.
     :ivar carrier: carrier protocol at the port, as the entry says.
@@ -149,21 +160,22 @@ class _CheckedAddress(NamedTuple):
 
 
 _Target = tuple[str, int, str]
-"""Address as a number, port, and the key to be proved; an empty key means that only a connection is made."""
+"""IP address, port, and the key to be proved. The key is empty for a check that only connects."""
 
 
 class ServerChecks:
-    """Checker of the servers in a store.
+    """Service that checks the servers in a store periodically.
 
     :param store: provides :class:`~dmsg.discovery.store.base.IEntryStore`.
     :param now: clock, in seconds since 1970.
-    :param ttl: seconds after which a quiet server is no longer listed unless a check has found it.
-    :param lasts: seconds for which the entry of a quiet server is kept after a successful check.
+    :param ttl: seconds for which a quiet server is listed after its last successful check.
+    :param lasts: seconds for which the store keeps the entry of a quiet server after a successful check.
     :param openings: handshakes by which servers can prove their keys.
-    :param anywhere: check private addresses whoever posted them.
-    :param checked_at: address at which a server is checked instead of that of its entry, by its key in hexadecimal.
-    :param reach: connects to a host and a port.  Further arguments are the handshake to begin (or None), the carrier
-        protocol, and the host's name for it.  The Deferred fires if the server has proved its key, and fails otherwise.
+    :param anywhere: whether to check private addresses no matter who posted them.
+    :param checked_at: addresses at which certain servers are checked, in place of those in their entries, by the
+        server's key in hexadecimal.
+    :param reach: function that connects to a server; its arguments are those of
+        :func:`dmsg.discovery.checks.proof.reach` after the reactor.
     :ivar looked: number of connections attempted.
     """
 
@@ -216,7 +228,7 @@ class ServerChecks:
         self._check_loop.soon(CHECK_INTERVAL)
 
     def soon(self) -> None:
-        """Schedule a round of checks soon, because a server was posted."""
+        """Schedule a round of checks within ``SOON`` seconds, because a server was posted."""
         self._check_loop.soon(SOON)
 
     async def stop(self) -> None:
@@ -234,7 +246,7 @@ class ServerChecks:
             try:
                 due = await self._store.due(room, now, now + LOST_AFTER)
             except Exception as error:
-                # The error is not logged here, because requests that meet a failing store log it.
+                # A failing store is logged as an error where it fails requests, so a line of level info is enough here.
                 _log.info("no servers are checked, because the store cannot be read: {error}", error=str(error))
             for one in due:
                 self._begin(one)
@@ -284,22 +296,23 @@ class ServerChecks:
         await self._store.record_check(entry.static, address, None, now + delay, listed=listed)
 
     def _postpone(self) -> float:
-        """Return the seconds after which a postponed server is tried again.
+        """Return the seconds after which a postponed check is tried again.
 
-        Postponed servers come again and again, and must not take the store's time from listed servers.
+        A check may be postponed many times. The delay grows with the number of postponed checks, because their requests
+        to the store would otherwise delay the checks of listed servers.
         """
         now = self._reactor.seconds()
         while self._postponed and self._postponed[0] <= now:
             self._postponed.popleft()
         seconds = max(POSTPONED_FOR, len(self._postponed) / POSTPONED_RATE)
-        # The random factor spreads servers that were postponed together; tried again together, they would delay new
-        # servers.
+        # The random factor spreads checks that were postponed together. If all were tried again at once, they would
+        # delay the checks of new servers.
         seconds *= self._random.uniform(0.5, 1.5)
         self._postponed.append(now + seconds)
         return seconds
 
     async def _reason_against(self, entry: Entry, place: str, refreshes: bool, listed: bool = False) -> str:
-        """Check a server; return an empty string if it answers, otherwise the reason why it is not listed.
+        """Check a server. Return an empty string if the check succeeds, otherwise the reason why it failed.
 
         :raises CheckPostponed: the server cannot be checked now.
         """
@@ -309,11 +322,11 @@ class ServerChecks:
         if found is None:
             return "its address cannot be read"
         number, host, port = found
-        # The operator named the override, so every address is allowed; the server has to prove its key there
-        # nevertheless.
+        # An override may be any address, because the operator has chosen it. The server still has to prove its key
+        # there.
         kinds = _kinds(place, self._anywhere or override is not None)
-        # Connections are made to an IP number only, never to a name that a stranger wrote: a second resolution could
-        # lead elsewhere.
+        # The connection is made to the IP address that was examined here, never to the stranger's host name. A second
+        # resolution of the name could return another address.
         candidates = [number] if number is not None else await self._names.resolve(host, place)
         numbers = [one for one in candidates if kind_of(one) in kinds]
         if not numbers:
@@ -329,7 +342,7 @@ class ServerChecks:
         return why
 
     async def _ask(self, checked: _CheckedAddress, entry: Entry, refreshes: bool) -> str:
-        """Check a server by a proof of its key if one is due, otherwise by a mere connection."""
+        """Check a server by a proof of its key if a proof is due, otherwise only by connecting."""
         target = checked.number, checked.port, entry.static
         now = self._reactor.seconds()
         proved = self._proved.get(target)
@@ -348,7 +361,9 @@ class ServerChecks:
     async def _check_once(
         self, target: _Target, checked: _CheckedAddress, known: bool, ask: Callable[[], Awaitable[str]]
     ) -> str:
-        """Return the result of an earlier check or of one under way, or make a new check.
+        """Return the result of a check of ``target``: a recent one, one under way, or a new one.
+
+        :param ask: makes a new check.
 
         :param known: whether the server has proved its key there before.
         """
@@ -356,8 +371,8 @@ class ServerChecks:
         anybody = checked.number, checked.port, ""
         for one in (target, anybody):
             at, why = self._results.get(one, (-self._ttl, ""))
-            # A successful connection does not say that the right server is there, so servers with other keys at this
-            # address share only a failure.
+            # A failure to connect applies to all servers at this address. A successful connection proves nothing about
+            # another server's key, so a success is reused only for the same target.
             if now - at < self._ttl / CHECKS_PER_TTL and (one == target or why):
                 return why
         waiting = self._pending.get(target)
@@ -388,7 +403,7 @@ class ServerChecks:
         return self._own_block if block_of(checked.number) == checked.place else self._other_blocks
 
     async def _in_turn(self, checked: _CheckedAddress, ask: Callable[[], Awaitable[str]]) -> str:
-        """Run a check when its turn comes; count the server against its poster if it stays silent."""
+        """Wait for a slot, and run a check. If the server stays silent, count it against its poster."""
         queue = self._queue(checked)
         try:
             await queue.acquire(checked.place)
@@ -403,13 +418,13 @@ class ServerChecks:
             queue.release(checked.place)
 
     def _is_short(self, checked: _CheckedAddress) -> bool:
-        """Whether this unlisted server gets less time to answer, because other servers wait for its slot."""
+        """Whether this server gets less time to answer, because it is unlisted and other servers wait for its slot."""
         return not checked.listed and self._queue(checked).is_scarce
 
     async def _prove(self, checked: _CheckedAddress, entry: Entry) -> str:
         openings = openings_of(entry, self._openings)
-        # The handshakes are tried at the same time; tried in turn, each would take the full timeout with a silent
-        # server.
+        # The handshakes are tried concurrently, because other servers wait. One after another, each would take the full
+        # timeout with a silent server.
         if len(openings) > 1 and self._is_short(checked):
             tries = [Deferred.fromCoroutine(self._connect(checked, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)
@@ -436,7 +451,7 @@ class ServerChecks:
             return NO_ANSWER
         except HandshakeError as error:
             return f"{number}:{port} does not prove its key: {error}"
-        # A connection can fail with any error, and each means that the server is unreachable.
+        # Any exception here means that the server is unreachable, and connecting raises exceptions of many types.
         except Exception as error:
             _log.debug("no connection to {host}:{port} for a check: {error!r}", host=number, port=port, error=error)
             why = f"{number}:{port}: {str(error) or type(error).__name__}"

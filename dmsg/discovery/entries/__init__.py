@@ -1,1 +1,1 @@
-"""Entries and nameplates, and the rules for accepting and replacing them. No I/O."""
+"""Entries and nameplates of discovery, and the rules by which they are accepted and replaced. No I/O."""

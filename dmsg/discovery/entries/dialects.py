@@ -1,7 +1,7 @@
 """Dialects of discovery: the JSON of entries as two generations of programs post it. No I/O.
 
-The seed documents require strict JSON, and do not say whether ``port`` is signed. The service of 2019
-decodes as Go does, and always writes ``port`` (``""`` by default) between ``address`` and ``available_connections``.
+The seed documents require strict JSON, and do not say whether ``port`` is signed. The service of 2019 decodes JSON as
+Go does. It always writes ``port`` (``""`` by default) between ``address`` and ``available_connections``.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Dialect:
     :ivar spelling: spelling of the JSON members.
     :ivar port_optional: whether a server's entry may be signed without ``port``.
     :ivar successors: whether entries may name a successor key.
-    :ivar marks: whether the words after ``+`` in a version count as features of the entry's owner. In the dialect
-        of 2019 they do not count, because such a program may repost an entry with a newer program's words in it.
-    :ivar null_is_empty: whether the value ``null`` is an entry without members.
+    :ivar marks: whether the words after ``+`` in a version count as features of the entry's owner. In the dialect of
+        2019 they do not count: a program of 2019 may have copied them from an entry that a newer program with the same
+        key had posted.
+    :ivar null_is_empty: whether the JSON value ``null`` is decoded as an entry without members.
     """
 
     SEED: ClassVar[Dialect]
@@ -77,7 +78,8 @@ class Dialect:
         """
         reader = self.reader
         value = reader.parse(body)
-        # Here null becomes an entry without members, as in Go; it is then refused for its missing version.
+        # As in Go, null is decoded as an entry without members. Validation then refuses that entry for its missing
+        # version.
         members = {} if value is None and self.null_is_empty else reader.members(value, _ENTRY, "entry")
         client = server = successor = None
         port_given = True
@@ -101,8 +103,8 @@ class Dialect:
             successor=successor,
             spelling=self.spelling,
         )
-        # A program may have signed an empty port or none; the posted JSON does not tell which, so the signature
-        # decides.
+        # If the posted JSON has no port, the entry may have been signed without a port or with an empty one. The
+        # signature shows which.
         if server is None or port_given or not self.port_optional:
             return (entry,)
         return (entry, replace(entry, server=replace(server, port=None)))
@@ -115,7 +117,8 @@ class Dialect:
         if not isinstance(listed, list) or isinstance(listed, Members):
             raise EntryDecodeError("delegated_servers is not a list")
         if len(listed) > MAX_DELEGATED:
-            # Each delegated key would be parsed before the signature is verified, so the number is limited first.
+            # The number of delegated keys is limited first, because all of them are parsed before the signature is
+            # verified.
             raise EntryInvalid(f"entry has more than {MAX_DELEGATED} delegated servers")
         return ClientMeta(tuple(self.reader.key(one, "delegated server") for one in listed))
 
@@ -130,10 +133,10 @@ class Dialect:
         return meta, port in fields
 
     def decode_signed(self, body: bytes) -> Entry:
-        """Parse an entry and check its rules and signature; return it in the form that was signed.
+        """Parse an entry, validate it and verify its signature. Return the entry in the form that was signed.
 
-        :raises EntryDecodeError, EntryInvalid, EntrySignatureError: in the
-            reference's order of checks.
+        :raises EntryDecodeError, EntryInvalid, EntrySignatureError: the first check that failed, in the order of the
+            reference.
         """
         ways = self.decode(body)
         ways[0].validate()
@@ -155,7 +158,7 @@ class Dialect:
         return entry
 
     def features(self, entry: Entry) -> frozenset[str]:
-        """Return the features that the owner of an entry announces, in this dialect."""
+        """Return the features that the owner of an entry announces; none in a dialect without :attr:`marks`."""
         return features(entry.version) if self.marks else frozenset()
 
 
@@ -164,7 +167,7 @@ def find_signed_form(ways: Sequence[Entry]) -> Entry:
 
     :raises EntrySignatureError: the signature matches none of the forms.
     """
-    # The last form raises, so the error is the same as for an entry with only one form.
+    # If all forms fail, the verification of the last one raises the error, as for an entry with only one form.
     for entry in ways[:-1]:
         try:
             entry.verify()

@@ -1,6 +1,6 @@
 """Entries of discovery: their content, their signature, and their JSON. No I/O.
 
-An entry is signed over its JSON without the signature, byte for byte; :class:`Spelling` writes that
+The signature of an entry covers the bytes of the entry's JSON without the signature. :class:`Spelling` writes that
 JSON. :mod:`dmsg.discovery.entries.dialects` decides which entries are accepted.
 """
 
@@ -17,19 +17,19 @@ VERSION = "0.0.1"
 MAX_ENTRY_SIZE = 64 * 1024
 """Largest posted entry in bytes; usual entries have a few hundred."""
 MAX_VERSION = 256
-"""Longest version in characters; features after that are ignored."""
+"""Maximum number of characters of a version that are searched for features."""
 SUCCEED_ACT = "succeed"
 
 
 class EntryInvalid(EntryError):
-    """The entry breaks a rule; the error's text is that of the reference."""
+    """Error: the entry breaks a rule. The error has the same text as in the reference."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"entry validation error: {text}")
 
 
 class EntrySignatureError(EntryError):
-    """The signature was not made by the entry's key over its fields."""
+    """Error: the signature of an entry was not made with the entry's key, or does not cover the entry's fields."""
 
     def __init__(self, text: str = "invalid signature") -> None:
         super().__init__(text)
@@ -40,7 +40,9 @@ MAX_DELEGATED = 64
 REFRESH = "refresh1"
 """Feature of clients that post their entry regularly."""
 REFRESHING = frozenset({"relay1", "messaging-seed", "messaging-skywire"})
-"""Features of servers that post their entry regularly. Servers without one may be of 2019 and post only once."""
+"""Features of servers that post their entry regularly. A server that names none of them may be of 2019, and then posts
+its entry only once.
+"""
 
 
 def features(version: str) -> frozenset[str]:
@@ -50,7 +52,7 @@ def features(version: str) -> frozenset[str]:
     version, and the signature covers it.
     """
     words = version[:MAX_VERSION].partition("+")[2]
-    # An unknown word is kept, because the owner of the entry may be newer than this program.
+    # Unknown words are returned, too, because the owner of the entry may run a newer program than this one.
     return frozenset(word for word in words.split(".") if word)
 
 
@@ -65,7 +67,8 @@ def with_feature(version: str, feature: str, present: bool = True) -> str:
 class ClientMeta:
     """Client part of an entry.
 
-    :ivar delegated_servers: 66 hexadecimal characters each; None is Go's nil, written ``null``.
+    :ivar delegated_servers: keys of the client's servers, 66 hexadecimal characters each; None is written ``null``, as
+        Go writes nil.
     """
 
     delegated_servers: tuple[str, ...] | None
@@ -76,7 +79,7 @@ class ServerMeta:
     """Server part of an entry.
 
     :ivar address: ``host:port``.
-    :ivar port: None if the field is not in the signed form.
+    :ivar port: value of the member ``port``; None if the signed JSON does not have this member.
     """
 
     address: str
@@ -98,12 +101,14 @@ class Successor:
 
     @staticmethod
     def signing_json(old: str, new: str) -> bytes:
-        """Return the text that the new key signs; the text names the old key."""
+        """Return the text that the new key signs. It contains both keys, so that the consent is valid for this old key
+        only.
+        """
         return f'{{"act":"{SUCCEED_ACT}","static":"{old}","successor":"{new}"}}'.encode()
 
     @classmethod
     def make(cls, old: PubKey, new: SecKey) -> Successor:
-        """Make ``new`` the successor of ``old``."""
+        """Return a statement that ``new`` is the successor of ``old``, signed by ``new``."""
         static = new.public.hex()
         return cls(static, new.sign(cls.signing_json(old.hex(), static)).hex())
 
@@ -128,13 +133,14 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """Names and order of an entry's JSON members in one generation of programs.
+    """Names and order of an entry's JSON members, as one generation of programs writes them.
 
-    Each generation has an instance of its own. Entries carry the one that they were signed in (``Entry.spelling``).
+    There is an instance for each generation. An entry refers to the instance with which it was signed
+    (``Entry.spelling``).
 
     :ivar delegated_servers: name of the member of ``client``.
-    :ivar server: names of the members of ``server``: address, port, free connections.
-    :ivar string: writes a string with quotes and escapes.
+    :ivar server: names of the three members of ``server``: the address, the port, and the number of free connections.
+    :ivar string: function that encodes a string as JSON, with quotes and escapes.
     """
 
     delegated_servers: str
@@ -168,7 +174,7 @@ class Spelling:
 
     def _server(self, server: ServerMeta) -> str:
         address, port, connections = self.server
-        # If the field is None it is not written: a program that leaves it out also signs without it.
+        # A field that is None is not written, because a program that omits the field also signs the JSON without it.
         optional = "" if server.port is None else f'"{port}":{self.string(server.port)},'
         return (
             f',"server":{{"{address}":{self.string(server.address)},{optional}'
@@ -180,18 +186,18 @@ class Spelling:
 
 
 SPELLING = Spelling("delegated_servers", ("address", "port", "available_connections"), go_string)
-"""Spelling of the seed documents and of 2019."""
+"""Spelling of the seed documents, which programs of 2019 use, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Entry: signed record about a key that discovery stores.
+    """Entry: signed record that discovery stores for a key.
 
     :ivar sequence: uint64.
     :ivar timestamp: int64, nanoseconds since 1970.
     :ivar static: public key, 66 hexadecimal characters in lower case.
     :ivar signature: 130 hexadecimal characters, or empty.
-    :ivar spelling: form in which the entry was signed; it is kept and served in the same form.
+    :ivar spelling: JSON form in which the entry was signed; discovery stores and returns the entry in this form.
     """
 
     version: str
@@ -217,7 +223,7 @@ class Entry:
         return feature in features(self.version)
 
     def signing_json(self) -> bytes:
-        """Return the JSON of the entry that its signature covers."""
+        """Return the JSON that the entry's signature covers: the entry without the signature."""
         return self.spelling.write(self, signed=False)
 
     def to_json(self) -> bytes:
@@ -229,10 +235,10 @@ class Entry:
         return replace(self, signature=key.sign(self.signing_json()).hex())
 
     def validate(self) -> None:
-        """Check that the entry has a version, a signature, a client or server, and a key; in the order of the
+        """Check that the entry has a version, a signature, a client or server part, and a key, in the order of the
         reference.
 
-        :raises EntryInvalid: one is missing.
+        :raises EntryInvalid: one of these is missing.
         """
         if not self.version:
             raise EntryInvalid("entry has no version")

@@ -1,7 +1,8 @@
-"""JSON as Go's ``encoding/json`` reads and writes it, as far as entries depend on that, and strict JSON.
+"""Two JSON parsers for entries, one that behaves like Go's ``encoding/json`` and a strict one, and Go's encoding of
+strings.
 
-Signatures are over bytes, so every escape sequence matters. Go accepts some text that is not strict JSON, and servers
-of 2019 have signed and posted such text.
+Signatures cover bytes, so every escape sequence matters. Go accepts some text that is not strict JSON, and programs of
+2019 have signed and posted such text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _DIGITS = 20
 
 
 class EntryDecodeError(EntryError):
-    """The text is not the JSON of an entry: malformed, a wrong type, a bad key, or a number out of range."""
+    """Error: the text is not the JSON of an entry. The JSON is malformed, a member has a wrong type, a key is invalid,
+    or a number is out of range.
+    """
 
 
 _SPECIAL = re.compile('[\x00-\x1f"\\\\<>&\u2028\u2029]')
@@ -30,12 +33,14 @@ _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def go_string(text: str) -> str:
-    """Return a JSON string with the escapes of Go before 1.22: ``\\b`` and ``\\f`` are \\u0008, \\u000c."""
+    """Encode a JSON string with the escapes of Go before 1.22, which writes backspace and form feed as \\u0008 and
+    \\u000c.
+    """
     return '"' + _SPECIAL.sub(lambda m: _SHORT.get(m[0]) or f"\\u{ord(m[0]):04x}", text) + '"'
 
 
 class Members(list[tuple[str, object]]):
-    """Members of a JSON object in order, with duplicates."""
+    """List of the members of a JSON object: pairs of name and value in their order, including duplicates."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -54,9 +59,9 @@ def is_key_text(text: str) -> bool:
 
 
 def string_of(value: object, field: str) -> str:
-    """Return a string; ``""`` for None.
+    """Return ``value``, which must be a string; return ``""`` for None.
 
-    :raises EntryDecodeError: the value is no string.
+    :raises EntryDecodeError: the value is not a string.
     """
     if value is None:
         return ""
@@ -67,16 +72,18 @@ def string_of(value: object, field: str) -> str:
 
 
 class Reader:
-    """Parser of posted JSON, with the common part of its two subclasses; their instances are ``STRICT`` and ``AS_GO``.
+    """Base class of the two parsers of posted JSON. Their instances are ``STRICT`` and ``AS_GO``.
 
-    All methods raise :class:`EntryDecodeError` for values that they reject, with ``field`` in its text.
+    All methods raise :class:`EntryDecodeError` for a value that they reject; its text names the ``field``.
     """
 
     encoding_errors = "strict"
     """Error handler of :meth:`bytes.decode` for bytes that are not UTF-8."""
 
     def parse(self, body: bytes) -> object:
-        """Return the JSON value. Objects are :class:`Members`; numbers with a fraction or exponent are decimals."""
+        """Return the JSON value. Objects become :class:`Members`; numbers with a fraction or exponent become
+        ``Decimal``.
+        """
         try:
             text = body.decode("utf-8", self.encoding_errors).lstrip(" \t\r\n")
             value: object
@@ -100,7 +107,7 @@ class Reader:
         raise NotImplementedError
 
     def integer(self, value: object, low: int, high: int, field: str) -> int:
-        """Return an integer with ``low <= number < high``; 0 for None."""
+        """Return ``value`` as an integer with ``low <= integer < high``; return 0 for None."""
         if value is None:
             return 0
         # The type bool is excluded: in Python a bool is an int, but JSON's true is not a number.
@@ -111,13 +118,14 @@ class Reader:
         return value
 
     def key(self, value: object, field: str) -> str:
-        """Return the 66 hexadecimal characters of a public key; zeros of any length are the null key, as in the
-        reference."""
+        """Return a public key as 66 hexadecimal characters. Zeros of any length stand for the null key, as in the
+        reference.
+        """
         text = string_of(value, field)
         return self.key_of_text(text, field) if text.strip("0") else NULL_KEY
 
     def key_of_text(self, text: str, field: str) -> str:
-        """Return a key that is not null, in lower case."""
+        """Check the text of a key that is not the null key, and return the text in lower case."""
         raise NotImplementedError
 
 
@@ -139,14 +147,16 @@ class _Strict(Reader):
         return members
 
     def integer(self, value: object, low: int, high: int, field: str) -> int:
-        """Return an integer; ``1.0`` counts as one, as in JSON Schema."""
+        """Return ``value`` as an integer. ``1.0`` is accepted as 1, as in JSON Schema."""
         # The number of digits is checked first: converting 1e999999999 to an integer would use up the memory.
         if isinstance(value, Decimal) and value.adjusted() < _DIGITS and value == int(value):
             value = int(value)
         return super().integer(value, low, high, field)
 
     def key_of_text(self, text: str, field: str) -> str:
-        """Return the key in lower case. The check of the signature also shows whether it is a point of the curve."""
+        """Return the key in lower case. The later check of the signature also checks that the key is a point of the
+        curve.
+        """
         if not is_key_text(text):
             raise EntryDecodeError(f"{field} is not 66 hexadecimal characters of a public key")
         return text.lower()
@@ -161,18 +171,21 @@ class _AsGo(Reader):
         pass
 
     def members(self, value: object, known: frozenset[str], field: str) -> dict[str, object]:
-        """Return the known members. Go ignores the case of names, and the last of several duplicates wins."""
+        """Return the members with known names. As in Go, the case of names is ignored, and of duplicates the last one
+        counts.
+        """
         members: dict[str, object] = {}
         for given, member in _object(value, field):
-            # Names are matched as in Go: an exact match first, and otherwise one without regard to case.
+            # Each name is matched as in Go: exactly, and otherwise without regard to case.
             name = given if given in known else given.casefold()
             if name in known:
                 members[name] = member
         return members
 
     def key_of_text(self, text: str, field: str) -> str:
-        """Return the key in lower case. As in the reference, a text that is no point of the curve is an error at
-        once."""
+        """Return the key in lower case. As in the reference, a key that is not a point of the curve is an error already
+        here.
+        """
         try:
             return PubKey.from_hex(text).hex()
         except KeyFormatError as error:

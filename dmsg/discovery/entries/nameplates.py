@@ -1,7 +1,7 @@
-"""Nameplates: short numbers for keys that people tell each other by voice. No I/O.
+"""Nameplates: short numbers that stand for keys, so that people can tell them to each other by voice. No I/O.
 
-A nameplate is a number that leads to a key for some minutes. It is not secret, and nobody has to trust it.
-The words of the code reveal a wrong key (``docs/protocol/word-codes.md``).
+Discovery maps a nameplate to a key for some minutes. A nameplate is not secret, and nobody has to trust the mapping:
+the handshake with the words of the code fails if the key is wrong (``docs/protocol/word-codes.md``).
 """
 
 from __future__ import annotations
@@ -20,49 +20,58 @@ LARGEST = 99_999_999
 MAX_NAMEPLATES = 100_000
 """Maximum number of nameplates that one discovery stores."""
 LASTS = 600.0
-"""Seconds for which a nameplate is kept; when its key claims it again, they start anew."""
+"""Seconds after the last claim by its key until a nameplate expires."""
 OF_PLACE = 32
-"""Maximum number of nameplates claimed from one public address; wider address blocks may have this number times their
-factor."""
+"""Maximum number of nameplates that clients at one public address may have. A wider address block may have this number
+times its factor.
+"""
 MISSED = 20
-"""Cost, in requests, of a look-up that finds nothing, so that nobody can find all nameplates by trying numbers."""
+"""Number of requests that a failed look-up counts as in the rate limit, so that nobody can find nameplates by trying
+numbers.
+"""
 LOOK_BURST, LOOK_RATE = 20.0, 0.1
-"""Rate limit of look-ups of one public address, successful or not: burst, and number per second. A person needs only
-one look-up.
+"""Rate limit for look-ups from one public address, successful or not: burst, and number per second. It can be low,
+because a person needs only one look-up.
 """
 BESIDE = 10
-"""Factor of this rate limit for addresses that are not public, because many clients may share one."""
+"""Factor by which this rate limit is higher for an address that is not public, because many clients may share the
+address.
+"""
 DIGITS = (4, 6, 8)
 """Lengths of nameplates in digits."""
 TRIED = 16
-"""Number of random numbers of each length that are tried; the key gets the first free one."""
+"""Number of random nameplates of each length that a claim tries; the key gets the first free one."""
 DENSE = 0.05
-"""Share of the numbers of one length in use above which new numbers are longer, so that guessing finds few."""
+"""Fraction of the numbers of one length that may be in use. Above this fraction new nameplates are longer, so that most
+guesses find nothing.
+"""
 ATTACK_MISSES, ATTACK_FORGOTTEN = 50.0, 0.5
-"""Number of failed look-ups from which on new numbers are longer, and how many of them are forgotten per second. The
-effect lasts ten minutes at most.
+"""Number of recent failed look-ups above which new nameplates are longer, and number of failed look-ups that are
+forgotten per second. Ten minutes after the last failed look-up, new nameplates have their normal length again at the
+latest.
 """
 
 RELEASE_ACT = "release"
 NONE_FREE = 0
-"""Result in place of a number: all numbers that were tried are in use."""
+"""Result of a claim without a number: all numbers that were tried are in use."""
 TOO_MANY = -1
-"""Result in place of a number: the address block has its maximum number of nameplates."""
+"""Result of a claim without a number: the address block already has its maximum number of nameplates."""
 
 
 def length(in_use: int, is_attacked: bool) -> int:
-    """Return the index in ``DIGITS`` of new numbers: longer ones when there are many, or somebody is guessing
-    numbers."""
+    """Return the index in ``DIGITS`` of the length of new nameplates. They are longer if many are in use, or if
+    somebody is guessing numbers.
+    """
     found = 0
-    # New numbers must stay sparse in their range, as a defence against guessing: most guesses then find no nameplate,
-    # and failed look-ups are expensive.
+    # Only a small share of the numbers of a length may be in use. Then most guesses fail, and failed look-ups count as
+    # many requests.
     while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:
         found += 1
     return min(len(DIGITS) - 1, found + is_attacked)
 
 
 def candidates(random: Random, at_least: int = 0) -> list[int]:
-    """Return random numbers to try; those with ``DIGITS[at_least]`` digits come first."""
+    """Return random numbers for a claim to try, the shortest first. All have at least ``DIGITS[at_least]`` digits."""
     return [
         number for digits in DIGITS[at_least:] for number in random.sample(range(10 ** (digits - 1), 10**digits), TRIED)
     ]
@@ -83,22 +92,24 @@ class StoredNameplate:
 
 
 def decide_claim(known: StoredNameplate | None, place: str, held: int, limit: float, free: Iterable[int]) -> int:
-    """Return the number that a key gets: the one that it has, otherwise the first free one; or ``TOO_MANY`` or
-    ``NONE_FREE``.
+    """Return the number for a claim: the number that the key already has, otherwise the first free one.
 
-    :param known: the key's nameplate, unless it has ended.
+    :param known: nameplate that the key already has; None if it has none, or an expired one.
     :param place: address block from which the claim comes; it has ``held`` nameplates and may have ``limit``.
-    :param free: candidates that no key has, read only as far as needed.
+    :param free: numbers that no key has.
+    :returns: a number, ``TOO_MANY`` or ``NONE_FREE``.
     """
-    # A new claim of a key from the same block only extends its nameplate, so the limit does not apply.
+    # If the key has a nameplate that was claimed from the same block, the claim only extends it. So the limit does not
+    # apply.
     if (known is None or known.place != place) and held >= limit:
         return TOO_MANY
-    # The candidates are read lazily, because a store has to look up each of them.
+    # Only the first free number is read, because the store has to look up each one.
     return next(iter(free), NONE_FREE) if known is None else known.number
 
 
 def check_stored(stored: StoredNameplate | None, now: float, static: str | None = None) -> StoredNameplate:
-    """Return ``stored`` if it has not expired, and leads to ``static`` if that is given.
+    """Return ``stored`` if it has not expired and belongs to the key ``static``. With ``static`` None, any key is
+    accepted.
 
     :raises EntryNotFound: the nameplate is missing, expired or of another key.
     """
@@ -108,9 +119,9 @@ def check_stored(stored: StoredNameplate | None, now: float, static: str | None 
 
 
 def decode_claim(body: bytes) -> str:
-    """Parse a claim: return the key that a nameplate is wanted for, 66 lower-case hexadecimal characters.
+    """Parse a claim. Return the key that wants a nameplate, as 66 lower-case hexadecimal characters.
 
-    Whether the key is a point of the curve is not checked here; programs that connect to the key check it.
+    The key may be no point of the curve. Programs that connect to it notice that.
 
     :raises EntryDecodeError, EntryInvalid: the claim has no key.
     """
@@ -125,15 +136,18 @@ def decode_claim(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Signed statement that a nameplate is no longer needed. Its field ``act`` names the operation, so that no other
-    signed text can be taken for a release."""
+    """Signed statement that a nameplate is no longer needed.
+
+    Its JSON has a member ``act`` that names the operation. So no text that the key signed for another purpose is a
+    valid release.
+    """
 
     nameplate: int
     static: str
     signature: str = ""
 
     def signing_json(self) -> bytes:
-        """Return the JSON of the release that its signature covers."""
+        """Return the JSON that the signature of the release covers."""
         return f'{{"act":"{RELEASE_ACT}","nameplate":{self.nameplate},"static":"{self.static}"}}'.encode()
 
     def to_json(self) -> bytes:

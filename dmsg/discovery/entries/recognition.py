@@ -1,14 +1,15 @@
-"""Recognition of other implementations of discovery, or of programs that post to this one, by the form of their answers
-and entries. No I/O."""
+"""Recognition of other programs by their JSON: of implementations of discovery by their answers, and of clients and
+servers by the entries that they post. No I/O.
+"""
 
 from __future__ import annotations
 
 import json
 
 OTHER_PATH = "/dmsg-discovery/available_servers"
-"""Path that other implementations of discovery have in common with this one; their other paths differ."""
+"""URL path that all implementations of discovery have; their other paths differ."""
 NO_SERVERS = "no delegated dmsg servers available for remote"
-"""Message of a discovery of today's dmsg (version 1) that lists no server."""
+"""Error message with which a discovery of today's dmsg (version 1) says that it lists no server."""
 TODAY = (
     "it is a discovery of today's dmsg (version 1), whose network this program cannot join; name one of the network of "
     "2019, as `twistd dmsg-discovery` runs it"
@@ -24,14 +25,17 @@ POSTED_TODAY = (
 
 
 def is_foreign(status: int, body: bytes) -> bool:
-    """Whether an answer may come from a program that does not know the path, not from a discovery without the entry."""
+    """Whether an answer may mean that the program does not know the path. Otherwise status 404 means that there is no
+    such entry.
+    """
     return status == 404 and body.lstrip()[:1] not in (b"{", b"[", b"")
 
 
 def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
-    """Return what kind of program answers, by its answer to ``OTHER_PATH``; empty if the answer does not show it.
+    """Recognise a program by its answer to ``OTHER_PATH``.
 
-    :param path_is_unknown: whether the program lacks a path that every discovery of the seed documents has.
+    :param path_is_unknown: whether the program is known to lack a path of the seed documents.
+    :returns: a description of the program for an error message; empty if the answer does not show what it is.
     """
     try:
         value = json.loads(body)
@@ -55,7 +59,7 @@ def is_posted_today(body: bytes) -> bool:
 
 
 def _is_of_today(entry: object) -> bool:
-    """Whether an entry has members that entries of 2019 lack."""
+    """Whether an entry has members that only entries of dmsg 1.x have."""
     if not isinstance(entry, dict):
         return False
     server = entry.get("server")

@@ -1,13 +1,14 @@
 """Rules for replacing and deleting entries. No I/O.
 
-Every store uses :func:`decide_post` and :func:`check_deletion`.  They take the stored state of the key, the posted
-entry or deletion, and the time. They return the state to write, or raise an error with the reason for a refusal, and
-the store then writes nothing.
+Every store follows :func:`decide_post` and :func:`check_deletion`. These functions get the stored state of the key, the
+posted entry or deletion, and the time. They return the state to write, or raise an error with the reason for a refusal.
+After an error the store writes nothing.
 
-Sequences of a key grow by one and its timestamps grow, so a recorded entry can never replace a newer one. A deletion
-leaves a tombstone (:class:`Head`), because otherwise anybody could post a deleted entry again.
+Each new entry of a key has the next sequence number and a later timestamp. So an attacker who has recorded an entry
+cannot replace a newer one with it. A deletion leaves a tombstone (:class:`Head`), because otherwise anybody could post
+the deleted entry again.
 
-The rules for replacing are the reference's (seed document, "Iteration rules"); those for deleting are our own.
+The rules for replacing are those of the reference (seed document, "Iteration rules"). The reference has no deletions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ NEVER = 1e18
 """Time that is never reached, in seconds since 1970."""
 DELETE_ACT = "delete"
 _UNIX_TO_YEAR_1 = 62135596800
-"""Seconds that Go's ``time.Unix`` adds before comparing; this addition overflows."""
+"""Seconds from year 1 to 1970, which Go's ``time.Unix`` adds to a time. For large times this 64-bit addition overflows.
+"""
 
 WRONG_FIRST_SEQUENCE = "new entry has non-zero sequence"
 WRONG_SEQUENCE = "sequence field of new entry is not sequence of old entry + 1"
@@ -34,18 +36,19 @@ WRONG_DELETE_SEQUENCE = "sequence field of the deletion is not sequence of the e
 
 
 def time_order(timestamp: int) -> str:
-    """Return 20 digits that sort in the order in which the reference compares timestamps.
+    """Return 20 digits for a timestamp; compared as text, they have the order in which the reference compares
+    timestamps.
 
-    The reference compares ``time.Unix(ts, 0)``, which adds the seconds from year 1 to 1970 in 64 bits. Values
-    above 9223371974719179007 wrap and count as older than any present one. The fixed width lets a database compare
-    them.
+    The reference compares ``time.Unix(ts, 0)``. This function adds the seconds from year 1 to 1970 in 64 bits, so
+    timestamps above 9223371974719179007 wrap around and count as older than all usual ones. All results have the same
+    length, so that databases can compare them as text.
     """
-    # Adding 2**63 makes the signed result of Go's addition an unsigned number of the same order.
+    # Go's result is a signed number. Adding 2**63 makes it unsigned and keeps the order.
     return f"{(timestamp + _UNIX_TO_YEAR_1 + INT64) % UINT64:020d}"
 
 
 def date_of(order: str) -> str:
-    """Return the date of a ``time_order``, for people."""
+    """Return the date and time of a result of :func:`time_order`, for people."""
     timestamp = (int(order) - _UNIX_TO_YEAR_1) % UINT64 - INT64
     return f"{datetime.fromtimestamp(timestamp / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
@@ -57,22 +60,25 @@ def next_sequence(sequence: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Sequence and time of a key's newest entry; kept as a tombstone after a deletion.
+    """Sequence and time of a key's newest entry. After a deletion the store keeps them as a tombstone.
 
-    Without a tombstone anybody could post an old first entry of a deleted key again.
+    Without a tombstone anybody could post an old first entry of the key again.
+
+    :ivar order: timestamp of the entry or, in a tombstone, of the deletion, as :func:`time_order` returns it.
     """
 
     sequence: int
     order: str
     deleted: bool = False
     deletion: bytes | None = None
-    """JSON of the deletion; None if the entry exists, or if an earlier version of dmsg deleted it."""
+    """JSON of the deletion; None if the entry is not deleted, or was deleted by an earlier version of dmsg."""
 
 
 class DeletedLater(EntryInvalid):
-    """A key's new first entry is not newer than the deletion of its previous entry.
+    """Error: the new first entry of a key is not dated after the deletion of the key's previous entry.
 
-    The error carries the deletion, because its owner cannot look up the time: the entry no longer exists.
+    The error contains the deletion. The poster needs its date for the next attempt, and cannot look it up, because the
+    entry no longer exists.
 
     :ivar deletion: JSON of the deletion, which the owner signed; None if it is no longer known.
     """
@@ -86,16 +92,16 @@ class DeletedLater(EntryInvalid):
 
 
 def check_iteration(head: Head | None, entry: Entry) -> bool:
-    """Check the iteration rules (seed document, "Iteration rules").
+    """Check that an entry may follow the stored one (seed document, "Iteration rules").
 
-    :returns: True for the first entry of a key.
-    :raises EntryInvalid: the sequence or timestamp does not follow that of the stored entry; :class:`DeletedLater` if
-        the key's entry was deleted later.
+    :returns: whether this is the first entry of the key.
+    :raises EntryInvalid: the entry has not the next sequence, or no later timestamp. The error is
+    :class:`DeletedLater` if the key's previous entry was deleted after this timestamp.
     """
     if head is None or head.deleted:
         if entry.sequence != 0:
             raise EntryInvalid(WRONG_FIRST_SEQUENCE)
-        # Only the time is compared with a tombstone, because after a deletion a key begins again at sequence 0.
+        # Only the time is compared with the tombstone's, because after a deletion the sequence starts again at 0.
         if head is not None and time_order(entry.timestamp) <= head.order:
             raise DeletedLater(head, entry)
         return True
@@ -110,13 +116,13 @@ def check_iteration(head: Head | None, entry: Entry) -> bool:
 class Terms:
     """Conditions under which a store keeps an entry.
 
-    :ivar refreshes: whether the server's owner posts the entry again regularly. If not, the server is *quiet*: it is
-        listed after other servers, and only while checks reach it.
-    :ivar checked: whether to list a server without a check. If not, it is listed after the first check that reaches it.
-        A listed server that is posted again with the same address stays listed.
+    :ivar refreshes: whether the owner of the entry posts it again regularly. A server whose owner does not is *quiet*:
+        discovery lists it after other servers, and only while checks reach it.
+    :ivar checked: whether a server may be listed without a check. Otherwise it is listed after the first check that
+        reaches it. A listed server that is posted again with the same address stays listed in both cases.
     :ivar place: address block of the poster; empty if unknown.
-    :ivar most: maximum bytes of all stored entries that were posted from the poster's block. Each wider block may have
-        this number times its factor.
+    :ivar most: maximum number of bytes of all stored entries that were posted from this block. Each wider block may
+        have this number times its factor.
     :ivar lasts: seconds after which the entry is dropped, unless it is posted again.
     """
 
@@ -128,7 +134,7 @@ class Terms:
 
 
 def target(entry: Entry) -> str:
-    """Return the address of a server's entry; empty for other entries."""
+    """Return the server's address in an entry; empty if the entry has no server part."""
     return "" if entry.server is None else entry.server.address
 
 
@@ -136,7 +142,7 @@ def target(entry: Entry) -> str:
 class PresentState:
     """State of a key in a store before a post.
 
-    :ivar target: address of the entry's server; empty for other entries.
+    :ivar target: server's address in the stored entry; empty if the entry has no server part.
     :ivar checked: whether the server may be listed without a further check.
     """
 
@@ -151,8 +157,8 @@ class Replacement:
 
     :ivar first: whether the key had no entry before.
     :ivar checked: whether the entry's server may be listed at once.
-    :ivar check_at: time of the next check of the server, in seconds since 1970.
-    :ivar keeps_check: whether a check that is already planned is kept instead of ``check_at``.
+    :ivar check_at: time of the server's next check, in seconds since 1970.
+    :ivar keeps_check: whether an earlier planned check of the server stays as planned, and ``check_at`` is ignored.
     """
 
     first: bool
@@ -162,7 +168,7 @@ class Replacement:
 
 
 def decide_post(present: PresentState | None, entry: Entry, now: float, terms: Terms) -> Replacement:
-    """Decide whether ``entry`` replaces what a store has of its key, and whether its server stays listed.
+    """Decide whether ``entry`` replaces the stored state of its key, and whether its server stays listed.
 
     :raises EntryInvalid: for the reasons of :func:`check_iteration`.
     """
@@ -171,16 +177,17 @@ def decide_post(present: PresentState | None, entry: Entry, now: float, terms: T
         return Replacement(first, True, NEVER, False)
     if first or present is None or present.target != target(entry):
         return Replacement(first, False, now, False)
-    # A server with the same address stays listed, because an owner who refreshes the entry must not lose its place.
+    # A server with the same address stays listed. Otherwise each refresh of the entry would remove the server from the
+    # list until the next check.
     return Replacement(first, present.checked, now, terms.refreshes)
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Signed statement that the entry with this sequence is to be deleted.
+    """Signed request to delete the entry with a certain sequence.
 
-    The statement names the act, so that no entry can pass for it. Its timestamp must be later than the entry's, so
-    that it cannot be replayed against a later entry.
+    Its JSON has a member ``act`` that names the operation, so that no signed entry is a valid deletion. Its timestamp
+    must be later than the entry's, so that nobody can replay it against a later entry of the key.
     """
 
     static: str
@@ -189,7 +196,7 @@ class Deletion:
     signature: str = ""
 
     def signing_json(self) -> bytes:
-        """Return the JSON of the deletion that its signature covers."""
+        """Return the JSON that the signature of the deletion covers."""
         return (
             f'{{"act":"{DELETE_ACT}","static":"{self.static}","sequence":{self.sequence},"timestamp":{self.timestamp}}}'
         ).encode()
@@ -221,7 +228,8 @@ def decode_deletion(body: bytes) -> Deletion:
         timestamp=STRICT.integer(members["timestamp"], -INT64, INT64, "timestamp"),
         signature=string_of(members["signature"], "signature").lower(),
     )
-    # The null key is no point of the curve, so nobody can sign for it; the reference names this case in its own words.
+    # The null key is no point of the curve, so no signature can be valid for it. The reference has an error message of
+    # its own for this case.
     if deletion.static == NULL_KEY:
         raise EntryInvalid("entry Keys is nil")
     try:
@@ -235,11 +243,11 @@ def check_deletion(head: Head | None, deletion: Deletion) -> None:
     """Check that a deletion applies to the newest entry of its key.
 
     :raises EntryInvalid: the deletion names another sequence, or is not later than the entry.
-    :raises KeyError: there is nothing to delete.
+    :raises KeyError: the key has no entry.
     """
     if head is None or head.deleted:
         raise KeyError(deletion.static)
-    # The sequence ties the deletion to one entry: a recorded deletion deletes no later entry.
+    # The sequence limits the deletion to one entry, so nobody can replay it against a later one.
     if deletion.sequence != head.sequence:
         raise EntryInvalid(WRONG_DELETE_SEQUENCE)
     if time_order(deletion.timestamp) <= head.order:

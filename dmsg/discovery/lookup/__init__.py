@@ -1,1 +1,1 @@
-"""Client of discovery: fetches and posts entries at one discovery or several."""
+"""Client of one discovery or several: fetches and posts entries."""

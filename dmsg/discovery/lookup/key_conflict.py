@@ -1,11 +1,11 @@
-"""Limit on posting when two programs with the same key replace each other's entry."""
+"""Limit on POSTs for the case that two programs with the same key replace each other's entry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 CONFLICT_POSTS = 3
-"""Maximum number of times within ``CONFLICT_TIME`` that an entry is posted again after another program replaced it."""
+"""Maximum number of POSTs within ``CONFLICT_TIME`` that restore an entry which another program has replaced."""
 CONFLICT_TIME = 600.0
 """Length in seconds of the window in which ``CONFLICT_POSTS`` is counted."""
 
@@ -23,7 +23,9 @@ class KeyConflict:
         self._posts: list[float] = []
 
     def note_replaced(self) -> bool:
-        """Record that the entry was replaced; return True if it should not be posted again for now."""
+        """Record that another program has replaced the entry. Return True if the limit is reached, and the entry must
+        not be posted again now.
+        """
         now = self._now()
         self._posts = [at for at in self._posts if at > now - CONFLICT_TIME]
         if len(self._posts) >= CONFLICT_POSTS:

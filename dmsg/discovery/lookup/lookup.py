@@ -1,7 +1,7 @@
 """Client of one discovery; entries are verified before they are used.
 
-:class:`Lookup` talks to one discovery, :class:`~dmsg.discovery.lookup.lookups.Lookups` to several: it reads from
-all of them and takes the newest entry, and writes to all of them.
+A :class:`Lookup` talks to one discovery. A :class:`~dmsg.discovery.lookup.lookups.Lookups` talks to several: it reads
+from all of them and returns the newest entry, and it writes to all of them.
 """
 
 from __future__ import annotations
@@ -45,17 +45,19 @@ TIMEOUT = 10.0
 MAX_LISTED = 128
 """Maximum number of servers that are taken from one answer, because each costs the verification of a signature."""
 MAX_ANSWER = 1024 * 1024
-"""Largest answer in bytes; a longer one is an error."""
+"""Maximum size of an answer in bytes; a longer answer is an error."""
 UPDATE_ATTEMPTS = 4
-"""Maximum number of attempts at an update; an attempt fails if another writer of the same key was faster."""
+"""Maximum number of attempts at a change of an entry. An attempt fails if another program posts an entry of the same
+key in the meantime.
+"""
 _REFUSED = (400, 401)
-"""Status codes with which a discovery rejects the form in which an entry was signed."""
+"""HTTP status codes of a discovery that does not accept the form in which an entry was signed."""
 
 _log = Logger()
 
 
 def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
-    """Parse and verify an entry from discovery, in the form in which it was signed."""
+    """Parse and verify an entry from discovery. Return the entry in the form in which it was signed."""
     entry = Dialect.SEED.decode_signed(body)
     if key is not None and entry.static != key.hex():
         raise EntryError("the entry belongs to another key")
@@ -63,9 +65,10 @@ def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
 
 
 class _Deleted(DiscoveryError):
-    """The entry of this key was deleted, and the deletion is dated later than the entry that was posted.
+    """Error: the posted entry is dated before the deletion of an earlier entry of its key.
 
-    :ivar timestamp: date of the deletion. The key has signed it, so nobody else can forge one.
+    :ivar timestamp: date of the deletion, in nanoseconds since 1970. The key's owner has signed the deletion, so nobody
+        else can have forged the date.
     """
 
     def __init__(self, text: str, timestamp: int) -> None:
@@ -77,9 +80,9 @@ class Lookup:
     """Client of one discovery service.
 
     :param url: base URL, as ``http://127.0.0.1:9090``.
-    :param http: a treq client, for tests and for custom TLS settings.
-    :param timeout: seconds for one request.
-    :param date: returns the date of new entries and deletions, in nanoseconds since 1970.
+    :param http: treq client to use in place of the usual HTTP client, for tests and for custom TLS settings.
+    :param timeout: seconds that one request may take.
+    :param date: function that returns the date for new entries and deletions, in nanoseconds since 1970.
     """
 
     def __init__(
@@ -100,16 +103,17 @@ class Lookup:
         self._pool = make_pool(reactor) if http is None else None
         self._http = http if self._pool is None else WebClient(reactor, self._pool, timeout)
         self._asked: set[bool] = set()
-        """Kinds of answers after which the program at this URL was already asked to identify itself: True after an
-        answer that proves that it lacks a required path, False after one that does not prove it.
+        """Values of ``path_is_unknown`` with which :meth:`_recognise` has already found nothing, so that it does not
+        ask again.
         """
         self._under_way: set[Deferred[Any]] = set()
         self._closed = False
         self._port_signed = True
-        """Whether servers' entries are signed with the field ``port``; changed when discovery refuses an entry for
-        this."""
+        """Whether this client signs servers' entries with the field ``port``. The value changes if discovery accepts
+        only the other form.
+        """
         self._posted: dict[PubKey, Entry] = {}
-        """Last entry posted of each key."""
+        """Last entry that :meth:`update` posted, by key."""
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
         """Fetch and verify the entry of ``key``.
@@ -120,18 +124,20 @@ class Lookup:
         return self._ask(self._entry(key))
 
     def available_servers(self) -> Deferred[list[Entry]]:
-        """Fetch the servers that discovery offers, in random order; those that fail verification are left out."""
+        """Fetch the entries of the servers that discovery lists, in random order. Entries that fail verification are
+        left out.
+        """
         return self._ask(self._available_servers())
 
     def post(self, entry: Entry) -> Deferred[None]:
-        """Store a signed entry.  Fails with :class:`~dmsg.errors.DiscoveryError`."""
+        """Post a signed entry.  Fails with :class:`~dmsg.errors.DiscoveryError`."""
         return self._ask(self._post(entry))
 
     def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[Entry]:
-        """Replace the entry of ``key`` by a new iteration.
+        """Replace the entry of ``key`` by its next entry, and fire with that entry.
 
-        :param make: function that gets the next entry, with version, sequence, timestamp, key, and the content of the
-            present entry.  It returns that entry with the new content.
+        :param make: function that returns the next entry, unsigned. Its argument is the present entry with the next
+            sequence and a later timestamp; for a key without an entry, an entry without content.
         """
         return self._ask(self._update(key, make))
 
@@ -141,19 +147,21 @@ class Lookup:
         return self._ask(self._delete(key))
 
     def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[bool]:
-        """Withdraw the content that :meth:`update` posted here, if discovery still has it.
+        """Withdraw one half of the entry that :meth:`update` posted, ``client`` or ``server``, if discovery still has
+        it.
 
-        Another program may use the same key. An entry that the other program has posted since stays as it is. So does
-        the other half (``client`` or ``server``) of an entry that both have written.
+        Another program may use the same key. An entry that the other program has posted since then stays unchanged. So
+        does the other half of an entry that both programs share.
 
         :param half: ``client`` or ``server``: the half to withdraw.
         :param features: features in the version that belong to this half.
-        :returns: whether discovery still had content of this program. Fails with EntryNotFound.
+        :returns: Deferred that fires with whether discovery still had this half of this program. It fails with
+            EntryNotFound if the key has no entry.
         """
         return self._ask(self._withdraw(key, half, frozenset(features)))
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Deferred[object]:
-        """Send any other request to this discovery, and return the JSON of its answer.
+        """Send any other request to this discovery, and return the decoded JSON of its answer.
 
         Fails with :class:`~dmsg.errors.DiscoveryError`, whose ``status`` is that of an answer other than 200.
         """
@@ -165,7 +173,7 @@ class Lookup:
         return self._reactor
 
     def is_posted_here(self, entry: Entry) -> bool:
-        """Whether ``entry`` is the last one of its key that :meth:`update` has posted."""
+        """Whether ``entry`` is the last entry of its key that :meth:`update` posted here."""
         posted = self._posted.get(entry.key)
         return posted is not None and posted.signature == entry.signature
 
@@ -182,7 +190,8 @@ class Lookup:
     def close(self) -> Deferred[None]:
         """Cancel all requests, and close the pooled connections.
 
-        The requests have to be cancelled: a connection whose answer came later would return to the pool and stay open.
+        Requests have to be cancelled before the pool is closed. Otherwise the connection of a later answer would return
+        to the pool and stay open.
         """
         self._closed = True
         for asked in list(self._under_way):
@@ -207,21 +216,23 @@ class Lookup:
             raise DiscoveryError(f"discovery {self.shown_url}: answer is longer than {MAX_ANSWER} bytes") from None
         except DiscoveryError:
             raise
-        except DmsgError as error:  # This happens when a proxy refused the request, or the headers were too long.
+        except DmsgError as error:  # A proxy refused the request, or the headers of the answer were too long.
             raise DiscoveryError(f"discovery {self.shown_url}: {error}") from None
         except Exception as error:
             why = "this program has closed its connection to it" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None
         if path != OTHER_PATH and is_foreign(response.code, answer):
-            # A 404 for an entry may be a genuine discovery's answer for an absent entry, so it proves less than other
-            # paths.
+            # Status 404 for an entry may only mean that there is no such entry. For a path that every discovery has, it
+            # means that the program is no such discovery.
             await self._recognise(path_is_unknown=method != "GET" or path == "/discovery/available_servers")
         return response.code, answer
 
     async def _recognise(self, *, path_is_unknown: bool) -> None:
-        """Find out which program answers at this URL.
+        """Find out which program answers at this URL, with one more request.
 
-        :raises WrongDiscovery: it is a known program of another network.
+        :param path_is_unknown: whether the program has answered 404 for a path that every discovery of this network
+            has.
+        :raises WrongDiscovery: the program is a discovery of another kind.
         """
         if path_is_unknown in self._asked:
             return
@@ -249,7 +260,7 @@ class Lookup:
     async def _entry(self, key: PubKey) -> Entry:
         status, body = await self._request("GET", f"/discovery/entries/{key}")
         if status == 404:
-            # Only the status is compared, because other implementations word the message differently.
+            # Only the status is examined, because other implementations have another text in the answer.
             advice = "is its program running, and does it use this discovery?"
             raise EntryNotFound(f"discovery {self.shown_url} has no entry of {key.short}: {advice}", key.hex())
         if status != 200:
@@ -262,7 +273,8 @@ class Lookup:
     async def _available_servers(self) -> list[Entry]:
         status, body = await self._request("GET", "/discovery/available_servers")
         if status == 404 and not is_foreign(status, body):
-            # The message is not compared; but a 404 with an HTML page would not come from a discovery.
+            # A discovery without servers answers 404 with JSON. A web server that is no discovery would answer with an
+            # HTML page.
             return []
         if status != 200:
             raise self._error(status, body)
@@ -302,8 +314,8 @@ class Lookup:
         refused: DiscoveryError | None = None
         deleted = 0
         """Date of the deletion of an earlier entry of the key, in nanoseconds since 1970; 0 if unknown."""
-        # The first attempt is based on the last entry posted here, which saves a request for the present one.  If
-        # somebody else has written since, the POST fails, and the next attempt fetches the entry.
+        # The first attempt is based on the last entry that this client posted, which saves a request for the present
+        # entry. If another program has posted since then, the POST fails, and the next attempt fetches the entry.
         trusts = key.public in self._posted
         while True:
             client: ClientMeta | None = None
@@ -334,11 +346,12 @@ class Lookup:
                     raise refused from None
                 if error.status in _REFUSED and entry.server is not None and refused is None:
                     # A discovery that follows the seed document verifies a server's signature without ``port``. So the
-                    # other form is signed and tried once.
+                    # entry is posted once more in the other form.
                     self._port_signed = not self._port_signed
                     refused = error
                     continue
-                # Status 422 means that another writer of this key, or a deletion, was faster; the loop tries again.
+                # Status 422 means that another program has posted or deleted an entry of this key since then, so the
+                # loop tries again.
                 attempts += 1
                 if error.status != 422 or attempts == UPDATE_ATTEMPTS:
                     raise self._with_clock(error, entry) from None
@@ -363,15 +376,16 @@ class Lookup:
 
     @staticmethod
     def _with_clock(error: DiscoveryError, entry: Entry) -> DiscoveryError:
-        """Add advice to an error of an earlier version of discovery, which does not say when it deleted a
-        later-dated entry."""
+        """Return ``error`` with advice about clocks, if an earlier version of discovery refused a first entry for its
+        date. That version does not say which date the deletion of the previous entry has.
+        """
         if entry.sequence or isinstance(error, _Deleted) or WRONG_TIME not in str(error):
             return error
         why = "an entry of this key was deleted by a clock that was ahead; is the clock of this machine right?"
         return DiscoveryError(f"{error}: {why} Discovery forgets the deletion after a day", error.status)
 
     def _in_form(self, entry: Entry) -> Entry:
-        """Return ``entry`` in the form that this discovery verifies."""
+        """Return ``entry`` in the form that this discovery accepts: a server's entry with or without ``port``."""
         if self._port_signed or entry.server is None:
             return entry
         return replace(entry, server=replace(entry.server, port=None))
@@ -398,7 +412,7 @@ class Lookup:
                 else:
                     await self._post(self._without_half(present, half, features).sign(key))
             except DiscoveryError as error:
-                # Status 422 means that somebody has written since, so the loop checks again whose entry it is.
+                # Status 422 means that a program has posted since then, so the loop checks again whose entry it is.
                 if error.status != 422 or attempt == UPDATE_ATTEMPTS:
                     raise
             else:
@@ -412,8 +426,8 @@ class Lookup:
             return False
         if posted.signature == present.signature:
             return True
-        # Another program may have posted the entry, and this half may still be ours: a client and a server that share a
-        # key copy each other's half when they post their own.
+        # Another program has posted this entry, but this half may still be ours. A client and a server with the same
+        # key each copy the other's half when they post.
         if half == "client":
             return present.server is not None and present.client == posted.client
         shared = present.client is not None and present.server is not None and posted.server is not None
@@ -434,7 +448,9 @@ class Lookup:
         return self._in_form(left)
 
     async def _delete_or_empty(self, key: SecKey, present: Entry) -> None:
-        """Delete an entry; if this discovery cannot delete, replace the entry by one without servers."""
+        """Delete an entry. If this discovery does not support deletion, post an entry that says that nobody can
+        connect.
+        """
         try:
             await self._delete(key)
         except DiscoveryError as error:
@@ -464,7 +480,7 @@ async def _nothing() -> None:
 
 
 def _short(error: BaseException, timeout: float) -> str:
-    """Return one line of text for an error of treq or Twisted."""
+    """Return the message of an error of treq or Twisted in one line."""
     reasons = getattr(error, "reasons", None)
     if reasons:
         error = reasons[0].value

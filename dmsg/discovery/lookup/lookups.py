@@ -1,4 +1,6 @@
-"""Client of several discoveries of one network: takes the newest entry, and does not wait for a hanging discovery."""
+"""Client of several discoveries of one network. It returns the newest entry, and does not wait for discoveries that
+hang.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ T = TypeVar("T")
 _log = Logger()
 
 GRACE = 1.0
-"""Seconds to wait for the other discoveries after the first answer, because one of them may have a newer entry."""
+"""Seconds to wait for the other discoveries after the first success, because another one may have a newer entry."""
 HUNG_FOR = 60.0
-"""Seconds for which requests still go to a discovery that did not answer in time, without waiting for its answers."""
+"""Seconds during which the client does not wait for a discovery that has not answered in time. Requests are still sent
+to that discovery.
+"""
 
 
 class Lookups:
@@ -34,24 +38,24 @@ class Lookups:
         self.lookups = tuple(lookups)
         self._hung: dict[Lookup, float] = {}
         self._changing: dict[tuple[Lookup, PubKey], Deferred[Any]] = {}
-        """Changes of entries that are under way, by discovery and key."""
+        """Unfinished changes of entries, by discovery and key."""
 
     def __str__(self) -> str:
         return "discovery " + ", ".join(lookup.shown_url for lookup in self.lookups)
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
-        """Fetch the newest entry that one of the discoveries has, see :meth:`Lookup.entry`."""
+        """Fetch the entry of ``key`` from all discoveries, and return the newest one; see :meth:`Lookup.entry`."""
         return Deferred.fromCoroutine(self._fetch_newest(lambda lookup: lookup.entry(key)))
 
     def available_servers(self) -> Deferred[list[Entry]]:
-        """Fetch the servers of all discoveries that answer, each key once, see :meth:`Lookup.available_servers`."""
+        """Fetch the servers from all discoveries that answer, each server once; see :meth:`Lookup.available_servers`."""
         return Deferred.fromCoroutine(self._available_servers())
 
     def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[None]:
         """Update the entry at every discovery, see :meth:`Lookup.update`; fails if all of them fail.
 
-        The deferred fires ``GRACE`` seconds after the first success. Slower updates continue, but are cancelled by the
-        next change of the same key.
+        The Deferred fires ``GRACE`` seconds after the first success, or when all discoveries have answered. Slower
+        updates continue after that; the next change of the same key cancels them.
         """
         return Deferred.fromCoroutine(self._change_everywhere(key.public, lambda lookup: lookup.update(key, make)))
 
@@ -67,7 +71,7 @@ class Lookups:
         )
 
     def is_posted_here(self, entry: Entry) -> bool:
-        """Whether ``entry`` is the last one of its key that this program posted to at least one discovery."""
+        """Whether ``entry`` is the last entry of its key that :meth:`update` posted to at least one of the discoveries."""
         return any(lookup.is_posted_here(entry) for lookup in self.lookups)
 
     def close(self) -> Deferred[None]:
@@ -77,12 +81,12 @@ class Lookups:
         return DeferredList([lookup.close() for lookup in self.lookups]).addCallback(lambda _: None)
 
     async def _gather(self, ask: Callable[[Lookup], Deferred[T]], *, leave: bool = False) -> list[T | Failure]:
-        """Ask all discoveries, and return answers and failures of those that answer in time.
+        """Send a request to all discoveries. Return the answers and failures of those that answer in time.
 
-        After the first success the others have ``GRACE`` seconds left; those that did not answer lately are not waited
-        for at all.
+        After the first success the other discoveries have ``GRACE`` seconds left. A discovery that recently failed to
+        answer in time is not waited for at all.
 
-        :param leave: let late requests continue in the background; otherwise cancel them.
+        :param leave: whether late requests continue in the background; otherwise they are cancelled.
         """
         askings = [ask(lookup) for lookup in self.lookups]
         results: dict[int, T | Failure] = {}
@@ -122,8 +126,8 @@ class Lookups:
             await done
             left = leave
         finally:
-            # The caller may have been cancelled before ``done`` fired. The flag ``over`` prevents the cancellations
-            # below from firing it.
+            # If the caller was cancelled, ``done`` must not fire any more. The flag ``over`` ensures that the
+            # cancellations below do not fire it.
             over = True
             cancel_call(timer)
             for number, lookup in enumerate(self.lookups):
@@ -141,21 +145,23 @@ class Lookups:
         answers = await self._gather(ask)
         entries = [one for one in answers if not isinstance(one, Failure)]
         if entries:
-            # All entries are signed, so the newest one is used; a discovery with an older one is outdated, or withholds
-            # the newer one.
+            # The newest entry is used. The owner of the key has signed it, so a discovery that returns an older one is
+            # outdated or withholds the newer one.
             return max(entries, key=lambda entry: entry.timestamp)
-        # "Not found" is the weakest failure: another discovery may have the entry, and be unreachable.
+        # Any other error is preferred to EntryNotFound, because a discovery that failed may have the entry.
         raise _strongest([one for one in answers if isinstance(one, Failure)], EntryNotFound)
 
     async def _change_everywhere(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
-        """Update, delete or withdraw the entry of a key at every discovery; ``ask`` sends the request to one of
-        them."""
+        """Change the entry of a key at every discovery.
+
+        :param ask: sends the change to one discovery.
+        """
 
         def change(lookup: Lookup) -> Deferred[T]:
             place = lookup, key
             before = self._changing.pop(place, None)
             if before is not None:
-                before.cancel()  # This change replaces an earlier one of the same key, so that one is cancelled.
+                before.cancel()  # The new change makes the earlier one pointless.
             changing = self._changing[place] = ask(lookup)
 
             def ended(result: T | Failure) -> T | Failure:
@@ -182,13 +188,13 @@ class Lookups:
                     found[entry.static] = entry
         failures = [answer for answer in answers if isinstance(answer, Failure)]
         if not found and len(failures) == len(answers):
-            # An unreachable discovery may recover, but a wrong one stays wrong: prefer the error that the user has to
-            # act on.
+            # Any other error is preferred to WrongDiscovery, after which callers give up: an unreachable discovery may
+            # recover.
             raise _strongest(failures, WrongDiscovery)
         return list(found.values())
 
 
 def _strongest(failures: Iterable[Failure], weak: type[Exception]) -> BaseException:
-    """Return the first error that is not of the weakest kind, otherwise the first one."""
+    """Return the first error that is not of type ``weak``; if all are, the first one."""
     errors = [failure.value for failure in failures if failure.value is not None]
     return next((error for error in errors if not isinstance(error, weak)), errors[0])

@@ -12,19 +12,21 @@ from dmsg.keys import PubKey, SecKey
 
 PATH = "/discovery/nameplates"
 UNKNOWN = (404, 405, 501)
-"""Status codes with which a discovery says that it has no nameplates, or not the requested one."""
+"""HTTP status codes of a discovery that does not support nameplates, or does not have the requested one."""
 RENEWALS = 4
-"""Number of claims in the lifetime of a nameplate; more than one, so that one or two claims may fail."""
+"""Number of claims within the lifetime of a nameplate. It is larger than 1, so that the nameplate survives failed
+claims.
+"""
 
 
 class NoSuchNameplate(DiscoveryError, NobodyThere):
-    """No discovery that was asked has the nameplate."""
+    """Error: none of the discoveries has the nameplate."""
 
 
 class Nameplate:
-    """Nameplate at one discovery that leads to a key of this program.
+    """Nameplate that one discovery maps to a key of this program.
 
-    :ivar number: the number, from 1.
+    :ivar number: number of the nameplate; the smallest is 1.
     """
 
     def __init__(self, lookup: Lookup, key: SecKey, number: int, lasts: float) -> None:
@@ -39,21 +41,23 @@ class Nameplate:
         return self._lasts / RENEWALS
 
     async def renew(self) -> bool:
-        """Extend the nameplate; return False if the nameplate was lost: its number no longer leads to the key.
+        """Extend the lifetime of the nameplate. Return False if the nameplate had expired, so that its number no longer
+        stands for the key.
 
         :raises DiscoveryError: the discovery did not answer.
         """
         number, self._lasts = await _claim(self._lookup, self._key.public)
         if number == self.number:
             return True
-        # A new number is released at once: it is useless, because people were told the old one.
+        # Discovery has assigned a new number. It is useless, because people know the old one, so it is released at
+        # once.
         await self._release(number)
         return False
 
     async def release(self) -> None:
         """Release the nameplate, because it is no longer needed.
 
-        :raises DiscoveryError: the discovery did not answer; the nameplate expires by itself.
+        :raises DiscoveryError: the discovery did not answer; then the nameplate stays until it expires.
         """
         await self._release(self.number)
 
@@ -67,9 +71,9 @@ class Nameplate:
 
 
 async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
-    """Claim a number that leads to ``key``, at the first discovery that gives one.
+    """Claim a nameplate for ``key`` at the first discovery that assigns one.
 
-    :raises DiscoveryError: no discovery gave one.
+    :raises DiscoveryError: no discovery assigned one.
     """
     failed: DiscoveryError | None = None
     for lookup in lookups.lookups:
@@ -86,11 +90,12 @@ async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
 
 
 async def find(lookups: Lookups, number: int) -> PubKey:
-    """Return the key that a number leads to, at the first discovery that has it. The key is not proved to be the right
-    one.
+    """Return the key of a nameplate, from the first discovery that knows the number.
+
+    Nothing proves that the key is the right one; the handshake with the words of the code shows that.
 
     :raises NoSuchNameplate: no discovery has the number.
-    :raises DiscoveryError: one discovery did not answer, and no other has the number.
+    :raises DiscoveryError: a discovery failed to answer, and no other has the number.
     """
     failed: DiscoveryError | None = None
     for lookup in lookups.lookups:

@@ -1,1 +1,1 @@
-"""Discovery service: HTTP routes, rate limits, status page, telemetry events, and the entity that joins them."""
+"""Discovery service: HTTP routes, rate limits, status page, telemetry events, and the entity that combines them."""

@@ -1,7 +1,8 @@
-"""HTTP interface of discovery: routes and error responses, nothing else.
+"""HTTP interface of discovery: routes and error responses.
 
-There are two groups of paths. Those of the seed documents (``/discovery/...``) have clear status codes.  Those of the
-2019 clients (``/messaging-discovery/...``, ``/dmsg-discovery/...``) answer exactly as that service did.
+There are two groups of paths. The paths of the seed documents (``/discovery/...``) answer with the status codes that
+these documents define. The paths for clients of 2019 (``/messaging-discovery/...``, ``/dmsg-discovery/...``) answer
+exactly as the service of 2019 did.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ from dmsg.telemetry.service import Telemetry
 _log = Logger()
 
 MISSED_FOR = 3600.0
-"""Seconds for which the status page still names a listed server that has stopped posting."""
+"""Seconds for which the status page still shows a server after discovery has ceased to list it because it stopped
+posting.
+"""
 NOT_FOUND = "entry of public key is not found"
 BAD_INPUT = "error bad input"
 UNEXPECTED = "something unexpected happened"
@@ -75,11 +78,11 @@ _Route = TypeVar("_Route", bound=Callable[..., bytes | Deferred[bytes]])
 
 
 class TooManyServers(Exception):
-    """The poster has as many listed servers as allowed."""
+    """Error: the address that posted a server's entry has already posted the maximum number of servers."""
 
 
 def _path_key(text: str) -> str:
-    """Return the key in a path, in lower case. A key that is no point of the curve simply has no entry.
+    """Return the key in a URL path, in lower case. A key that is no point of the curve is accepted; it has no entry.
 
     :raises KeyFormatError: the text does not look like a key.
     """
@@ -92,7 +95,8 @@ def _path_key(text: str) -> str:
 
 
 def _check_size(entry: Entry) -> None:
-    """Check the size of an entry as it will be served: JSON escapes make some characters six times as long.
+    """Check the size of an entry in the form in which it is served. Escapes in that JSON can make a posted character
+    six times as long.
 
     :raises EntryInvalid: the entry is too long.
     """
@@ -105,14 +109,14 @@ def _check_size(entry: Entry) -> None:
 
 _app = QuickKlein()
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-"""HTTP methods that the service of 2019 does not distinguish."""
+"""HTTP methods with which a path of 2019 may be requested; the service of 2019 did not distinguish them."""
 _SEED_ENTRY = [path + "/<static>" for path in Dialect.SEED.entries]
 
 
 def _on_all(
     paths: Iterable[str], methods: Sequence[str] | None = None, *, branch: bool = False
 ) -> Callable[[_Route], _Route]:
-    """Register one route for several paths."""
+    """Return a decorator that registers a handler for several paths."""
 
     def routed(method: _Route) -> _Route:
         for path in paths:
@@ -126,7 +130,7 @@ class DiscoveryAPI:
     """HTTP interface to an entry store.
 
     :ivar requests: number of requests that reached a route.
-    :ivar delegations: number of clients that each server relays for, according to recent posts.
+    :ivar delegations: number of clients that name each server in their entries, according to recent POSTs.
     """
 
     _app = _app
@@ -145,10 +149,10 @@ class DiscoveryAPI:
     ) -> None:
         """Set up the interface.
 
-        :param clock: clock of the store, in seconds since 1970. It is not the reactor's clock, because stores outlive
-            the process.
-        :param wall_clock: clock for dates, for comparison with dates of others; ``clock`` by default.
-        :param checks: object whose checks run when a server was posted; None if servers are listed without checks.
+        :param clock: clock of the store, in seconds since 1970. The reactor's clock is not suitable, because stores
+            outlive the process.
+        :param wall_clock: clock for comparison with dates that other machines wrote; ``clock`` by default.
+        :param checks: called when a server was posted, to check it soon; None if servers are listed without checks.
         """
         self._reactor = reactor
         self._entries = store
@@ -199,21 +203,26 @@ class DiscoveryAPI:
         return self._store.ask(self._entries.post, entry, self._now(), terms).addCallback(posted)
 
     def _terms(self, entry: Entry, dialect: Dialect, poster: str) -> Terms:
-        """Return the conditions under which an entry is kept, from its features and its poster."""
+        """Return the conditions under which the store keeps an entry. They depend on the entry's features and on its
+        poster.
+        """
         marks = dialect.features(entry)
         refreshes = bool(marks & REFRESHING)
         lasts = 0.0
         if entry.server is not None:
-            # With checks, the lifetime can be short, because the store extends it after every successful check.
+            # If servers are checked, the lifetime can be short, because each successful check extends it.
             lasts = REFRESHING_TTL if refreshes or self._checks is not None else self._settings.entry_ttl
         if entry.client is not None or entry.server is None:
             lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._settings.entry_ttl)
-        # An address that is not public may be a reverse proxy that carries everybody's requests, so it has no limit.
+        # An address that is not public has no limit, because it may be a reverse proxy that forwards everybody's
+        # requests.
         most = self._settings.of_place if is_public(poster) else math.inf
         return Terms(refreshes, self._checks is None, block_of(poster), most, lasts)
 
     def _available(self) -> Deferred[list[bytes]]:
-        """Find live servers, then quiet servers whose last check succeeded."""
+        """Find the servers to return: those that post regularly first, then quiet servers that a recent check has
+        found.
+        """
         self.requests += 1
         return Deferred.fromCoroutine(self._find_available())
 
@@ -223,7 +232,8 @@ class DiscoveryAPI:
         if ranking is None or ranking.current(self._wall_clock()) is None:
             servers = await self._store.ask(self._entries.available, most, since)
         else:
-            # All ranked servers take part in the draw, even if strangers have listed many unranked ones.
+            # Ranked servers are fetched by their keys. In a random sample of all servers they could be missing, because
+            # strangers can post any number of unranked servers.
             servers = await self._store.ask(self._entries.listed, ranking.draw(RANKED_POOL, self._wall_clock()), since)
             known = set(servers)
             others = await self._store.ask(self._entries.available, RANKED_POOL, since)
@@ -257,7 +267,7 @@ class DiscoveryAPI:
 
     @_on_all(_SEED_ENTRY, methods=["DELETE"])
     def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
-        """Delete an entry, by a deletion that its key has signed."""
+        """Delete an entry. The body of the request is a deletion signed by the entry's key."""
         key = _path_key(static)
         deletion = decode_deletion(request.content.read())
         if deletion.static != key:
@@ -295,29 +305,30 @@ class DiscoveryAPI:
 
     @_app.route("/discovery/nameplates/<number>", methods=["DELETE"])
     def release_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
-        """Release a nameplate, by a statement that its key has signed."""
+        """Release a nameplate. The body of the request is a release signed by the nameplate's key."""
         self.requests += 1
         return self._nameplates.release(request, number)
 
-    # --- paths of the 2019 client ---
+    # --- paths for clients of 2019 ---
 
     @_on_all(Dialect.GO2019.entries, methods=_METHODS)
     def go_redirect(self, request: IRequest) -> bytes:
-        """Redirect a path without the final slash to the path with it, like Go's mux."""
+        """Redirect a path without the final slash to the path with it, as Go's HTTP request multiplexer does."""
         request.setResponseCode(301)
         request.setHeader(b"location", request.path + b"/")
         return b""
 
     @_on_all([path + "/" for path in Dialect.GO2019.entries], branch=True)
     def go_entry(self, request: IRequest) -> bytes | Deferred[bytes]:
-        """On POST, store an entry, whatever the rest of the path is; on any other method, return the entry of the key
-        in the last segment."""
+        """Store the entry of a POST, whatever follows in the path. For any other method, return the entry of the key
+        that is the last segment of the path.
+        """
         if request.method == b"POST":
             return self._go(request, lambda: self._post(request, Dialect.GO2019))
         text = request.path.rsplit(b"/", 1)[1].decode("latin-1")
 
         def get() -> Deferred[bytes]:
-            # No entry is looked up: a key of zeros of any length, or an empty one, is the null key.
+            # As in the service of 2019, an empty segment, or one of zeros only, is the null key, which has no entry.
             key = PubKey.from_hex(text).hex() if text.strip("0") else NULL_KEY
             return self._get(request, key)
 
@@ -325,14 +336,16 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.GO2019.available, methods=_METHODS)
     def go_available_servers(self, request: IRequest) -> bytes | Deferred[bytes]:
-        """Return the available servers; ``[]`` where the paths of the seed documents answer 404."""
+        """Return the available servers. Without any, the answer is ``[]``; the path of the seed documents answers 404
+        then.
+        """
         return self._go(
             request,
             lambda: self._available().addCallback(lambda servers: list_response(request, servers)),
         )
 
     def _go(self, request: IRequest, act: Callable[[], Deferred[bytes]]) -> bytes | Deferred[bytes]:
-        """Answer a request to a 2019 path. That service answers 500 to JSON that it cannot decode."""
+        """Answer a request to a path of 2019. As the service of 2019 did, answer 500 to JSON that cannot be decoded."""
         try:
             return act()
         except EntryDecodeError as error:
@@ -351,7 +364,9 @@ class DiscoveryAPI:
 
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> Deferred[bytes]:
-        """Report whether the store answers and accepts writes; only this machine gets numbers as well."""
+        """Report whether the store answers and accepts writes. Requests from this machine also get the number of
+        entries.
+        """
 
         def told(health: dict[str, object]) -> bytes:
             status = health["status"]
@@ -362,7 +377,9 @@ class DiscoveryAPI:
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> Deferred[bytes]:
-        """Return metrics for Prometheus to this machine only; others scrape the port of ``--metrics``."""
+        """Return metrics for Prometheus, to requests from this machine only. Other machines use the port of
+        ``--metrics``.
+        """
         if HERE.refuses(request) is not None:
             request.setResponseCode(403)
             request.setHeader(b"content-type", b"text/plain; charset=utf-8")
@@ -377,7 +394,7 @@ class DiscoveryAPI:
     # --- data for health, metrics and the status page ---
 
     async def health_report(self) -> dict[str, object]:
-        """Return the content of ``/health``; ``status`` is ``ok`` if the store answers and accepted the last write.
+        """Return the content of ``/health``. Its ``status`` is ``ok`` if the last write to the store succeeded.
 
         :raises StoreUnavailable: the store does not answer.
         """
@@ -385,7 +402,9 @@ class DiscoveryAPI:
         return {"status": "the store cannot be written to" if self._store.full else "ok", "entries": count}
 
     async def rendered_metrics(self) -> bytes:
-        """Return the metrics. Counters of this process are correct even while the store is down."""
+        """Return the metrics. While the store does not answer, the numbers of entries are outdated, and all others are
+        correct.
+        """
         try:
             counts = await self._store.ask(self._entries.counts)
             self._metrics.entries.set(sum(counts.values()))
@@ -405,10 +424,10 @@ class DiscoveryAPI:
         return await self._store.ask(self._entries.counts), await self._store.ask(self._entries.size)
 
     async def servers_of_each_kind(self, limit: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Return entries of three kinds of servers, at most ``limit`` of each.
+        """Return the entries of three kinds of servers, at most ``limit`` of each.
 
-        The kinds are listed servers, quiet servers that answered their last check, and servers that stopped posting
-        within the last hour.
+        The kinds are listed servers that post regularly, quiet servers that a recent check has found, and servers that
+        stopped posting within the last hour.
         """
         since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
         listed = await self._store.ask(self._entries.available, limit, since)

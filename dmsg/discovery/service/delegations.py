@@ -1,4 +1,6 @@
-"""Counts how many clients each server relays for, among the clients that recently posted to this process. No I/O."""
+"""Counter of clients by the servers that their entries name. It covers clients that recently posted to this process. No
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from collections.abc import Sequence
 from dmsg.base.bounded_tables import decrement
 
 MAX_CLIENTS = 100_000
-"""Maximum number of clients that are remembered; beyond that the one that posted longest ago is forgotten."""
+"""Maximum number of counted clients. Beyond that, the client whose last POST is oldest is no longer counted."""
 LASTS = 3600.0
-"""Seconds after which a client that stopped posting is forgotten; clients post every half hour."""
+"""Seconds after its last POST for which a client is counted; clients post every half hour."""
 MAX_SERVERS = 8
 """Maximum number of servers that are counted for one client."""
 
 
 class Delegations:
-    """Servers that the last entry of each client names, and how many clients name each."""
+    """Table of the servers that each client's last entry names, with the number of clients per server."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, tuple[float, tuple[str, ...]]] = OrderedDict()
@@ -26,7 +28,7 @@ class Delegations:
         return len(self._clients)
 
     def posted(self, client: str, servers: Sequence[str] | None, now: float) -> None:
-        """Record an entry that was accepted."""
+        """Record the servers that a client's accepted entry names."""
         self._forget(client)
         named = tuple(dict.fromkeys((servers or ())[:MAX_SERVERS]))
         if named:

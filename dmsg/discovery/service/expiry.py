@@ -1,4 +1,4 @@
-"""Expiry of entries: drops a few at a time, and counts the dropped entries."""
+"""Expiry of entries: a periodic sweep drops expired entries in small batches, and dropped entries are counted."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from dmsg.net.retry_loop import RetryLoop
 from dmsg.telemetry.metrics import Metrics
 
 SWEEP_INTERVAL = 30.0
-"""Seconds between sweeps when nothing is left to drop."""
+"""Seconds from a sweep that found no more expired entries until the next one."""
 FIRST_SWEEP = 2400.0
-"""Seconds after the start until the first sweep. Clients post every half hour, and discovery may have been down for
-longer than entries last.
+"""Seconds after the start until the first sweep. Discovery may have been down for longer than entries last. Clients
+post every half hour, so after this time the entries of running clients have been posted again.
 """
 SLICE = 100
-"""Maximum number of entries dropped at a time; with SQLite this takes some milliseconds of the reactor thread."""
+"""Maximum number of entries in a batch. With SQLite, a batch blocks the reactor for some milliseconds."""
 PAUSE = 0.05
 """Seconds between two batches of dropped entries."""
 LOG_INTERVAL = 60.0
-"""Seconds between log lines about addresses that lose entries because a limit is reached."""
+"""Minimum seconds between two log lines about addresses whose entries are dropped because a limit is reached."""
 
 _log = Logger()
 
 
 class DropLog:
-    """Counter of dropped entries; logs at most once a minute from which addresses they came."""
+    """Counter of dropped entries. If a limit is the reason, it also logs the poster's address, at most once a minute."""
 
     def __init__(self, seconds: Callable[[], float], metrics: Metrics) -> None:
         """Start with no entries counted.
@@ -40,7 +40,7 @@ class DropLog:
         self._log_throttle = LogThrottle(seconds, LOG_INTERVAL)
 
     def count(self, reason: str, place: str, number: int) -> None:
-        """Count entries; see :data:`~dmsg.discovery.store.base.Dropped`."""
+        """Count dropped entries; for the arguments see :data:`~dmsg.discovery.store.base.Dropped`."""
         self._metrics.dropped.labels(reason).inc(number)
         if reason in ("ended", "deleted") or self._log_throttle.count_left_out() is None:
             return
@@ -68,8 +68,9 @@ class ExpirySweep:
         self.postpone()
 
     def postpone(self) -> None:
-        """Drop no entries until clients have had time to post their entries again, because all entries may seem expired
-        now."""
+        """Stop sweeping until clients have had time to post their entries again. All entries may seem expired now,
+        because the clock was set forward or discovery was down.
+        """
         self._not_before = self._reactor.seconds() + FIRST_SWEEP
         self._sweep_loop.soon(FIRST_SWEEP)
 
@@ -83,7 +84,8 @@ class ExpirySweep:
             return early
         try:
             swept = await self._store.sweep(self._now(), SLICE)
-        except Exception as error:  # The error is not logged here, because requests that meet a failing store log it.
+        # A failing store is logged as an error where it fails requests, so a line of level info is enough here.
+        except Exception as error:
             _log.info("old entries could not be removed: {error}", error=str(error))
             swept = 0
         return PAUSE if swept == SLICE else SWEEP_INTERVAL

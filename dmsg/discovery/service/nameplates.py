@@ -1,4 +1,4 @@
-"""HTTP requests for nameplates: claims, look-ups and releases."""
+"""Handler of HTTP requests about nameplates: claims, look-ups and releases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ NO_SUCH = "there is no such nameplate"
 
 
 class NameplatesInUse(Exception):
-    """A nameplate cannot be claimed or looked up now; ``status`` is 429 if the client asks too much, else 503."""
+    """Error: a nameplate cannot be claimed or looked up now.
+
+    :ivar status: HTTP status of the answer: 429 if the client has reached a limit, 503 if no nameplate is free.
+    """
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -87,8 +90,8 @@ class Nameplates:
         """
         static = decode_claim(request.content.read())
         now = self._now()
-        # An address that is not public may be a reverse proxy that carries everybody's requests, so no limit applies to
-        # it.
+        # An address that is not public has no limit, because it may be a reverse proxy that forwards everybody's
+        # requests.
         most = OF_PLACE if is_public(poster) else math.inf
         place = blocks_of(poster)[0].name
         self._forget()
@@ -115,7 +118,9 @@ class Nameplates:
         return asked.addCallback(claimed)
 
     def _forget(self) -> None:
-        """Forget expired claims; the dictionary is ordered by time of claim, and all claims last equally long."""
+        """Forget expired claims. They are at the front of the dictionary, because it is ordered by time of claim and
+        all claims last equally long.
+        """
         now = self._seconds()
         while self._claimed:
             static, (_, ends) = next(iter(self._claimed.items()))
@@ -129,8 +134,7 @@ class Nameplates:
             self._of.remove(place)
 
     def _is_attacked(self) -> bool:
-        """Whether recent look-ups of unused numbers are too many to be typing errors, so that somebody must be
-        guessing."""
+        """Whether more look-ups failed recently than typing errors explain, so that somebody must be guessing numbers."""
         self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
         return self._missed.level < 1.0
 
@@ -140,7 +144,8 @@ class Nameplates:
         """Return the key behind a number.
 
         :param poster: address of the client.
-        :param charge: charges the client with a number of requests, for a look-up that finds nothing.
+        :param charge: function that counts a number of additional requests against the client; called if the look-up
+            fails.
         """
         number = _number(text)
         limit = self._lookup_rate if is_public(poster) else self._local_lookup_rate
@@ -160,7 +165,7 @@ class Nameplates:
         return self._store.ask(self._nameplates.find, number, self._now()).addCallbacks(found, missed)
 
     def release(self, request: IRequest, text: str) -> Deferred[bytes]:
-        """Release a number, as its key demands."""
+        """Release a nameplate. The body of the request is a release signed by the nameplate's key."""
         release = decode_release(request.content.read())
         if release.nameplate != _number(text):
             raise EntryInvalid("the nameplate differs from the one in the URL")
@@ -179,7 +184,7 @@ class Nameplates:
 
 
 def _number(text: str) -> int:
-    # A text that is too long cannot be a nameplate; it is not counted as a failed look-up.
+    # This is an error of the request and no failed look-up, because such a text is never a nameplate.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS[-1]):
         raise EntryInvalid(f"a nameplate is a number of one to {DIGITS[-1]} digits")
     return int(text)

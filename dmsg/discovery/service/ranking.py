@@ -1,14 +1,13 @@
-"""Operator's ranking of servers: which live servers to name first.
+"""Operator's ranking of servers, which decides which of the listed servers discovery returns first.
 
-``dmsg analytics rank`` computes the ranking from the pipeline's results and signs it; discovery reads the file again
-when it changes. A ranking only changes the order of servers: it can neither add a server that is not live nor exclude
-one. A ranking that is expired, malformed or signed by another key is ignored with a log line. Servers are then drawn as
-if there were no ranking.
+``dmsg analytics rank`` computes the ranking from the pipeline's results and signs it. Discovery reads the file again
+when it changes. A ranking only changes the order of servers: it can neither add a server that is not listed nor exclude
+one that is. A ranking that is expired, malformed or signed by another key is logged and ignored. Servers are then drawn
+as if there were no ranking.
 
-The file is JSON: ``generated_at`` and ``valid_until`` (seconds since 1970),
-``servers`` (``static``, ``weight``, ``reasons``), ``operator`` (a public key)
-and ``signature``. The signature is over SHA-256 of the same object without the signature, with
-sorted keys and no spaces.
+The file is JSON: ``generated_at`` and ``valid_until`` (seconds since 1970), ``servers`` (``static``, ``weight``,
+``reasons``), ``operator`` (a public key) and ``signature``. The signature covers the SHA-256 hash of the same object
+without the signature, encoded with sorted keys and without spaces.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ FILE_LIMIT = 4 * 1024 * 1024
 MAX_RANKED = 10_000
 """Maximum number of servers in a ranking."""
 KNOWN_LIMIT = 1024
-"""Maximum number of entries whose parsed key is cached."""
+"""Maximum number of entries for which the key in their JSON is cached."""
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
 
 _log = Logger()
@@ -44,14 +43,14 @@ _Drawn = TypeVar("_Drawn")
 
 
 class RankingError(DmsgError):
-    """The file is malformed, or not signed by the operator."""
+    """Error: the ranking file is malformed, or not signed by the operator."""
 
 
 @dataclass(frozen=True)
 class Ranking:
     """Weights of servers, valid for a time.
 
-    :ivar weights: weight of each server, 0.001 to 1000, by key in hex.
+    :ivar weights: weight of each server, from 0.001 to 1000, by its key in hexadecimal.
     :ivar generated_at: seconds since 1970.
     :ivar valid_until: seconds since 1970.
     """
@@ -166,7 +165,7 @@ class RankingFile:
         self._last_problem = problem
 
     def current(self, now: float) -> Ranking | None:
-        """Return the ranking if there is a valid one, else None.
+        """Return the ranking if it is valid at the time ``now``, else None.
 
         :param now: seconds since 1970.
         """
@@ -185,17 +184,18 @@ class RankingFile:
         return key
 
     def choose(self, servers: Sequence[bytes], limit: int, now: float) -> list[bytes]:
-        """Draw ``limit`` of the servers at random by their weights, in the order drawn.
+        """Draw at most ``limit`` of the servers at random without replacement, with probabilities by weight.
 
-        Each server gets the key ``u ** (1 / weight)`` (Efraimidis and Spirakis): a server of twice the weight comes
-        first twice as often. Unranked servers get the lowest weight, because anybody can create many of them.
+        The method is that of Efraimidis and Spirakis, which sorts by ``u ** (1 / weight)`` with a random ``u`` per
+        server. A server of twice the weight comes first twice as often. Unranked servers have the lowest weight,
+        because anybody can create many of them.
         """
         ranking = self.current(now)
         weights = {} if ranking is None else ranking.weights
         return self._draw([(weights.get(self._key_of(body), LEAST_WEIGHT), body) for body in servers], limit)
 
     def draw(self, limit: int, now: float) -> list[str]:
-        """Draw at most ``limit`` keys of servers in the ranking, by their weights."""
+        """Draw the keys of at most ``limit`` servers of the ranking at random, with probabilities by weight."""
         ranking = self.current(now)
         if ranking is None:
             return []

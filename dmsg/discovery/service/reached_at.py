@@ -1,6 +1,7 @@
-"""Addresses at which clients have reached discovery, as the Host headers of their requests name them.
+"""Addresses at which clients have reached discovery, according to the Host headers of their requests.
 
-A machine behind a router does not know its public address, but a client that came from outside does.
+A machine behind a router does not know its public address. A client outside connects to that address, and writes it
+into the Host header.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ from twisted.web.iweb import IRequest
 from dmsg.net.addresses import MAX_ADDRESS, is_public, parse_ip
 
 REACHED_AT = "has reached discovery at"
-"""Words of the line in the log, between the client's address and the one that it used. ``dmsg host`` reads the line."""
+"""Words of a log line between the client's address and the address that the client used. ``dmsg host`` parses the line.
+"""
 MAX_REACHED = 8
-"""Maximum number of addresses that are logged. A client can name any address, so further ones are ignored."""
+"""Maximum number of addresses that are logged. The number is limited because a client can write any address into the
+header.
+"""
 
 _log = Logger()
 
 
 class ReachedAt:
-    """Log of the public IP addresses at which clients have reached discovery, each once."""
+    """Logger of the public IP addresses at which clients have reached discovery. Each address is logged once."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def requested(self, request: IRequest) -> None:
-        """Log the host that a request names, if it is a public IP address and new."""
+        """Log the host in the request's Host header, if it is a public IP address that was not logged yet."""
         if len(self._known) >= MAX_REACHED:
             return
         host = request.getRequestHostname().decode("latin-1").strip("[]")

@@ -17,12 +17,14 @@ def json_response(request: IRequest, body: bytes, status: int = 200) -> bytes:
 
 
 def entry_response(request: IRequest, body: bytes) -> bytes:
-    """Return the response with an entry; an empty one with status 304 for a client that has this version already."""
+    """Return a response with an entry. If the client already has this version of it (``If-None-Match``), the response
+    is empty and has status 304.
+    """
     if request.setETag(b'"%s"' % blake2b(body, digest_size=12).hexdigest().encode()) is CACHED:
         return b""
     return json_response(request, body)
 
 
 def list_response(request: IRequest, bodies: Iterable[bytes]) -> bytes:
-    """Return a response with a JSON array, whose elements ``bodies`` are already encoded."""
+    """Return a response with a JSON array of ``bodies``, which are already encoded as JSON."""
     return json_response(request, b"[" + b",".join(bodies) + b"]")

@@ -1,7 +1,8 @@
-"""Quota of servers for each poster, because anybody can create any number of keys.
+"""Quota of servers per poster's address. It is needed because anybody can create any number of keys, and post a server
+for each.
 
-Each server costs discovery checks, and clients may be sent to it. The counts are in memory only: servers post
-regularly, so after a restart the counts are soon complete again.
+Discovery checks each server, and sends clients to it. The counts are in memory only: servers post regularly, so the
+counts are complete again soon after a restart.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 OF_POSTER = 32
-"""Maximum number of servers whose entries come from one public address. Wider address blocks may have this number times
-their factor.
+"""Maximum number of servers whose entries were posted from one public address. A wider address block may have this
+number times its factor.
 """
 REMEMBERED = 16_384
-"""Maximum number of servers that are remembered; beyond that the one that posted longest ago is forgotten."""
+"""Maximum number of counted servers. Beyond that, the server whose last POST is oldest is no longer counted."""
 FORGOTTEN_AFTER = 3600.0
-"""Seconds after its last post until a server is forgotten."""
+"""Seconds after its last POST for which a server is counted."""
 
 
 class ServerQuota:
@@ -29,7 +30,7 @@ class ServerQuota:
         self._counts = BlockCounts()
 
     def refusal(self, static: str, poster: str, now: float) -> str | None:
-        """Return why a server exceeds the quota, or None if it does not.
+        """Return the reason why a server exceeds the quota of its poster, or None if it does not.
 
         :param poster: IP address from which the entry was posted.  Addresses that are not public have no quota.
         """
@@ -43,8 +44,8 @@ class ServerQuota:
     def count(self, static: str, poster: str, now: float) -> None:
         """Count a server whose entry was accepted.
 
-        Entries are counted only after acceptance. Otherwise anybody could replay a server's entry and have the server
-        counted for another address.
+        Only accepted entries are counted. Otherwise anybody could replay a server's old entry from another address, and
+        the server would be counted for that address.
         """
         before = self._servers.pop(static, None)
         if before is not None:
@@ -69,5 +70,5 @@ class ServerQuota:
 
 
 def _counted_as(poster: str) -> str | None:
-    """Return the block of a public address; None for other addresses, which are not counted."""
+    """Return the address block for which servers of a poster are counted; None for addresses that are not public."""
     return blocks_of(poster)[0].name if is_public(poster) else None

@@ -1,4 +1,4 @@
-"""Discovery entity: joins a store, the HTTP interface to it, and the listening ports."""
+"""Discovery entity: combines a store, the HTTP interface to the store, and the listening ports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = Logger()
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """Objects that a discovery has while it runs."""
+    """Objects that exist only while a discovery runs."""
 
     store: IEntryStore
     checks: ServerChecks | None
@@ -44,7 +44,7 @@ class _Running:
     watch: ClockWatch | None
 
     async def stop(self) -> None:
-        """Stop all parts but the store, which is needed until the last request has ended."""
+        """Stop all parts except the store, which requests need until the last of them has ended."""
         self.site.resource.stop()
         if self.checks is not None:
             await self.checks.stop()
@@ -54,13 +54,12 @@ class _Running:
 
 
 class Discovery(ListeningService):
-    """Service of a discovery.
+    """Twisted service that runs a discovery.
 
-    :param listen: Twisted endpoint strings, as ``tcp:9090`` or ``ssl:9443:...``.
+    :param listen: Twisted endpoint strings, such as ``tcp:9090`` or ``ssl:9443:...``.
     :param store: value of ``--store``, see :func:`~dmsg.discovery.store.opening.open_store`.
     :param settings: settings of the operator.
-    :ivar ready: fires with the listening ports; fails with StoreError or
-        the error of listening.
+    :ivar ready: Deferred that fires with the listening ports. It fails with StoreError, or with the error of a port.
     """
 
     name = "dmsg-discovery"
@@ -75,9 +74,9 @@ class Discovery(ListeningService):
         *,
         random: Random | None = None,
     ) -> None:
-        """Open the telemetry; store and ports are opened on start.
+        """Open the directory of telemetry. The store and the ports are opened when the service starts.
 
-        :param random: chooses the servers that a store in memory returns.
+        :param random: random numbers with which a store in memory draws the servers that it returns.
         :raises DmsgError: the telemetry directory cannot be used.
         """
         super().__init__(reactor, listen)
@@ -130,10 +129,10 @@ class Discovery(ListeningService):
         return None if self._status is None else self._status.port
 
     def _make(self, store: IEntryStore, clock: Callable[[], float], moves: bool) -> _Running:
-        """Create the objects that use an open store.
+        """Create the parts of the service that use an open store.
 
         :param clock: clock of the store, in seconds since 1970.
-        :param moves: whether the clock follows changes of the system's clock.
+        :param moves: whether this clock jumps when the system's clock is set.
         """
         settings, checks = self._settings, None
         if settings.checks and settings.server_ttl > 0:
@@ -167,10 +166,13 @@ class Discovery(ListeningService):
         return _Running(store, checks, sweep, api, make_site(api, self._reactor, self.metrics, settings), watch)
 
     def _clock_was_set(self, step: float, now: float) -> None:
-        """Adapt a store that uses the system's clock to a sudden change of that clock.
+        """Adapt a store that uses the system's clock after this clock was set.
 
-        When the clock was set forward, all entries seem expired, so the sweep waits until clients have posted again.
-        When it was set back, times in the store that are in the future are set to the present.
+        If the clock was set forward, all entries seem expired, so the sweep waits until clients have posted again. If
+        the clock was set back, times in the store that are now in the future are set to the present.
+
+        :param step: seconds by which the clock was set; negative if it was set back.
+        :param now: present time of the store's clock, in seconds since 1970.
         """
         assert self._running is not None
         if step > 0:
@@ -184,7 +186,7 @@ class Discovery(ListeningService):
         )
 
     def own_url(self) -> str:
-        """Return the plain HTTP URL by which this machine reaches the service.
+        """Return the plain HTTP URL at which programs on this machine reach the service.
 
         :raises DiscoveryError: the service does not listen yet, or only with TLS.
         """
@@ -200,8 +202,9 @@ class Discovery(ListeningService):
     # --- heartbeats of the telemetry ---
 
     def _count_entries(self) -> None:
-        """Ask the store for its number of entries.  The answer comes later, so each heartbeat reports the number that
-        was asked for at the previous one."""
+        """Query the number of entries in the store. The answer arrives after this heartbeat, so a heartbeat reports the
+        number of the previous query.
+        """
         if self._running is not None:
             self._running.store.count().addCallbacks(self._record_count, lambda _: None)
 

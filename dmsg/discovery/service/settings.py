@@ -1,4 +1,4 @@
-"""Settings of discovery, and its fixed limits."""
+"""Settings of discovery that an operator can change, and limits that are fixed."""
 
 from __future__ import annotations
 
@@ -26,37 +26,45 @@ from dmsg.pages.settings import PageSettings
 from dmsg.telemetry.service import TelemetrySettings
 
 OF_PLACE = 64 * 1024 * 1024
-"""Maximum number of bytes of entries from one public address or block; beyond that its oldest entries are dropped."""
+"""Maximum number of bytes of the entries that one public address has posted; beyond that, its oldest entries are
+dropped. A wider address block may have this number times its factor.
+"""
 CLIENT_TTL = 2 * 3600.0
-"""Seconds after the last post of a client that posts every half hour, until its entry is dropped. Entries of other
-clients last ``ENTRY_TTL``."""
+"""Seconds after the last POST until the entry of a client is dropped, if the client is one that posts every half hour.
+Entries of other clients last ``ENTRY_TTL``.
+"""
 REFRESHING_TTL = 86400.0
-"""Seconds after the last post of a server that posts every half minute, until its entry is dropped. Entries of other
-servers last ``ENTRY_TTL``."""
+"""Seconds after the last POST until the entry of a server is dropped, if the server is one that posts every half
+minute. Entries of other servers last ``ENTRY_TTL``.
+"""
 ENTRY_TTL = 90 * 86400.0
-"""Default number of seconds after which any other entry is dropped: counted from the entry's last post or, for a
-server, from its last successful check.
+"""Default number of seconds until any other entry is dropped. They are counted from the last POST of the entry or, for
+a server, from its last successful check.
 """
 MAX_SERVER_SIZE = 16 * 1024
-"""Largest entry with a server in bytes, so that a list of servers fits into the answers that clients accept."""
+"""Maximum size in bytes of an entry with a server part. It is small enough for a list of servers to fit into the
+longest answer that clients accept.
+"""
 RANKED_POOL = 512
-"""Maximum number of live servers from which a ranking chooses those to return."""
+"""Maximum number of ranked servers, and of others, from which a ranking chooses the servers to return."""
 WORTHLESS = 5
-"""Cost, in requests, of an entry that is malformed or not signed by its key, because verifying it takes most time."""
+"""Number of requests that a malformed or wrongly signed entry counts as in the rate limit, because verifying an entry
+takes most of the time of a request.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoverySettings(PageSettings):
     """Settings of discovery.
 
-    Servers of 2019, which post their entry only once, are listed as long as checks find them, if ``checks`` is on. If
-    ``store_limit`` is None, it is :func:`~dmsg.base.memory.default_limit` for a store in memory, else ``STORE_LIMIT``.
-    Without ``metrics``, ``/metrics`` and ``/health`` are served at discovery's own port.
+    With ``checks``, servers of 2019, which post their entry only once, are listed as long as checks find them.
+    ``store_limit`` None means :func:`~dmsg.base.memory.default_limit` for a store in memory, else ``STORE_LIMIT``.
+    Without ``metrics``, discovery's own port serves ``/metrics`` and ``/health``.
 
-    :ivar openings: handshakes by which servers prove their keys.
+    :ivar openings: handshakes by which servers prove their keys to the checks.
     :ivar of_place: maximum number of bytes of entries from one public address.
-    :ivar ranking: ranking by which servers are preferred.
-    :ivar telemetry: settings of the events for the pipeline.
+    :ivar ranking: ranking that decides which servers are returned first; None for a random order.
+    :ivar telemetry: settings of the events that discovery writes for the pipeline; None to write none.
     """
 
     rate: float = rate_option(200.0)
@@ -113,7 +121,7 @@ class DiscoverySettings(PageSettings):
     telemetry: TelemetrySettings | None = None
 
     def limit_of(self, store: str) -> float:
-        """Return the maximum number of bytes of entries to keep.
+        """Return the maximum number of bytes of all entries in the store.
 
         :param store: value of ``--store``.
         """

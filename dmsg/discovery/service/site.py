@@ -1,5 +1,6 @@
-"""HTTP site of discovery: applies rate limits to requests before their routes, and measures requests for the
-metrics."""
+"""HTTP site of discovery: applies rate limits to requests before they reach a route, and measures requests for the
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from dmsg.net.web.site import gated_site
 from dmsg.telemetry.metrics import Metrics
 
 GO_PATIENCE = 5.0
-"""Seconds by which a request on a path of 2019 is delayed rather than refused. Those clients do not know status 429,
-and servers of that time give up after 10 s.
+"""Maximum seconds by which a request on a path of 2019 is delayed in place of being refused. Clients of 2019 do not
+understand status 429, and servers of 2019 give up after 10 s.
 """
 
 _GO_PATHS = tuple(f"{path.rpartition('/')[0]}/".encode() for path in Dialect.GO2019.entries)
-"""Prefixes of all paths of 2019."""
+"""Prefixes of the URL paths for clients of 2019."""
 _POST_PATHS = tuple(path.encode() for path in (*Dialect.SEED.entries, *(f"{path}/" for path in Dialect.GO2019.entries)))
 _ENTRY_PATHS = tuple(f"{path}/" for dialect in DIALECTS for path in dialect.entries)
 _PATHS = frozenset(
@@ -45,12 +46,13 @@ def make_site(
     metrics: Metrics,
     settings: DiscoverySettings = DEFAULTS,
 ) -> Site:
-    """Return the factory to listen with, see :func:`dmsg.net.web.site.gated_site`."""
+    """Return the protocol factory for discovery's HTTP port; see :func:`dmsg.net.web.site.gated_site`."""
 
     def refused(reason: str) -> None:
         metrics.refused.labels(reason).inc()
 
-    # The counters are cached by label: looking one up takes longer than counting, and there are few labels.
+    # The counters are cached by label, because the look-up of a counter takes longer than counting. There are few
+    # labels.
     requests = cache(lambda path, status: metrics.requests.labels(path, str(status)))
     duration = cache(metrics.seconds.labels)
 
@@ -79,8 +81,9 @@ def make_site(
 
 
 def _path_label(path: bytes) -> str:
-    """Return the name of a path in metrics. Unknown paths share one name, because otherwise strangers could create any
-    number of time series."""
+    """Return the label of a path in metrics. Unknown paths share one label, because otherwise strangers could create
+    any number of time series.
+    """
     text = path.decode("latin-1")
     if text in _PATHS:
         return text

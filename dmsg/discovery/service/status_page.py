@@ -28,13 +28,13 @@ from dmsg.telemetry.metrics import LATENCIES, Metrics
 
 VERSION = version("dmsg")
 SHOWN_SERVERS = 100
-"""Maximum number of servers in the table of each kind: listed, quiet, and missing."""
+"""Maximum number of servers of each kind in the table of servers; the kinds are listed, quiet, and missing."""
 SLOW = 5.0
-"""Seconds without an answer of the store after which the page reports it."""
+"""Seconds without an answer of the store after which the page says that the store does not answer."""
 SHOWN_MISSED = 5
-"""Maximum number of missing servers among the problems."""
+"""Maximum number of missing servers that the page lists as problems."""
 BEGIN = 8
-"""Minimum number of digits of a key with which a server can be found on the page."""
+"""Minimum number of the first digits of a key with which the search of the page finds a server."""
 SHOWN_RELAYS = 20
 """Maximum number of servers in the table of clients per server."""
 
@@ -43,7 +43,7 @@ _log = Logger()
 
 
 class _Server(TypedDict, total=False):
-    """Server part of an entry, in either spelling of its fields."""
+    """Server part of an entry. The number of free connections has two names, because programs spell it differently."""
 
     address: str
     available_connections: int
@@ -105,8 +105,9 @@ class DiscoveryStatus(StatusSource):
         self._asked_at = 0.0
 
     def refresh(self) -> None:
-        """Ask the store for new data, unless a request is under way. If it does not answer, the page shows its last
-        answer and says so."""
+        """Query the store for new data, unless a query is under way. If the store does not answer, the page shows the
+        last answer and says so.
+        """
         now = time.monotonic()
         if self._asking is None:
             self._asked_at = now
@@ -169,7 +170,7 @@ class DiscoveryStatus(StatusSource):
         }
 
     def _buckets(self) -> list[float]:
-        """Return the counts of the latency buckets, over all paths."""
+        """Return the number of requests in each bucket of the latency histogram, summed over all paths."""
         sums: dict[str, float] = {}
         for metric in self._metrics.seconds.collect():
             for sample in metric.samples:
@@ -220,7 +221,9 @@ class DiscoveryStatus(StatusSource):
         ]
 
     def _full_key(self, text: str) -> str:
-        """Return the full key of a server on the page, given its first digits; any other text as it is."""
+        """Return the full key of the only server on the page whose key begins with ``text``; return any other text
+        unchanged.
+        """
         if BEGIN <= len(text) < 66:
             keys = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
             keys = {key for key in keys if key.startswith(text.rstrip("….").lower())}
@@ -262,12 +265,14 @@ def _at_least(bodies: list[bytes]) -> str:
 
 
 def _takes_clients(entry: _Entry) -> bool:
-    """Whether a server still accepts clients; a server that shuts down posts that it has no free connections."""
+    """Whether a server accepted clients when it last posted. A server that shuts down posts that it has no free
+    connections.
+    """
     return bool(_free(entry))
 
 
 def _free(entry: _Entry) -> int | str:
-    """Return how many clients a server still accepts, in either spelling; empty if the entry does not say."""
+    """Return how many more clients a server accepts according to its entry; an empty text if the entry does not say."""
     server = entry.get("server") or {}
     return server.get("available_connections", server.get("availableConnections", ""))
 

@@ -14,7 +14,8 @@ from dmsg.telemetry.service import Telemetry
 class DiscoveryTelemetry:
     """Recorder of discovery's events; does nothing without telemetry.
 
-    Networks are named by the addresses that requests come from: behind a proxy all of them have the same name.
+    The source of a request is recorded as a pseudonym of its network address. Behind a reverse proxy, all requests have
+    the proxy's address.
 
     :param now: clock, in seconds since 1970.
     """
@@ -24,7 +25,7 @@ class DiscoveryTelemetry:
         self._now = now
 
     def posted(self, entry: Entry, result: str) -> None:
-        """Record an accepted entry. Servers are named by their key, because they are public; clients by a pseudonym."""
+        """Record an accepted entry. The event has the key of a server, which is public, or a pseudonym of a client."""
         if self._telemetry is None:
             return
         fields: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Interface of stores, and rules that do not depend on the kind of store."""
+"""Interfaces of stores, and functions and limits that all stores share."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from dmsg.discovery.entries.rules import NEVER, Deletion, Terms
 from dmsg.errors import DmsgError
 
 ROOM_AT_ONCE = 100
-"""Maximum number of entries dropped at a time when the whole store is too large; the next sweep or post continues."""
+"""Maximum number of entries that one POST or sweep drops because the whole store is too large. The next one drops more
+if needed.
+"""
 OVERHEAD = 1536
-"""Bytes that are counted for an entry in addition to its JSON; a tombstone counts as many bytes."""
+"""Bytes that are counted for an entry in addition to its JSON, and bytes that are counted for a tombstone."""
 TOMBSTONE_TTL = 86400.0
 """Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
 LATEST_CHECK = 3600.0
-"""Maximum seconds into the future for which a check of a server is planned.  If a check is planned for a later time,
-the clock was set back since then.
+"""Maximum seconds from now until a planned check of a server. A check that is planned for a later time shows that the
+clock was set back since then.
 """
 KINDS = ("client", "server", "both")
-"""Kinds of entries, by the parts (client, server) that they have."""
+"""Kinds of entries: those with a client part only, with a server part only, and with both."""
 
 Dropped = Callable[[str, str, int], object]
-"""Callback for dropped entries, with a reason, the poster's place, and the number of entries.
+"""Callback for dropped entries. Its arguments are a reason, the poster's place (address block), and the number of
+entries.
 
-Reasons are ``ended`` (not posted again in time), ``deleted`` (an expired tombstone), ``address`` (the place exceeded
-its limit) and ``total`` (the store was too large, and this place had most).
+The reasons are ``ended`` (the entry was not posted again in time), ``deleted`` (a tombstone expired), ``address`` (the
+place exceeded its limit) and ``total`` (the store exceeded its limit, and this place had most bytes in it).
 """
 
 
 class StoreError(DmsgError):
-    """The store cannot be opened, or does not answer."""
+    """Error: the store cannot be opened, or does not answer."""
 
 
 class StoreContended(StoreError):
-    """Other processes changed the same nameplate during each attempt to change it."""
+    """Error: each attempt to change a nameplate failed, because other processes changed it at the same time."""
 
 
 class DueServer(NamedTuple):
@@ -46,8 +49,9 @@ class DueServer(NamedTuple):
 
     :ivar json: JSON of its entry.
     :ivar place: address block of the poster.
-    :ivar refreshes: see :class:`Terms`.
-    :ivar listed: whether recent checks have found the server; False for a server that no check has found yet.
+    :ivar refreshes: whether the owner of the entry posts it regularly; see
+        :class:`~dmsg.discovery.entries.rules.Terms`.
+    :ivar listed: whether the server is listed, because a check has found it and not too many have failed since.
     """
 
     json: bytes
@@ -57,7 +61,7 @@ class DueServer(NamedTuple):
 
 
 class IEntryStore(Interface):
-    """Interface of a store of entries by key."""
+    """Interface of a store of entries, one for each key."""
 
     failures: tuple[type[Exception], ...] = Attribute(
         "A tuple of the exceptions by which it fails that are not a fault of this program."
@@ -65,15 +69,17 @@ class IEntryStore(Interface):
     nameplates: INameplates = Attribute("Provides dmsg.discovery.store.base.INameplates: kept beside the entries.")
 
     def is_full(error: BaseException | None) -> bool:
-        """Whether ``post`` fails with this error because nothing can be written, while reading still works."""
+        """Whether this error of ``post`` means that the store can be read but not written, for example because a disk
+        is full.
+        """
 
     def post(entry: Entry, now: float, terms: Terms = ...) -> Deferred[bool]:
         """Store a verified entry in place of the key's present one.
 
-        If the poster's place or the whole store exceeds its limit then, the oldest entries are dropped.
+        If the poster's place or the whole store then exceeds its limit, the oldest entries are dropped.
 
-        Fires with True for the first entry of a key, False for a later one.
-        Fails with EntryInvalid if sequence or timestamp do not follow.
+        Fires with True for the first entry of a key, False for a later one. Fails with EntryInvalid if the entry may
+        not replace the present one (:func:`~dmsg.discovery.entries.rules.check_iteration`).
         """
 
     def get(static: str) -> Deferred[bytes]:
@@ -83,18 +89,23 @@ class IEntryStore(Interface):
         """Apply a verified deletion. Fails with EntryNotFound or EntryInvalid."""
 
     def available(limit: int, since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of at most ``limit`` random checked servers with free connections, posted since ``since``."""
+        """Return the entries' JSON of at most ``limit`` servers, drawn at random.
+
+        Only listed servers with free connections are returned that post regularly and have posted since ``since``.
+        """
 
     def quiet(limit: int, since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of at most ``limit`` random quiet servers that a check has found since ``since``."""
+        """Return the entries' JSON of at most ``limit`` quiet servers that a check has found since ``since``, drawn at
+        random.
+        """
 
     def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of the entries of those keys in ``statics`` that ``available`` could return."""
+        """Return the entries' JSON of those keys in ``statics`` whose servers ``available`` could return."""
 
     def due(limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         """Return at most ``limit`` servers whose check is due, the longest overdue first.
 
-        Plan the next check of each for ``next_check``, so that a check whose result is lost is repeated then.
+        The next check of each is planned for ``next_check``, for the case that no result of this check is recorded.
         """
 
     def record_check(
@@ -102,22 +113,24 @@ class IEntryStore(Interface):
     ) -> Deferred[None]:
         """Record the result of a check, and plan the next one for ``next_check``.
 
-        :param target: address that was checked; if the entry has another address by now, nothing is recorded.
-        :param at: time at which the server was found; None if it was not.
-        :param lasts: seconds for which the entry of a quiet server that was found is kept at least.
-        :param listed: whether a server that was not found stays listed; if not, it is listed again once it is found.
+        :param target: address that was checked. If the entry has another address by now, nothing is recorded.
+        :param at: time at which the check found the server; None if it did not.
+        :param lasts: minimum number of seconds for which the entry of a quiet server is kept after the check found the
+            server.
+        :param listed: whether a server that was not found stays listed. If not, it is listed again when a check finds
+            it.
         """
 
     def shift_times(now: float) -> Deferred[None]:
-        """Correct times after the clock was set back to ``now``: times of posts and checks that are now in the future
-        are set to ``now``.
+        """Correct the times of POSTs and checks after the clock was set back to ``now``: those in the future are set to
+        ``now``.
 
-        Without this a server that has ended would stay listed, without checks, until the clock reaches the old time
+        Without this, a server that has ended would stay listed, without checks, until the clock reached the old time
         again.
         """
 
     def sweep(now: float, limit: int) -> Deferred[int]:
-        """Drop at most ``limit`` expired entries; fires with their number."""
+        """Drop at most ``limit`` expired entries; fires with the number of dropped entries."""
 
     def count() -> Deferred[int]:
         """Return the number of entries."""
@@ -126,18 +139,18 @@ class IEntryStore(Interface):
         """Return the number of entries by kind: ``client``, ``server``, ``both``."""
 
     def size() -> Deferred[int]:
-        """Return the bytes of all stored entries."""
+        """Return the number of bytes that are counted for all stored entries."""
 
     def close() -> Deferred[None]:
         """Close files and connections."""
 
 
 def ignore_dropped(reason: str, place: str, number: int) -> None:
-    """Ignore dropped entries; the default of :data:`Dropped`."""
+    """Do nothing; the default for callbacks of type :data:`Dropped`."""
 
 
 def is_listable(entry: Entry) -> bool:
-    """Whether clients may be sent to the server of this entry."""
+    """Whether an entry has a server with free connections."""
     return entry.server is not None and entry.server.available_connections > 0
 
 
@@ -149,12 +162,12 @@ def kind(entry: Entry) -> str:
 
 
 def size_of(body: bytes) -> int:
-    """Return the bytes that are counted for an entry."""
+    """Return the number of bytes that are counted for an entry with this JSON."""
     return len(body) + OVERHEAD
 
 
 def ends(now: float, lasts: float) -> float:
-    """Return the time when an entry is dropped; a finite number, because databases cannot store infinity."""
+    """Return the time at which an entry expires. The result is finite, because databases cannot store infinity."""
     return min(NEVER, now + lasts)
 
 
@@ -166,20 +179,21 @@ class INameplates(Interface):
     )
 
     def is_full(error: BaseException | None) -> bool:
-        """Whether ``claim`` fails with this error because nothing can be written, while reading still works."""
+        """Whether this error of ``claim`` means that the store can be read but not written, for example because a disk
+        is full.
+        """
 
     def claim(static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float) -> Deferred[int]:
-        """Assign to a key the first free one of ``numbers``, until ``ends``; a key that has a number keeps it.
+        """Assign a nameplate to a key until the time ``ends``. Fires with the number, ``NONE_FREE`` or ``TOO_MANY``.
 
-        The number is counted for the address block of the latest claim.
+        A key that has a nameplate keeps its number. Otherwise the key gets the first of ``numbers`` that is free.
 
-        :param place: address block of the client, which may have ``limit`` numbers at a time.
-
-        Fires with the number, ``NONE_FREE`` or ``TOO_MANY``.
+        :param place: address block of the client, for which the nameplate is counted from now on.
+        :param limit: maximum number of nameplates of this block.
         """
 
     def find(number: int, now: float) -> Deferred[str]:
         """Return the key of a nameplate. Fails with EntryNotFound."""
 
     def release(number: int, static: str, now: float) -> Deferred[None]:
-        """Delete a nameplate of a key. Fails with EntryNotFound if the key does not have it."""
+        """Delete the nameplate ``number`` of a key. Fails with EntryNotFound if the number does not belong to the key."""

@@ -1,4 +1,4 @@
-"""Access to a store for the API: measures the time of requests, and logs each outage once."""
+"""Wrapper of a store for the HTTP interface: measures the time of requests to the store, and logs each outage once."""
 
 from __future__ import annotations
 
@@ -22,40 +22,41 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class StoreUnavailable(Exception):
-    """The store failed; the client may try again."""
+    """Error: the store failed; the client may try again."""
 
 
 class Fallible(Protocol):
-    """Common interface of the stores of entries and of nameplates: tells how they can fail."""
+    """Part of the interfaces of both kinds of stores, of entries and of nameplates, that classifies their errors."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Exceptions with which the store fails for reasons outside this program."""
+        """Types of the exceptions with which the store fails for reasons outside this program."""
 
     def is_full(self, error: BaseException | None) -> bool:
-        """Whether a write failed with this error because nothing can be written, while reading still works."""
+        """Whether this error of a write means that the store can be read but not written."""
 
 
 class MeasuredStore:
-    """Access to a store that measures each request, and logs each outage of the store once.
+    """Wrapper of a store that measures the time of each request to it, and logs each outage of the store once.
 
-    :ivar full: whether the last post failed because nothing can be written.
+    :ivar full: whether the last POST failed because the store can be read but not written.
     """
 
     def __init__(self, reactor: IReactorTime, store: Fallible, metrics: Metrics) -> None:
         self._reactor = reactor
         self._store = store
         self._failing: set[str] = set()
-        # The counters are cached by label, because looking one up takes longer than counting.
+        # The histograms are cached by label, because the look-up takes longer than the observation.
         self._seconds = cache(metrics.store_seconds.labels)
         self.full = False
 
     def ask(
         self, method: Callable[_Arguments, Deferred[_Answer]], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Deferred[_Answer]:
-        """Call a method of the store; the method's name identifies the operation in metrics and log.
+        """Call a method of the store, measure its time, and return its result.
 
-        Fails with :class:`StoreUnavailable`, or with the error for which an entry was refused.
+        The name of the method identifies the operation in metrics and in the log. Fails with :class:`StoreUnavailable`
+        if the store failed. A refusal, such as EntryInvalid, is passed on unchanged.
         """
         operation = method.__name__
         seconds = self._seconds(operation)
@@ -77,11 +78,11 @@ class MeasuredStore:
         return maybeDeferred(method, *args, **kwargs).addCallbacks(answered, failed)
 
     def _failed(self, failure: Failure, operation: str) -> NoReturn:
-        # These exceptions are answers, and no failures of the store; CancelledError means that the client has
-        # disconnected.
+        # These exceptions do not mean that the store failed: three are refusals, and CancelledError means that the
+        # client has disconnected.
         if failure.check(EntryNotFound, EntryInvalid, StoreContended, CancelledError):
             failure.raiseException()
-        # Each outage is logged once, and not at each request.
+        # Each outage is logged only once, because every request would otherwise write a line.
         if operation not in self._failing:
             self._failing.add(operation)
             if operation == "post":

@@ -1,4 +1,4 @@
-"""Stores of nameplates: beside the entries, in SQLite or in Redis."""
+"""Stores of nameplates, in the SQLite or Redis that also stores the entries."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dmsg.errors import EntryNotFound
 from dmsg.net.redis import RedisConnection
 
 SWEPT = 100
-"""Maximum number of expired nameplates that a claim deletes."""
+"""Maximum number of expired nameplates that one claim deletes in Redis."""
 
 
 @implementer(INameplates)
 class SQLiteNameplates:
-    """Nameplates in the SQLite database of the entries."""
+    """Store of nameplates in the SQLite database of the entries."""
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
 
@@ -55,7 +55,7 @@ class SQLiteNameplates:
         return number
 
     def _stored(self, column: str, value: int | str) -> StoredNameplate | None:
-        """Return the stored nameplate with this number, or that of this key."""
+        """Return the nameplate in the row where ``column`` (``number`` or ``static``) has this value."""
         row = self._db.execute(
             f"SELECT number, static, place, ends FROM nameplates WHERE {column} = ?",  # noqa: S608  # ours
             (value,),
@@ -104,8 +104,8 @@ local held = redis.call('HGET', places, ARGV[2]) or '0'
 return {number, kept, held, redis.call('HMGET', keys, unpack(ARGV, 5))}
 """
 )
-# This is an optimistic transaction: Python has decided from the values that _READ returned.  If these have changed
-# meanwhile, nothing is written.
+# This is an optimistic transaction. Python has decided by the values that _READ returned; if these have changed since
+# then, nothing is written.
 _CLAIM = (
     _DROP
     + """
@@ -133,7 +133,7 @@ return 1
 
 @implementer(INameplates)
 class RedisNameplates:
-    """Nameplates in the Redis of the entries, under ``dmsg:nameplates`` and three keys with this prefix."""
+    """Store of nameplates in the Redis of the entries, in ``dmsg:nameplates`` and three other keys with this prefix."""
 
     def __init__(self, connection: RedisConnection, prefix: str) -> None:
         self._redis = connection
@@ -143,7 +143,7 @@ class RedisNameplates:
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Errors of Redis, including timeouts."""
+        """Type of the errors of Redis, including timeouts."""
         from txredisapi import RedisError  # The import is here, because the package is an optional dependency.
 
         return (RedisError,)
@@ -165,7 +165,8 @@ class RedisNameplates:
             written = await self._redis.eval(_CLAIM, self._keys, [static, place, str(number), repr(ends), *read])
             return None if written is None else number
 
-        # Concurrent claims of one process would invalidate each other's reads of the places, so they are serialised.
+        # Claims of one process are serialised. Concurrent ones would change the values that the others have read, and
+        # all would have to be repeated.
         return self._lock.run(lambda: Deferred.fromCoroutine(attempt(change)))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Opening of the store that ``--store`` names."""
+"""Functions that open the store which ``--store`` describes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from dmsg.net.clock import SteadyClock
 from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 
 REDIS_PATIENCE = 1.5
-"""Seconds to wait for an answer of Redis, so that clients of discovery get an error within two seconds."""
+"""Seconds to wait for an answer of Redis. Clients of discovery then get an error within two seconds."""
 STORE_LIMIT = 4096 * 1024 * 1024
-"""Default limit of a file or Redis in bytes of entries; in memory it is :func:`dmsg.base.memory.default_limit`."""
+"""Default maximum number of bytes of entries in a file or in Redis. The default for a store in memory is
+:func:`dmsg.base.memory.default_limit`.
+"""
 
 _log = Logger()
 
@@ -36,12 +38,13 @@ def parse_store(description: str) -> tuple[str, str]:
 
 
 def clock_of(description: str, reactor: IReactorTime) -> tuple[Callable[[], float], bool]:
-    """Return the clock by which the entries of a store are posted, seen and dropped.
+    """Return the clock from which the times in a store are taken.
 
-    Redis may be shared with processes on other machines, so its times must be the system's. For other stores, steps of
-    the system's clock are ignored while the process runs: after a step forward all entries would look old.
+    Processes on other machines may share a Redis, so its times are those of the system's clock. The clock of other
+    stores ignores it when the system's clock is set while the process runs. Otherwise all entries would seem expired
+    after the system's clock was set forward.
 
-    :returns: a function that returns seconds since 1970, and whether it follows steps of the system's clock.
+    :returns: a function that returns seconds since 1970, and whether it jumps when the system's clock is set.
     """
     if parse_store(description)[0] == "redis":
         return time.time, True
@@ -58,11 +61,10 @@ async def open_store(
 ) -> IEntryStore:
     """Open the store that ``--store`` names.
 
-    :param description: ``memory:``, ``sqlite:PATH`` or
-        ``redis://HOST[:PORT][/DATABASE]``; the password of Redis is taken from
-        the environment, ``DMSG_REDIS_PASSWORD``.
+    :param description: ``memory:``, ``sqlite:PATH`` or ``redis://HOST[:PORT][/DATABASE]``; the password of Redis is in
+        the environment variable ``DMSG_REDIS_PASSWORD``.
     :param limit: maximum number of bytes of entries that are kept.
-    :param random: chooses the servers that a store in memory returns.
+    :param random: random numbers with which a store in memory draws the servers that it returns.
     :param now: clock of the store, see :func:`clock_of`.
     :param on_dropped: called for entries that the store drops.
     :raises ~dmsg.discovery.store.base.StoreError: the description is unknown, the store cannot be opened, or Redis does

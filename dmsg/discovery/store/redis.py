@@ -1,8 +1,9 @@
 """Store of entries in Redis, which any number of discovery processes may share.
 
-Each compare-and-set is a Lua script. Scripts compare the numbers of entries as text, because Lua's numbers are
-doubles and ours have 64 bits. The scripts implement :func:`~dmsg.discovery.entries.rules.decide_post`, and a test
-compares both in every state. To read first and decide in Python would cost 26 % more CPU per post.
+Each change that depends on stored values is a Lua script. Scripts compare sequences and times of entries as text,
+because these have 64 bits, and Lua's numbers are doubles. The scripts implement
+:func:`~dmsg.discovery.entries.rules.decide_post` once more; a test compares the two in every state. The alternative, to
+read first and decide in Python, would cost 26 % more CPU time per POST.
 """
 
 from __future__ import annotations
@@ -63,26 +64,35 @@ _Answer = TypeVar("_Answer")
 _Read = TypeVar("_Read")
 
 _KEYS = ("servers", "quiet", "looks", "entries", "kinds", "places", "ends", "size")
-"""Keys in Redis that follow the entry's own key in a call of a script, in the order in which the scripts expect
-them."""
+"""Keys in Redis that are passed to a script after the key of the entry, in the order in which the scripts expect them.
+"""
 
 
 @implementer(IEntryStore)
 class RedisStore:
     """Store of entries in Redis.
 
-    Keys: ``dmsg:entry:<static>`` a hash for each entry; ``dmsg:servers`` a sorted set of servers by time of posting;
-    ``dmsg:entries`` the number of entries; ``dmsg:kinds`` their number by kind; ``dmsg:quiet`` quiet servers by the
-    time when they were last seen; ``dmsg:looks`` servers by the time of their next check; ``dmsg:places`` address
-    blocks by their bytes; ``dmsg:places:<block>`` the entries of a block by time of posting; ``dmsg:size`` the bytes
-    in all; ``dmsg:ends`` entries by the time when they are dropped.
+    The keys in Redis are:
+
+    * ``dmsg:entry:<static>``: hash with one entry and its state
+    * ``dmsg:servers``: sorted set of the listed servers that post regularly, by the time of their last POST
+    * ``dmsg:quiet``: sorted set of the listed quiet servers, by the time of their last POST or successful check
+    * ``dmsg:looks``: sorted set of servers by the time of their next check
+    * ``dmsg:ends``: sorted set of entries by the time at which they expire
+    * ``dmsg:places``: sorted set of address blocks by the bytes of their entries
+    * ``dmsg:places:<block>``: sorted set of the entries of a block by the time of their last POST
+    * ``dmsg:places:around``: hash from each address block to the wider blocks that contain it
+    * ``dmsg:places:loads``: sorted set of wider blocks by their load: bytes divided by the factor of the block
+    * ``dmsg:places:inside:<block>``: sorted set of the address blocks in a wider block, by their bytes
+    * ``dmsg:entries``, ``dmsg:kinds``: number of entries, in all and by kind
+    * ``dmsg:size``: bytes of all entries
     """
 
     prefix = "dmsg:"
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Errors of Redis, including timeouts."""
+        """Type of the errors of Redis, including timeouts."""
         from txredisapi import RedisError  # The import is here, because the package is an optional dependency.
 
         return (RedisError,)
@@ -94,7 +104,7 @@ class RedisStore:
         limit: float = math.inf,
         on_dropped: Dropped = ignore_dropped,
     ) -> None:
-        """Make a store that uses an open connection.
+        """Create a store that uses an open connection to Redis.
 
         :param connection: connection of txredisapi, made with ``charset=None``; see
             :func:`~dmsg.discovery.store.opening.open_store`.
@@ -110,7 +120,7 @@ class RedisStore:
     def _run(
         self, script: str, keys: list[str], arguments: list[str | bytes], read: Callable[[_Answer], _Read]
     ) -> Deferred[_Read]:
-        """Run a script, and parse its answer with ``read``."""
+        """Run a Lua script, and fire with its answer as parsed by ``read``."""
         return self._redis.eval(script, [self.prefix + key for key in keys], arguments).addCallback(read)
 
     def _tell(self, answer: list[bytes]) -> None:
@@ -255,9 +265,9 @@ class RedisStore:
 
 
 def _nothing(answer: object) -> None:
-    """Return None for an answer without content."""
+    """Ignore the answer of a script that returns nothing."""
 
 
 def _existing(found: list[bytes | None]) -> list[bytes]:
-    """Return the entries that still exist; some may have been dropped meanwhile."""
+    """Return those of the found entries that exist. None stands for an entry that was dropped in the meantime."""
     return [body for body in found if body]

@@ -1,9 +1,9 @@
 """Lua scripts of the store in Redis. Each script is atomic.
 
-The scripts implement the rules of :mod:`dmsg.discovery.entries.rules` for posts and deletions; the rules are explained
-there.
+The scripts implement the rules for POSTs and deletions that :mod:`dmsg.discovery.entries.rules` explains.
 
-The first key is that of the entry, the others are those of :data:`dmsg.discovery.store.redis._KEYS`.
+The first key of a script that changes an entry is the key of this entry. The other keys are those of
+:data:`dmsg.discovery.store.redis._KEYS`.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ cut(KEYS[1], '(' .. ARGV[1], '+inf')
 cut(KEYS[2], '(' .. ARGV[1], '+inf')
 cut(KEYS[3], '(' .. ARGV[2], '(' .. ARGV[3])
 """
-# Servers are drawn by their rank in the sorted set, so that stale ones, which have the lowest ranks, are never read.
+# Servers are drawn by their ranks in the sorted set. Servers that have not posted recently have the lowest ranks, so
+# none of them is read.
 AVAILABLE = """
 local live = redis.call('ZCOUNT', KEYS[1], ARGV[1], '+inf')
 local all = redis.call('ZCARD', KEYS[1])

@@ -52,8 +52,8 @@ _ENTRIES = f"""CREATE TABLE IF NOT EXISTS entries (
     ends REAL NOT NULL DEFAULT {NEVER!r}, target TEXT NOT NULL DEFAULT '', checked INTEGER NOT NULL DEFAULT 1,
     deletion BLOB) WITHOUT ROWID"""
 _INDICES = (
-    # This covering index has all columns that a random draw needs, so that candidates need not be looked up in the
-    # table.
+    # This covering index has all columns that a random draw of servers needs, so that SQLite need not read the table
+    # for each candidate.
     "CREATE INDEX IF NOT EXISTS drawn ON entries (posted, listable, quiet, checked) "
     "WHERE listable AND NOT quiet AND checked",
     "CREATE INDEX IF NOT EXISTS drawn_quiet ON entries (seen, listable, quiet, checked) "
@@ -65,7 +65,8 @@ _INDICES = (
     "CREATE INDEX IF NOT EXISTS greediest_in ON around (block, size)",
     "CREATE INDEX IF NOT EXISTS greediest_block ON loads (load)",
 )
-# Triggers in the file keep the counts, so that the counts are right even if a process of another version writes to it.
+# Triggers in the database update the counts, so that the counts are right even if a process of another version writes
+# to the file.
 _TRIGGERS = (
     "counts_new AFTER INSERT ON entries WHEN NEW.json IS NOT NULL BEGIN "
     "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
@@ -99,7 +100,7 @@ _TRIGGERS = (
     "around_gone AFTER DELETE ON places BEGIN "
     "DELETE FROM around WHERE place = OLD.place; DELETE FROM loads WHERE load <= 0; END",
 )
-# These tables store the number of entries by kind, the bytes of each place, and the bytes in all.
+# These tables contain the number of entries by kind, the bytes of each place, and the bytes of the whole store.
 _COUNTS = (
     "CREATE TABLE IF NOT EXISTS counts (kind TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     *(f"INSERT OR IGNORE INTO counts VALUES ('{one}', 0)" for one in KINDS),  # noqa: S608  # ours
@@ -107,8 +108,8 @@ _COUNTS = (
     "CREATE TABLE IF NOT EXISTS total (size INTEGER NOT NULL)",
     "INSERT INTO total SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM total)",
 )
-# Table ``around`` has the wider address blocks around each place, with the bytes of the place. Table ``loads`` has the
-# load of each such block: its bytes divided by its factor.
+# Table ``around`` has a row for each place and each wider address block that contains the place, with the bytes of the
+# place. Table ``loads`` has the load of each such block: its bytes divided by its factor.
 _BLOCKS = (
     "CREATE TABLE IF NOT EXISTS around (place TEXT NOT NULL, block TEXT NOT NULL, factor REAL NOT NULL, "
     "size INTEGER NOT NULL, PRIMARY KEY (place, block)) WITHOUT ROWID",
@@ -128,15 +129,15 @@ _POST = (
 
 @implementer(IEntryStore)
 class SQLiteStore:
-    """Store of entries in a file with write-ahead log, or in memory.
+    """Store of entries in an SQLite file with a write-ahead log, or in memory.
 
-    A statement takes some tens of microseconds and does not wait for the disk (``synchronous=NORMAL``), so
-    statements run in the reactor thread. Answered changes survive ``kill -9``. A power failure may lose the last
-    seconds, but never damages the file.
+    A statement takes some tens of microseconds and does not wait for the disk (``synchronous=NORMAL``), so statements
+    run in the reactor thread. A change for which the client has got an answer survives ``kill -9``. A power failure may
+    lose the changes of the last seconds, but never damages the file.
 
-    :param path: path of the file; ``:memory:`` keeps entries until the store is closed.
-    :param limit: maximum number of bytes of entries that are kept; the file is about twice as large.
-    :param random: chooses the servers that are returned, if the choice has to be repeatable.
+    :param path: path of the file; ``:memory:`` stores entries in memory until the store is closed.
+    :param limit: maximum number of bytes of entries that are kept; the file becomes about twice as large.
+    :param random: random numbers with which servers are drawn, if the draw has to be repeatable.
     :param on_dropped: called for entries that the store drops.
     """
 
@@ -219,7 +220,7 @@ class SQLiteStore:
         return succeed(decision.first)
 
     def _make_room(self) -> list[tuple[str, str]]:
-        """Drop entries while the store exceeds its limit, at most :data:`ROOM_AT_ONCE`.
+        """Drop entries until the store is within its limit, but at most :data:`ROOM_AT_ONCE` entries.
 
         :returns: reason and place of each dropped entry.
         """
@@ -231,7 +232,7 @@ class SQLiteStore:
         return dropped
 
     def _register_blocks(self, place: str) -> list[str]:
-        """Register the wider blocks around a place with its first entry, and return them."""
+        """Return the names of the wider blocks that contain a place. At the first entry of the place, store them, too."""
         blocks = blocks_of(place)[1:]
         if blocks and not self._fetch_one("SELECT count(*) FROM around WHERE place = ?", place):
             size = self._fetch_one("SELECT size FROM places WHERE place = ?", place)
@@ -244,8 +245,11 @@ class SQLiteStore:
         return [name for name, _ in blocks]
 
     def _largest_place(self) -> str:
-        """Return the place whose entries are to be dropped: the largest one, or the largest one in the block with the
-        highest load."""
+        """Return the place that has to lose entries.
+
+        This is the place with most bytes. If a wider block has a higher load than this place, it is the place with most
+        bytes in the block with the highest load.
+        """
         place, size = self._db.execute("SELECT place, size FROM places ORDER BY size DESC LIMIT 1").fetchone()
         block = self._db.execute("SELECT block, load FROM loads ORDER BY load DESC LIMIT 1").fetchone()
         return str(place) if block is None or block[1] <= size else self._largest_place_in(block[0])
@@ -399,7 +403,7 @@ class SQLiteStore:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """Create the tables, indices and triggers that do not exist in the file yet."""
+    """Create the tables, indices and triggers that the database does not have yet."""
     for statement in (_ENTRIES, *_COUNTS, *_BLOCKS, *_INDICES):
         db.execute(statement)
     for trigger in _TRIGGERS:

@@ -1,4 +1,4 @@
-"""Atomic changes of a store."""
+"""Atomic changes of a store: transactions of SQLite, and optimistic changes in Redis."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import TypeVar
 from dmsg.discovery.store.base import StoreContended
 
 ATTEMPTS = 8
-"""Maximum number of attempts at a change in Redis; if other processes interfere with all of them, the change is
-refused."""
+"""Maximum number of attempts at a change in Redis. If other processes interfere with all of them, the change fails."""
 
 Result = TypeVar("Result")
 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Context manager that commits all changes of its block, or none.  If the disk is full, SQLite rolls back by
-    itself, and its original error is raised."""
+    """Context manager that commits all changes made within it or, after an exception, none of them.
+
+    The exception is raised again. If the disk was full, SQLite has already rolled back.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -31,10 +32,11 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 async def attempt(change: Callable[[], Awaitable[Result | None]]) -> Result:
-    """Return the result of an optimistic change, which reads, decides, and writes only if the values that it read have
-    not changed.
+    """Repeat an optimistic change until an attempt succeeds, and return its result.
 
-    :param change: makes one attempt; returns None if what it read had changed before it wrote.
+    An optimistic change reads values, decides, and writes only if nobody has changed these values since then.
+
+    :param change: makes one attempt; returns None if the values had changed.
     :raises StoreContended: each of :data:`ATTEMPTS` attempts failed.
     """
     for _ in range(ATTEMPTS):
