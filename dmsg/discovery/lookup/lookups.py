@@ -48,7 +48,7 @@ class Lookups:
         return Deferred.fromCoroutine(self._fetch_newest(lambda lookup: lookup.entry(key)))
 
     def available_servers(self) -> Deferred[list[Entry]]:
-        """Fetch the servers from all discoveries that answer, each server once; see :meth:`Lookup.available_servers`."""
+        """Fetch the servers from all discoveries that answer, each once; see :meth:`Lookup.available_servers`."""
         return Deferred.fromCoroutine(self._available_servers())
 
     def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[None]:
@@ -71,7 +71,7 @@ class Lookups:
         )
 
     def is_posted_here(self, entry: Entry) -> bool:
-        """Whether ``entry`` is the last entry of its key that :meth:`update` posted to at least one of the discoveries."""
+        """Whether ``entry`` is the last entry of its key that :meth:`update` posted to one of the discoveries."""
         return any(lookup.is_posted_here(entry) for lookup in self.lookups)
 
     def close(self) -> Deferred[None]:

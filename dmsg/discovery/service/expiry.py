@@ -29,7 +29,7 @@ _log = Logger()
 
 
 class DropLog:
-    """Counter of dropped entries. If a limit is the reason, it also logs the poster's address, at most once a minute."""
+    """Counter of dropped entries. If a limit was the reason, it logs the poster's address, at most once a minute."""
 
     def __init__(self, seconds: Callable[[], float], metrics: Metrics) -> None:
         """Start with no entries counted.

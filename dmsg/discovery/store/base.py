@@ -196,4 +196,4 @@ class INameplates(Interface):
         """Return the key of a nameplate. Fails with EntryNotFound."""
 
     def release(number: int, static: str, now: float) -> Deferred[None]:
-        """Delete the nameplate ``number`` of a key. Fails with EntryNotFound if the number does not belong to the key."""
+        """Delete the nameplate ``number`` of a key. Fails with EntryNotFound if the key does not have it."""

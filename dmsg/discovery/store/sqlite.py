@@ -232,7 +232,7 @@ class SQLiteStore:
         return dropped
 
     def _register_blocks(self, place: str) -> list[str]:
-        """Return the names of the wider blocks that contain a place. At the first entry of the place, store them, too."""
+        """Return the names of the wider blocks that contain a place; store them if the place is new."""
         blocks = blocks_of(place)[1:]
         if blocks and not self._fetch_one("SELECT count(*) FROM around WHERE place = ?", place):
             size = self._fetch_one("SELECT size FROM places WHERE place = ?", place)
