@@ -1,5 +1,5 @@
-"""Protocol family of the Messaging System, the predecessor of dmsg: clients open channels to each other over their
-links to servers."""
+"""Protocol family of the Messaging System, the predecessor of dmsg. Clients open channels to each other through
+servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timers and callbacks of the acknowledgement layer, whose rules are in :mod:`dmsg.messaging.core.acks`."""
+"""Timers and callbacks of the acknowledgement layer. Its rules are in :mod:`dmsg.messaging.core.acks`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from dmsg.messaging.core.acks import ACK_INTERVAL, GAP, AckLayer, looks_acknowle
 from dmsg.net.streams.outbox import Ticket
 
 UNDECIDED_LIMIT = 2.0
-"""Seconds that data wait for the first message of a remote that is not known to use acknowledgements; then the stream
-ends."""
+"""Seconds to wait, while data are queued, for the remote's first message, which shows whether the remote uses
+acknowledgements. After that the stream ends."""
 
 
 class AckedEnd:
-    """End of a channel that uses acknowledgements, or may have to.
+    """Acknowledgement layer of one end of a channel, whose remote uses acknowledgements or may use them.
 
-    :param send: sends one message over the channel.
-    :param on_acknowledged: callback invoked with the ticket of the payload that the remote has acknowledged.
+    :param send: function that sends one message over the channel.
+    :param on_acknowledged: callback invoked with the ticket of a payload that the remote has acknowledged.
     :param on_ready: callback invoked when another payload may be sent.
-    :param on_undecided: callback invoked when data wait and the remote has not shown whether it uses acknowledgements.
+    :param on_undecided: callback invoked if data are queued and the remote has not shown in time whether it uses
+        acknowledgements.
     :ivar decided: whether the remote is known to use acknowledgements.
     """
 
@@ -49,11 +50,11 @@ class AckedEnd:
 
     @property
     def in_flight(self) -> int:
-        """Number of payloads that the remote has not acknowledged."""
+        """Number of sent payloads that the remote has not acknowledged."""
         return self._layer.in_flight
 
     def may_send(self) -> bool:
-        """Whether a payload may be sent now; if not, ``on_ready`` or ``on_undecided`` is called later."""
+        """Whether a payload may be sent now. If not, ``on_ready`` or ``on_undecided`` is called later."""
         if not self.decided:
             self._start_timer("undecided", UNDECIDED_LIMIT, self._on_undecided)
             return False
@@ -66,7 +67,7 @@ class AckedEnd:
         return True
 
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
-        """Send a payload, together with acknowledgements that are due."""
+        """Send a payload in one message with the acknowledgements that are due."""
         self._ticket = ticket
         self._send(self._layer.payload(data))
         self._payload_last = True
@@ -75,10 +76,10 @@ class AckedEnd:
         self._plan_acks()
 
     def is_raw(self, message: bytes) -> bool:
-        """Whether the remote uses no acknowledgements, which the first message of the channel shows.
+        """Whether ``message`` shows that the remote uses no acknowledgements. Call this for each message of the remote.
 
-        An empty first message means that the remote is a client of this package without acknowledgements, whatever the
-        options of this side say.
+        An empty first message means that the remote is a client of this package that uses no acknowledgements. It
+        overrides the options of this side.
         """
         first, self._first = self._first, False
         if first and not message:
@@ -90,16 +91,17 @@ class AckedEnd:
         return not self.decided
 
     def receive(self, message: bytes) -> bytes | None:
-        """Return the data of a message, or None if the message has none.
+        """Process a message, and return its data, or None if it contains only acknowledgements.
 
-        :raises HandshakeError: the message does not belong to the acknowledgement layer.
-        :raises TransportClosed: the remote acknowledges other data than this side sent.
+        :raises HandshakeError: the message does not have the format of the acknowledgement layer.
+        :raises TransportClosed: the remote acknowledges data that this side did not send.
         """
         data, acknowledged = self._layer.receive(message)
         if acknowledged:
             ticket, self._ticket = self._ticket, None
             if self._payload_last:
-                # An acknowledged payload has been read by the remote's program, so nothing can overwrite it any more.
+                # The remote's program has read the acknowledged payload, so the next message cannot overwrite the
+                # payload any more.
                 self._free_at = 0.0
             self._acknowledged(ticket)
             if self._layer.due:
@@ -109,14 +111,14 @@ class AckedEnd:
         return data
 
     def consumed(self) -> None:
-        """Acknowledge everything received so far, because the application has read it."""
+        """Acknowledge all data received so far, because the application has read them."""
         self._layer.consumed()
         self._plan_acks()
 
     def _plan_acks(self) -> None:
         if self._layer.due:
-            # Acknowledgements wait at least until the next reactor turn, because an answer that the application
-            # writes in this turn can carry them.
+            # Acknowledgements wait at least until the next reactor turn. If the application writes an answer in this
+            # turn, the answer's message can contain them.
             wait = ACK_INTERVAL if self._layer.in_flight else max(0.0, self._free_at - self._reactor.seconds())
             self._start_timer("acks", wait, self._send_acks)
 
@@ -128,7 +130,7 @@ class AckedEnd:
             self._start_timer("acks", GAP, self._send_acks)
 
     def flush(self) -> None:
-        """Send all acknowledgements that are due at once, because the channel is about to be closed."""
+        """Send all due acknowledgements now, because the channel is about to be closed."""
         self._cancel("acks")
         while self._layer.due:
             self._send(self._layer.acknowledgements())
@@ -147,7 +149,7 @@ class AckedEnd:
             timer.cancel()
 
     def stop(self) -> None:
-        """Cancel the timers, because the channel is closed or its remote uses no acknowledgements."""
+        """Cancel the timers, because the channel is closed or the remote uses no acknowledgements."""
         self._stopped = True
         for name in list(self._timers):
             self._cancel(name)

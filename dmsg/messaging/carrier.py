@@ -12,15 +12,15 @@ from dmsg.net.streams.outbox import Ticket
 
 
 class CarryingSession(carrier.CarryingSession, Protocol):
-    """Interface that carriers need of a session with a messaging server."""
+    """Interface that carriers need of a session with a server of the Messaging System."""
 
     core: ClientConnection
 
     def data_taken(self, stream: ChannelStream) -> None:
-        """Resume reading the link if the application of ``stream`` has read enough."""
+        """Resume reading the link if the application of ``stream`` has read enough of its data."""
 
     def closed(self, stream: ChannelStream, reason: int) -> None:
-        """Close the channel of ``stream``, because the application or this end on its behalf has ended the stream."""
+        """Close the channel of ``stream``, because this side has ended the stream."""
 
 
 class ChannelCarrier(carrier.SessionCarrier[CarryingSession, ChannelStream]):

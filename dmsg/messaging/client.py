@@ -1,4 +1,4 @@
-"""Client of the Messaging System, as an application uses it."""
+"""Client of the Messaging System, which applications use."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ from dmsg.net.streams.address import DmsgAddress
 class Client(DelegatedClient[ClientSession]):
     """Client of the Messaging System.
 
-    Start the client as any Twisted service (or call ``startService()``), wait for :meth:`when_online`, then
-    :meth:`connect` to public keys or :meth:`listen`.  A stream ends when the connection to its server is lost; the
-    client then connects to another server.
+    Start the client like any Twisted service (or call ``startService()``), wait for :meth:`when_online`, then call
+    :meth:`connect` to reach public keys, or :meth:`listen`.  A stream ends when the connection to its server is lost;
+    the client then connects to another server.
 
     :param key: secret key, whose public key is the client's address.  A dmsg client must not use the same key, because
-        an entry in discovery belongs to one kind of client.
-    :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
+        the key's entry in discovery belongs to one kind of client.
+    :param discovery: URLs of discoveries, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
     :param profile: profile of the client's servers and remotes; a :class:`~dmsg.messaging.Profile`, or its name.
-    :param acks: in the ``skywire`` profile, whether programs of others use acknowledgements inside channels, as Go did
-        until 2019-04-15; this client then uses them, too.  With None the first message of a remote decides, and data
-        wait until it arrives.  If the remote waits as well, the stream ends with ``ACKS_UNKNOWN``.  Clients of this
-        package recognise each other by their entries, and by an empty message at the start of a channel.
+    :param acks: in the ``skywire`` profile, whether programs other than this package use acknowledgements inside
+        channels, as Go did until 2019-04-15. This client then uses them, too.  With None, the first message of a remote
+        decides, and data wait until it arrives.  If the remote waits as well, the stream ends with ``ACKS_UNKNOWN``.
+        Clients of this package recognise each other by their entries, and by an empty message at the start of a
+        channel.
     :param two_ids: in the ``skywire`` profile, whether to answer OpenChannel with two ids, as Go does from 2019-03-13
         on.
-    :param choice: rules for choosing servers; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
+    :param choice: rules for choosing servers. ``min_servers``, ``prefer`` and ``only`` may be given as keywords
+        instead.
     """
 
     name = "dmsg-messaging-client"
@@ -64,9 +66,10 @@ class Client(DelegatedClient[ClientSession]):
         on_warning: Callable[[str], None] = log_warning,
         **options: Unpack[ServerChoiceOptions],
     ) -> None:
-        """:param on_warning: callback for each new warning to the client's operator; by default it is logged.
+        """:param on_warning: callback invoked with each new warning for the client's operator; by default, warnings are
+            logged.
 
-        :raises ValueError: ``min_servers`` is out of range, or the profile has neither acknowledgements nor two ids.
+        :raises ValueError: ``min_servers`` is out of range, or the profile does not support ``acks`` or ``two_ids``.
         """
         self.dialect = dialect_of(profile, acks, two_ids)
         super().__init__(
@@ -96,14 +99,14 @@ class Client(DelegatedClient[ClientSession]):
         timeout: float = CONNECT_TIMEOUT,
         via: PubKey | None = None,
     ) -> Deferred[IProtocol]:
-        """Open a channel to ``remote``; the Deferred fires with the factory's connected protocol.
+        """Open a channel to ``remote``, and return a Deferred that fires with the factory's connected protocol.
 
-        The client tries all servers of the remote, beginning with those to which it is connected; with ``via`` it
-        tries only that server.  The Deferred fails with :class:`~dmsg.errors.ConnectFailed`, which has the reason for
-        each server, :class:`~dmsg.errors.EntryNotFound`, :class:`~dmsg.errors.DiscoveryError`, or after ``timeout``
-        seconds :class:`~dmsg.errors.ConnectTimeout`.
+        The client tries all servers of the remote one after another, first those to which it is connected. With ``via``
+        it tries only that server.  The Deferred fails with one of these errors: :class:`~dmsg.errors.ConnectFailed`,
+        which contains the reason for each server; :class:`~dmsg.errors.EntryNotFound`;
+        :class:`~dmsg.errors.DiscoveryError`; or, after ``timeout`` seconds, :class:`~dmsg.errors.ConnectTimeout`.
 
-        :param port: always 0, because channels have no ports.
+        :param port: must be 0, because channels have no ports.
         :raises ValueError: the port is not 0.
         """
         address = DmsgAddress.of(remote, port)
@@ -114,10 +117,10 @@ class Client(DelegatedClient[ClientSession]):
     def probe(
         self, remote: PubKey, *, timeout: float = CONNECT_TIMEOUT, via: PubKey | None = None
     ) -> Deferred[IProtocol]:
-        """Open a channel that only measures the round trip to ``remote``, which needs no listening program.
+        """Open a channel that only measures the round trip to ``remote``. No program needs to listen there.
 
-        The remote's client answers such a channel itself.  Clients of 2019 and of earlier versions of this package pass
-        it to their program.  The Deferred fails with the errors of :meth:`connect`.
+        The remote's client answers such a channel itself.  Clients of 2019, and of earlier versions of this package,
+        pass the channel to their program instead.  The Deferred fails with the same errors as that of :meth:`connect`.
         """
         return self._open(remote, Factory.forProtocol(Protocol), timeout, via, ping=True)
 
@@ -143,9 +146,9 @@ class Client(DelegatedClient[ClientSession]):
         return self._reach(remote, prepare, timeout, via)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
-        """Accept channels with ``factory``.
+        """Accept channels, with a protocol of ``factory`` for each.
 
-        :param port: always 0, because channels have no ports.
+        :param port: must be 0, because channels have no ports.
         :raises CannotListenError: the client listens already.
         :raises ValueError: the port is not 0.
         """

@@ -21,7 +21,7 @@ from dmsg.net.links.plain import PlainLink
 from dmsg.net.links.race import CarrierMemory, CarrierRace
 
 HANDSHAKE_ROUND_TRIPS = 3
-"""Number of round trips that TCP and the four handshake frames take, from which one round trip is estimated."""
+"""Number of round trips of the TCP handshake and the four handshake frames. One round trip is estimated by it."""
 
 
 class SessionEndpoint:
@@ -42,13 +42,12 @@ class SessionEndpoint:
         carriers: Sequence[Carrier] = (PLAIN,),
         memory: CarrierMemory | None = None,
     ) -> None:
-        """:param address: the server's ``host:port``.
+        """:param address: address of the server as ``host:port``.
 
         :param carriers: carriers over which the server can be reached.
-        :param memory: memory of the carrier that worked last.
-
-        :param doorman: rate limits; see :class:`~dmsg.messaging.session.ClientSession`.
-        :param timeout: seconds for TCP, and again for the handshake.
+        :param memory: record of the carrier that last worked for each server.
+        :param handshake_limits: rate limits; see :class:`~dmsg.messaging.session.ClientSession`.
+        :param timeout: seconds for the TCP connection, and again for the handshake.
         :raises DmsgError: the address is malformed.
         """
         self._reactor = reactor
@@ -60,14 +59,15 @@ class SessionEndpoint:
         self._handshake_limits = handshake_limits
         self._timeout = timeout
         self._memory = memory or CarrierMemory()
-        # Frames of channels are not encrypted on the link, so a websocket has to mask them.
+        # Frames on this link are not encrypted as a whole. So a websocket must mask them.
         self._endpoints = {
             carrier: carrier_endpoint(reactor, address, carrier, encrypted=False, timeout=timeout)
             for carrier in carriers
         }
 
     def open(self) -> Deferred[ClientSession]:
-        """Connect; fires with a session once the server has proved its key and accepted the client's."""
+        """Connect to the server. The Deferred fires with a session when the server has proved its key and accepted the
+        client's."""
         started = self._reactor.seconds()
 
         def make_link(make_user: MakeUser, on_failure: OnFailure) -> PlainLink:

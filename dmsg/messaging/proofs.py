@@ -1,4 +1,4 @@
-"""Handshakes with which discovery checks that a server, of any protocol family, has its secret key."""
+"""Handshakes by which discovery checks that a server of any protocol family has its secret key."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ OPENINGS: Openings = {
     **proof.OPENINGS,
     **{profile.feature: partial(_signed_opening, profile=profile) for profile in reversed(Profile)},
 }
-"""Mapping from a feature in a server's entry to the function that begins the matching handshake.  For an entry without
-a feature, all are tried in this order."""
+"""Function that begins the handshake for each feature in a server's entry.  For an entry without such a feature, all
+handshakes are tried in this order."""

@@ -1,7 +1,7 @@
-"""Factory of the messaging server, which accepts links and connects them to the relay.
+"""Factory of the messaging server, which accepts links and attaches them to the relay.
 
 The rules are in :mod:`dmsg.messaging.core.relay`.  A :class:`~dmsg.servers.serving.ServedSession` passes the bytes of
-one link to the relay.  The client's counterpart is :mod:`dmsg.messaging.session`.
+one link to the relay.  The client's side is :mod:`dmsg.messaging.session`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from dmsg.servers.serving import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
 
 HANDSHAKE_TIMEOUT = 3.0
-"""Seconds from TCP accept to the last handshake frame after which either end closes the link (Go, 2019: 3 s)."""
+"""Seconds that the TCP connection and all handshake frames may take together before either end closes the link (Go,
+2019: 3 s)."""
 
 
 class ServerFactory(ServingFactory[RelayPeer, Limits]):
-    """Factory that gives the links that it accepts to one relay.
+    """Factory that attaches the links that it accepts to one relay.
 
-    :ivar relay: table of links and channels, with the drop counters.
+    :ivar relay: relay with the table of links and channels, and the drop counters.
     """
 
     relay: Relay
@@ -53,8 +54,8 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
     ) -> None:
         """:param two_ids: see :class:`~dmsg.messaging.core.relay.Relay`.
 
-        :param handshake: returns the handshake for a new link; like ``choose``, only for tests with recorded
-            randomness.
+        :param handshake: function that returns the handshake for a new link. Like ``choose``, this is only for tests
+            that replay recorded handshakes.
         """
         self.relay = Relay(
             profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused, two_ids=two_ids

@@ -1,4 +1,4 @@
-"""Server of the Messaging System, as an operator runs it."""
+"""Server of the Messaging System, which an operator runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _log = Logger()
 
 
 class Server(RelayServer):
-    """Messaging server.
+    """Server of the Messaging System.
 
     :param listen: Twisted endpoint strings.
     :param profile: profile of the server's clients; a :class:`~dmsg.messaging.Profile`, or its name.
-    :param two_ids: in the ``skywire`` profile, whether a client that has not yet answered any OpenChannel is assumed to
-        know two ids (Go from 2019-03-13 on).  With None, that client gets as many ids as its remote has answered with.
-    :param settings: settings that servers of all protocol families share.
+    :param two_ids: in the ``skywire`` profile, whether the server sends two ids (Go from 2019-03-13 on) to a client
+        that has not answered any OpenChannel yet.  With None, it sends as many ids as the other client of the channel
+        has sent.
+    :param settings: settings that servers of all protocol families have.
     :param limits: limits of one client.
     :ivar ready: Deferred that fires with the listening ports.
     """
@@ -53,7 +54,7 @@ class Server(RelayServer):
     ) -> None:
         """:raises DmsgError: the public address is malformed.
 
-        :raises ValueError: there is no such profile, or the seed profile is to have two ids.
+        :raises ValueError: there is no such profile, or ``two_ids`` is set in the seed profile.
         """
         profile = profile_of(profile)
         factory = ServerFactory(reactor, key, profile, limits=limits, admission=settings.admission, two_ids=two_ids)
@@ -66,7 +67,7 @@ class Server(RelayServer):
         return PlainLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, on_failure=on_failure)
 
     async def _leave(self) -> None:
-        # The entry is withdrawn first; otherwise discovery would send new clients to this server while it stops.
+        # The entry is withdrawn first. Otherwise discovery would send new clients to this server while it stops.
         await self.registration.withdraw()
         relay = self.factory.relay
         relay.draining = True
@@ -77,11 +78,11 @@ class Server(RelayServer):
             _log.info("the server stops: {count} channels are closed", count=relay.channel_count)
 
     def gauges(self) -> dict[str, tuple[str, float]]:
-        """Return the gauges: help text and value by name."""
+        """Return the gauges of the metrics: for each name, its help text and value."""
         return {**super().gauges(), "channels": ("Number of open channels", self.factory.relay.channel_count)}
 
     def counters(self) -> dict[str, tuple[str, float]]:
-        """Return the counters: help text and value by name."""
+        """Return the counters of the metrics: for each name, its help text and value."""
         opened = self.factory.relay.channels_opened
         return {**super().counters(), "channels_opened": ("Number of channels opened since the start", opened)}
 

@@ -3,11 +3,11 @@
 The rules are in :mod:`dmsg.messaging.core.table`; this module adds Deferreds, timers and producers.
 
 The protocol has no acknowledgements, except with some programs of 2019 (:mod:`dmsg.messaging.core.acks`).  So a message
-counts as sent once TCP has taken it, and the sender cannot know whether it arrived.
+counts as sent once TCP has accepted it, and the sender cannot know whether it arrived.
 
-The protocol has no windows either.  While an application leaves much data unread, the session pauses reading of the
-whole link, and the link's other channels wait, too.  An application that keeps the link paused for ``STALL_TIMEOUT``
-loses its channel.
+The protocol has no windows either.  When an application leaves too many data unread, the session pauses reading of the
+whole link, so the link's other channels wait, too.  If an application keeps the link paused for ``STALL_TIMEOUT``
+seconds, its channel is closed.
 """
 
 from __future__ import annotations
@@ -44,23 +44,25 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.turns import HoldReason
 
 OPEN_TIMEOUT = 10.0
-"""Seconds to wait for the answer to an OpenChannel by default; after that the channel is given up."""
+"""Default seconds to wait for the answer to an OpenChannel. After that the request is withdrawn."""
 CLOSE_LIMIT = 600.0
-"""Maximum seconds to wait for ChannelClosed, even if many data were sent before the CloseChannel."""
+"""Maximum seconds to wait for ChannelClosed, however many data were sent before the CloseChannel."""
 LEAST_RATE = 64 * 1024
-"""Bytes per second that a receiver is assumed to read at least, which sets the time to wait for its ChannelClosed."""
+"""Bytes per second that every receiver is assumed to read at least. The time to wait for ChannelClosed follows from
+it."""
 CLOSE_TIMEOUT = 1.0
-"""Minimum seconds to wait for ChannelClosed (the seed's "given timeout"; Go, 2019: 1 s).  After many data the wait is
-longer, up to ``CLOSE_LIMIT``."""
+"""Minimum seconds to wait for ChannelClosed (the "given timeout" of the seed document; Go, 2019: 1 s).  After many data
+the wait is longer, up to ``CLOSE_LIMIT``."""
 UNREAD_PAUSE = 1024 * 1024
-"""Bytes unread by one application above which reading of its link pauses."""
+"""Unread bytes of one application above which reading of its link pauses."""
 UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024
-"""Bytes unread at which reading of the link resumes."""
+"""Unread bytes of the application down to which it must read before reading of the link resumes."""
 STALL_TIMEOUT = 15.0
-"""Seconds for which one application may pause the link at a time.  After 30 seconds without progress the server's
+"""Maximum seconds for which one application may keep its link paused.  After 30 seconds without progress, the server's
 kernel would end the link with all its channels."""
 LEFT_LIMIT = 16 * 1024 * 1024
-"""Unread bytes of closed channels that are kept for the applications; beyond this limit the oldest are dropped."""
+"""Maximum unread bytes of closed channels that are kept for their applications. Above it, those of the oldest are
+dropped."""
 
 _log = Logger()
 
@@ -68,15 +70,16 @@ _log = Logger()
 class ClientSession(Session):
     """Session of a client with one messaging server.
 
-    :param accept: returns the factory for channels that others open, or None to refuse them; called for each channel.
-    :param dialect: dialect of the server and the remotes.  Its ``acks`` says whether those who open a channel to this
-        client use acknowledgements.
-    :param doorman: rate limits that refuse OpenChannels before a key agreement is computed.
+    :param accept: function that is called for each channel that another client requests. It returns the factory for the
+        channel's protocol, or None to refuse the channel.
+    :param dialect: dialect of the server and the remotes.  Its ``acks`` says whether clients that open a channel to
+        this client use acknowledgements.
+    :param handshake_limits: rate limits that refuse OpenChannels before a key agreement is computed.
     """
 
     core: ClientConnection
     round_trip: float | None = None
-    """Round trip to the server in seconds, estimated from the handshake."""
+    """Round-trip time to the server in seconds, estimated from the duration of the handshake."""
 
     def __init__(
         self,
@@ -121,14 +124,14 @@ class ClientSession(Session):
     ) -> Deferred[IProtocol]:
         """Open a channel to ``remote`` through this server.
 
-        :param ping: whether the remote's client answers itself, without its program.  A client of 2019 does not know
-            pings, so its program sees a channel that is opened and closed.
+        :param ping: whether the remote's client answers itself and does not notify its program.  A client of 2019 does
+            not know pings, so its program sees a channel that is opened and closed.
         :param acks: whether the remote uses acknowledgements; None if its first message decides.
-        :param greet: whether to send an empty message first, which tells a client of this package that this side uses
-            no acknowledgements.
+        :param greet: whether to send an empty message first. It tells a client of this package that this side uses no
+            acknowledgements.
         :returns: Deferred that fires with the factory's connected protocol.  It fails with
             :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
-            :class:`~dmsg.errors.TransportClosed`, or, if all 256 ids are used,
+            :class:`~dmsg.errors.TransportClosed`, or, if all 256 ids are in use,
             :class:`~dmsg.errors.LocalProtocolError`.  Cancelling it closes the channel.
         """
         if not self.connected:
@@ -151,7 +154,7 @@ class ClientSession(Session):
     def _close_streams(self) -> None:
         for channel in list(self.core.channels.values()):
             if channel.user is None:
-                # There is no stream to report to, because the remote has not accepted the channel yet.
+                # The remote has not accepted the channel yet, so there is no stream to notify.
                 self.core.close(channel)
             elif channel.state is State.OPEN:
                 stream: ChannelStream = channel.user
@@ -166,7 +169,7 @@ class ClientSession(Session):
 
     @property
     def transports(self) -> int:
-        """Number of channels that are open or being opened."""
+        """Number of channels that are open or are being opened."""
         return len(self.core.channels)
 
     @property
@@ -214,19 +217,19 @@ class ClientSession(Session):
     def _on_requested(self, event: Requested) -> None:
         channel = event.channel
         if channel.state is not State.OFFERED:
-            return  # The request is gone: a ChannelClosed in the same read has already ended it.
+            return  # A ChannelClosed in the same read has already ended the requested channel.
         stream = self._make_stream(channel, self._dialect.acks)
         protocol = build_accepted(self._accept(), stream)
         if protocol is None:
             self.core.close(channel)
             return
-        # ChannelOpened has to precede the data that the application may send from ``connectionMade``.
+        # ChannelOpened must be sent before data that the application may write in ``connectionMade``.
         self.core.accept(channel)
         stream.start(protocol)
 
     def _on_opened(self, event: Opened) -> None:
         if event.channel.state is not State.OPEN:
-            # The session may be closed already, by a callback of an earlier event of the same read.
+            # A callback of an earlier event of the same read may have closed the session.
             gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")
             self._opening.fail(event.channel, Failure(gone))
             return
@@ -234,7 +237,7 @@ class ClientSession(Session):
         self._opening.succeed(event.channel, event.channel)
 
     def _record_proof(self, channel: ClientChannel) -> None:
-        """Record, for the rate limits, that the remote has proved its key, so that its next requests are preferred."""
+        """Record in the handshake limits that the remote has proved its key. Its next requests are then preferred."""
         if self._handshake_limits is not None:
             self._handshake_limits.remember(channel.remote)
 
@@ -265,7 +268,7 @@ class ClientSession(Session):
         size = len(data)
         stream.unread += size
         stream.data_received(data)
-        # The data are delivered before the link is paused, because the application may read them at once.
+        # The application gets the data before the link is paused, because it may read them at once.
         if stream.unread > UNREAD_PAUSE and not stream.has_ended and event.channel not in self._holding:
             self._hold(event.channel)
 
@@ -293,7 +296,7 @@ class ClientSession(Session):
     # --- applications that do not read ---
 
     def _hold(self, channel: ClientChannel) -> None:
-        """Pause reading of the link, because the application of ``channel`` has too much unread data."""
+        """Pause reading of the link, because the application of ``channel`` has too many unread data."""
 
         def stalled() -> None:
             del self._holding[channel]
@@ -306,7 +309,7 @@ class ClientSession(Session):
             self._holding[channel] = self._reactor.callLater(STALL_TIMEOUT, stalled)
 
     def _end_pause(self, channel: ClientChannel) -> None:
-        """End the pause that ``channel`` caused; reading resumes once no other channel causes one."""
+        """End the pause that ``channel`` caused. Reading resumes unless another channel still causes a pause."""
         timer = self._holding.pop(channel, None)
         if timer is not None:
             timer.cancel()
@@ -314,8 +317,8 @@ class ClientSession(Session):
             self._link.release(HoldReason.UNREAD)
 
     def _end_stream(self, stream: ChannelStream, reason: int) -> None:
-        """End a stream with its channel, and limit the unread data of all ended streams; the oldest streams lose
-        theirs."""
+        """End a stream whose channel has ended, and limit the unread data of all ended streams. Above the limit, the
+        oldest streams lose their data."""
         stream.carrier_closed(reason)
         if not stream.waiting:
             return
@@ -337,23 +340,24 @@ class ClientSession(Session):
             self._expect_closed(channel)
 
     def _expect_closed(self, channel: ClientChannel) -> None:
-        """Wait for ChannelClosed, and end the channel without it after a timeout."""
+        """Wait for ChannelClosed. After a timeout, end the channel without it."""
 
         stream: ChannelStream | None = channel.user
-        # The timeout grows with the data, because CloseChannel waits behind them, at the server and at the receiver.
+        # The timeout grows with the number of bytes sent, because CloseChannel waits behind them at the server and the
+        # receiver.
         sent = stream.sent_bytes if stream is not None else 0
         patience = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
 
         def late() -> None:
             if self._link is not None and (self._link.unsent() or self._holding):
-                # The wait goes on: CloseChannel has not been sent yet, or its answer is queued behind data that an
-                # application on this side does not read.
+                # The timeout is extended. Either CloseChannel has not been sent yet, or an application on this side
+                # does not read, and the answer to CloseChannel is behind its data.
                 self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
                 return
             del self._closing[channel]
             self._end_now(channel)
             if stream is not None:
-                # Without ChannelClosed, this side cannot know whether the remote has all data.
+                # Without ChannelClosed, this side cannot know whether the remote has received all data.
                 stream.carrier_closed(CloseReason.UNCONFIRMED)
 
         self._closing[channel] = self._reactor.callLater(patience, late)
@@ -393,11 +397,11 @@ class ClientSession(Session):
             self.flush()
 
     def _end_undecided(self, stream: ChannelStream) -> None:
-        """End a stream that has data to send to a remote that has not shown whether it uses acknowledgements."""
+        """End a stream that has queued data, because the remote has not shown whether it uses acknowledgements."""
         self._end_now(stream.channel)
         self._end_stream(stream, CloseReason.ACKS_UNKNOWN)
 
-    # --- for the carriers of its streams (CarryingSession) ---
+    # --- CarryingSession, for the carriers of the session's streams ---
 
     def data_taken(self, stream: ChannelStream) -> None:
         if stream.unread <= UNREAD_RESUME and stream.channel in self._holding:
@@ -406,10 +410,10 @@ class ClientSession(Session):
     def closed(self, stream: ChannelStream, reason: int) -> None:
         if reason == CloseReason.UNSPECIFIED:
             if stream.acks is not None:
-                # The acknowledgement is sent before the close, because a program of 2019 waits in its write until its
-                # payload is acknowledged.
+                # Acknowledgements are sent before the close. A program of 2019 blocks in its write until its payload is
+                # acknowledged.
                 stream.acks.flush()
             self._close(stream.channel)
         else:
-            self._end_now(stream.channel)  # After an abort, further data of the remote are dropped.
+            self._end_now(stream.channel)  # After an abort, further data from the remote are dropped.
         self.flush()

@@ -1,4 +1,4 @@
-"""Stream over a channel, as the Twisted transport of an application's protocol."""
+"""Stream over a channel: the Twisted transport of an application's protocol."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from dmsg.net.streams.stream import StreamTransport
 
 
 class ChannelStream(StreamTransport):
-    """Stream that one channel carries, as the transport of an application's protocol.
+    """Stream that one channel carries. It is the transport of an application's protocol.
 
-    ``loseConnection`` sends CloseChannel once all data are written.  Data that the remote sends before it sees the
-    CloseChannel are still received.  The stream waits for them for one second, or for as long as its own last data may
-    take to arrive (``CLOSE_TIMEOUT`` and ``CLOSE_LIMIT`` of :mod:`dmsg.messaging.session`).
+    ``loseConnection`` sends CloseChannel once all data are written.  Data that the remote sends before it receives the
+    CloseChannel are still delivered.  The stream waits for them for one second, or as long as its own last data may
+    need to arrive (``CLOSE_TIMEOUT`` and ``CLOSE_LIMIT`` of :mod:`dmsg.messaging.session`).
     """
 
     channel: ClientChannel
     has_received = False
-    """Whether data of the remote have arrived."""
+    """Whether any data of the remote have arrived."""
     unread = 0
     """Number of received bytes that the application has not read, while the channel is open."""
     _half_closed = False
     sent_bytes = 0
-    """Number of bytes that were sent to the server."""
+    """Number of bytes sent to the server."""
     acks: AckedEnd | None = None
-    """Acknowledgement layer; None if the remote is known not to use acknowledgements."""
+    """Acknowledgement layer; None if the remote is known to use no acknowledgements."""
 
     def expect_acks(self, known: bool, send: Callable[[bytes], None], on_undecided: Callable[[], None]) -> None:
         """Add the acknowledgement layer.
 
-        :param known: whether the remote certainly uses acknowledgements; otherwise its first message decides.
+        :param known: whether the remote is known to use acknowledgements; otherwise its first message decides.
         """
-        # Room for acknowledgements is reserved in every frame, even before the remote has shown that it needs them.
+        # Every frame reserves room for acknowledgements, even before the remote has shown that it uses them.
         self.max_frame -= OVERHEAD
         self.acks = AckedEnd(self._reactor, known, send, self.acknowledged, self.window_opened, on_undecided)
 
     def understand(self, message: bytes) -> bytes | None:
-        """Return the data in a message, or None if the message has none.
+        """Process a message, and return the application's data in it, or None if there are none.
 
-        :raises HandshakeError: the remote does not use acknowledgements as agreed.
-        :raises TransportClosed: the remote acknowledges other data than this side sent.
+        :raises HandshakeError: the message does not have the format of the acknowledgement layer.
+        :raises TransportClosed: the remote acknowledges data that this side did not send.
         """
         if self.acks is None:
             return message or None
@@ -63,7 +63,7 @@ class ChannelStream(StreamTransport):
         return data or None
 
     def acks_consumed(self) -> None:
-        """Acknowledge the received data if the application has read all of them."""
+        """Acknowledge the received data, if the application has read all of them."""
         if self.acks is not None and not self.unread and self._loss is None:
             self.acks.consumed()
 
@@ -75,7 +75,8 @@ class ChannelStream(StreamTransport):
             super()._lingered()
 
     def reason_of_end(self, reason: int) -> int:
-        """Return the reason of the end for the application; if unsent data are left, it is not that of a clean end."""
+        """Return the reason that the application gets for the end of the stream. If data are unsent or unacknowledged,
+        it is never that of a clean end."""
         if reason != CloseReason.UNSPECIFIED or self.acks is None or self._half_closed:
             return reason
         if self.unsent:
@@ -84,14 +85,14 @@ class ChannelStream(StreamTransport):
 
     @property
     def waiting(self) -> int:
-        """Number of received bytes that the application has not read, even after the channel's end."""
+        """Number of received bytes that the application has not read, counted also after the channel's end."""
         return sum(map(len, self._unread))
 
     def _end(self, failure: Failure, reason: int) -> None:
         if self.acks is not None:
             self.acks.stop()
         if self._half_closed:
-            # Unread data are dropped, because an application that closes without reading them does not want them.
+            # Unread data are dropped, because the application has closed the stream without reading them.
             self._unread = NO_QUEUE
         super()._end(failure, reason)
 

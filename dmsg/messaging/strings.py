@@ -1,4 +1,4 @@
-"""Endpoint strings that begin with ``dmsg-messaging:``, whose clients are shared (:mod:`dmsg.clients.shared`)."""
+"""Endpoint strings that begin with ``dmsg-messaging:``. They share clients (:mod:`dmsg.clients.shared`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _make(reactor: Reactor, key: SecKey, urls: tuple[str, ...], dialect: Dialect
 
 
 def _dialect(profile: str, acks: str, ids: str) -> Dialect:
-    """:raises ValueError: a value is invalid, or the profile does not have the option."""
+    """:raises ValueError: a value is invalid, or the profile does not support it."""
     if acks not in ACKS or ids not in IDS:
         raise ValueError(f"acks={acks} or ids={ids}: acks is auto, yes or no, ids is one or two")
     return dialect_of(Profile(profile), ACKS[acks], IDS[ids])
@@ -37,11 +37,11 @@ def shared_client(
     acks: Acks = None,
     two_ids: bool = False,
 ) -> Client:
-    """Return the started client that the process shares for this discovery, key file and dialect.
+    """Return the running client that the process shares for this discovery, key file and dialect.
 
     :param discovery: URLs separated by blanks.
-    :param key: path of a key file, which is created if absent.
-    :raises ValueError: no discovery is named, or the profile has neither acknowledgements nor two ids.
+    :param key: path of a key file, which is created if it does not exist.
+    :raises ValueError: no discovery is given, or the profile does not support ``acks`` or ``two_ids``.
     :raises KeyFileError: the key file cannot be used, or another program uses it.
     """
     return _clients.get(reactor, discovery, key, dialect_of(profile, acks, two_ids))
@@ -57,10 +57,10 @@ def client_endpoint(
     acks: str = "auto",
     ids: str = "one",
 ) -> DmsgClientEndpoint:
-    """Return the client endpoint of a string that begins with ``dmsg-messaging:<key or name>``.
+    """Return the client endpoint for the string ``dmsg-messaging:<key or name>``.
 
     The options ``[:discovery=URL][:key=FILE][:timeout=SECONDS][:profile=PROFILE]`` may follow, and with the ``skywire``
-    profile ``[:acks=yes][:ids=two]``.  A colon in a URL is written ``\\:``.
+    profile also ``[:acks=yes][:ids=two]``.  A colon in a URL is written ``\\:``.
 
     :raises UnknownName: the name is neither a public key nor in the address book.
     :raises ValueError: the profile, ``acks`` or ``ids`` is invalid.
@@ -77,10 +77,10 @@ def server_endpoint(
     acks: str = "auto",
     ids: str = "one",
 ) -> DmsgServerEndpoint:
-    """Return the server endpoint of a string that begins with ``dmsg-messaging:``.
+    """Return the server endpoint for the string ``dmsg-messaging:``.
 
     The options are ``[discovery=URL][:key=FILE][:profile=PROFILE][:acks=yes][:ids=two]``.
 
-    :raises ValueError: as in :func:`client_endpoint`.
+    :raises ValueError: the profile, ``acks`` or ``ids`` is invalid.
     """
     return DmsgServerEndpoint(LazyClient(partial(_clients.get, reactor, discovery, key, _dialect(profile, acks, ids))))

@@ -1,1 +1,2 @@
-"""Rules of the Messaging System without I/O: modules take bytes, and return events and bytes to send."""
+"""Rules of the Messaging System without I/O: the modules process received bytes, and return events and bytes to
+send."""

@@ -1,17 +1,17 @@
-"""Acknowledgements inside channels, as the Go code had them until 2019-04-15.  No I/O.
+"""Acknowledgements inside channels, as the Go code sent them until 2019-04-15.  No I/O.
 
-They are inside the ciphertext of Send frames, so servers know nothing of them::
+They are encrypted inside Send frames, so servers cannot see them. The plaintext of a Send is::
 
     [ack]* [payload]?
     ack      0x01 | sequence(1) | SHA-256 of the payload's data (32)
     payload  0x00 | sequence(1) | data
 
-The sequence is the lowest number that no unacknowledged payload of the sender has.
-Source: ``internal/ioutil/ack.go`` of Skywire, March 2019.
+A payload gets the lowest sequence number that none of the sender's unacknowledged payloads has. Source:
+``internal/ioutil/ack.go`` of Skywire, March 2019.
 
-That code loses data that is sent too fast.  It delivers messages in any order, overwrites data that its program has
-not read with the next message, and writes only the last of several acknowledgements in one Send.  So this module keeps
-one payload in flight and leaves a pause between two Sends (``GAP``).
+The Go code loses data that are sent too fast.  It delivers messages in any order. A new message overwrites data that
+the Go program has not read yet. Of several acknowledgements in one Send, the Go code sends only the last.  So this
+module sends a payload only after the last one was acknowledged, and leaves a pause between two Sends (``GAP``).
 """
 
 from __future__ import annotations
@@ -22,31 +22,35 @@ from dmsg.errors import CloseReason, HandshakeError, TransportClosed
 
 PAYLOAD, ACK = 0, 1
 PAYLOAD_HEAD = 2
-"""Bytes that precede a payload's data."""
+"""Bytes of a payload before its data."""
 ACK_SIZE = 34
 """Bytes of one acknowledgement."""
 MAX_ACKS = 8
-"""Maximum number of acknowledgements in one Send; further ones go into the next Send."""
+"""Maximum number of acknowledgements in one Send. Further acknowledgements go into the next Send."""
 MAX_DUE = 256
-"""Maximum number of unacknowledged payloads of the remote, which is the number of sequence numbers."""
+"""Maximum number of the remote's payloads that this side has not acknowledged: the number of different sequence
+numbers."""
 ACK_INTERVAL = 0.1
-"""Maximum seconds that an acknowledgement waits to be sent together with a payload, while a payload of this side is in
-flight (Go: 100 ms)."""
+"""Maximum seconds that an acknowledgement waits for a payload to share its Send. It waits only while a payload of this
+side is unacknowledged (Go: 100 ms)."""
 GAP = 0.01
-"""Seconds between two Sends, unless the remote has acknowledged the first."""
+"""Minimum seconds between two Sends. After the payload of the last Send was acknowledged, the next may follow at
+once."""
 OVERHEAD = MAX_ACKS * ACK_SIZE + PAYLOAD_HEAD
-"""Bytes of a message that acknowledgements and the payload's head may take, so that data must be that much shorter."""
+"""Bytes of a message that are reserved for acknowledgements and the payload's head. Data must be shorter by this
+number."""
 
 
 def looks_acknowledged(message: bytes) -> bool:
-    """Whether the first message of a channel uses acknowledgements, and thus is a payload with sequence number 0."""
+    """Whether the first message of a channel is a payload with sequence number 0, so that its sender uses
+    acknowledgements."""
     return message[:2] == b"\0\0"
 
 
 class AckLayer:
     """Acknowledgement layer at one end of a channel.
 
-    :ivar in_flight: number of unacknowledged payloads of this side: 0 or 1.
+    :ivar in_flight: number of unacknowledged payloads that this side has sent: 0 or 1.
     """
 
     def __init__(self) -> None:
@@ -57,14 +61,14 @@ class AckLayer:
 
     @property
     def due(self) -> bool:
-        """Whether an acknowledgement is due."""
+        """Whether an acknowledgement must be sent."""
         return bool(self._due)
 
     def payload(self, data: bytes | memoryview) -> bytes:
-        """Return the message that carries ``data``, with acknowledgements that are due.
+        """Return a message that contains ``data`` and acknowledgements that are due.
 
-        :param data: at least ``OVERHEAD`` bytes shorter than the longest message.
-        :raises AssertionError: a payload is in flight.
+        :param data: data of the payload, at least ``OVERHEAD`` bytes shorter than the longest message.
+        :raises AssertionError: an earlier payload is not acknowledged yet.
         """
         assert not self.in_flight
         self.in_flight = 1
@@ -72,7 +76,7 @@ class AckLayer:
         return b"".join((*self._take_due(), bytes((PAYLOAD, 0)), data))
 
     def acknowledgements(self) -> bytes:
-        """Return a message of acknowledgements without a payload; empty if none is due."""
+        """Return a message of due acknowledgements without a payload; empty if none is due."""
         return b"".join(self._take_due())
 
     def _take_due(self) -> list[bytes]:
@@ -80,12 +84,12 @@ class AckLayer:
         return due
 
     def receive(self, message: bytes) -> tuple[bytes | None, bool]:
-        """Parse one message; return its data or None, and whether it acknowledges the payload in flight.
+        """Parse one message. Return its data, or None, and whether it acknowledges this side's payload.
 
         Call :meth:`consumed` once the application has read the data.
 
-        :raises HandshakeError: the message does not belong to this layer.
-        :raises TransportClosed: the remote acknowledges other data than this side sent.
+        :raises HandshakeError: the message does not have the format of this layer.
+        :raises TransportClosed: the remote acknowledges data that this side did not send.
         """
         acknowledged = False
         position = 0
@@ -93,8 +97,8 @@ class AckLayer:
             following = position + ACK_SIZE
             if following > len(message):
                 raise HandshakeError("an acknowledgement is cut off")
-            # This side keeps one payload in flight, so its sequence is always 0.  Any other acknowledgement is repeated
-            # or belongs to nothing, and is ignored.
+            # This side has at most one unacknowledged payload, so its sequence number is always 0. Any other
+            # acknowledgement is a repetition or matches no payload, and is ignored.
             if message[position + 1] == 0 and self.in_flight:
                 if message[position + 2 : following] != self._expected:
                     raise TransportClosed(CloseReason.HASH_MISMATCH)
@@ -108,13 +112,13 @@ class AckLayer:
                 "the message is neither a payload nor an acknowledgement; perhaps the remote uses no acknowledgements"
             )
         data = message[position + PAYLOAD_HEAD :]
-        # A peer that ignores the sequence numbers could otherwise make this list grow without bound.
+        # Otherwise a peer that ignores the sequence numbers could make this list grow without bound.
         if len(self._due) + len(self._read) >= MAX_DUE:
             raise HandshakeError("the remote sent more unacknowledged payloads than there are sequence numbers")
         self._read.append(bytes((ACK, message[position + 1])) + sha256(data).digest())
         return data, acknowledged
 
     def consumed(self) -> None:
-        """Acknowledge everything received so far with the next Send, because the application has read it."""
+        """Mark all data received so far as read by the application, so that the next Send acknowledges them."""
         self._due += self._read
         self._read.clear()

@@ -1,13 +1,14 @@
-"""KK handshake in OpenChannel and ChannelOpened.  No I/O.
+"""KK handshake in the frames OpenChannel and ChannelOpened.  No I/O.
 
-:class:`Proposal` is the opener's side and :class:`Offer` the responder's.  Each takes the other's message and ends with
-the ciphers of the channel, or raises :exc:`~dmsg.errors.HandshakeError`.  An error changes only the handshake itself,
-which cannot be used any more.
+:class:`Proposal` is the opener's side and :class:`Offer` is the responder's side.  Each processes the other side's
+message, and returns the ciphers of the channel or raises :exc:`~dmsg.errors.HandshakeError`.  After an error the object
+cannot be used any more; nothing else has changed.
 
 The pattern is ``Noise_KK_Secp256k1_ChaChaPoly_SHA256`` with empty prologue and payloads, so both messages have 49
-bytes.  Both ends must know the other's static key, which the server tells the responder in OpenChannel.  A server that
-tells a wrong key makes the handshake fail.  But it can replay a recorded OpenChannel, so the responder knows the opener
-is live only from the first data.  Source: the seed document, section Noise Implementation in Channels.
+bytes.  Both ends must know the other's static key. The server tells the responder the opener's key in OpenChannel; if
+it sends a wrong key, the handshake fails.  But the server can replay a recorded OpenChannel. So the responder knows
+that the opener is live only after the opener's first data.  Source: the seed document, section Noise Implementation in
+Channels.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _ciphers(result: HandshakeResult | None, profile: Profile) -> ChannelCiphers
 
 
 class Proposal:
-    """Initiator's side of the handshake.
+    """Opener's side of the handshake.
 
     :ivar message: Noise message 1, 49 bytes.
     """
@@ -38,7 +39,7 @@ class Proposal:
         self.message = self._handshake.write_message()
 
     def process_answer(self, message: bytes) -> ChannelCiphers:
-        """Process the remote's Noise message 2 and return the ciphers.
+        """Process Noise message 2 of the remote, and return the ciphers of the channel.
 
         :raises HandshakeError: the message is not an authentic answer to this OpenChannel.
         """
@@ -47,7 +48,7 @@ class Proposal:
 
 
 class Offer:
-    """Responder's side of the handshake, made from an authentic OpenChannel."""
+    """Responder's side of the handshake, created from an authentic OpenChannel."""
 
     __slots__ = ("_handshake", "_profile")
 
@@ -60,14 +61,13 @@ class Offer:
         _take(self._handshake, message)
 
     def accept(self) -> tuple[ChannelCiphers, bytes]:
-        """Return the ciphers, and Noise message 2 of 49 bytes."""
+        """Return the ciphers of the channel, and Noise message 2, which has 49 bytes."""
         message = self._handshake.write_message()
         return _ciphers(self._handshake.result, self._profile), message
 
 
 def _take(handshake: Handshake, message: bytes) -> None:
-    # A longer message can be valid Noise with a payload. Such a message is refused, because both ends use empty
-    # payloads.
+    # A longer message could be valid Noise with a payload. It is refused, because both ends use empty payloads.
     if len(message) != NOISE_MESSAGE_SIZE:
         raise HandshakeError(f"noise message has {len(message)} bytes instead of {NOISE_MESSAGE_SIZE}")
     handshake.read_message(message)

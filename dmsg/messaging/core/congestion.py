@@ -1,12 +1,13 @@
-"""Back-pressure for receivers that are slower than their senders.  No I/O.
+"""Back-pressure at a server, for receivers that are slower than their senders.  No I/O.
 
-The protocol has no windows, and a link carries many channels, so the server cannot slow one channel alone.  Each
-channel therefore has a *backlog* of its own.  The backlogs of a link take turns, a piece each, so that a long backlog
-delays no other.
+The protocol has no windows, and a link carries many channels, so the server cannot slow down a single channel. Instead,
+each channel has its own *backlog*, a queue of data for its receiver.  The server sends the backlogs of a link in turn,
+one piece of each, so that a long backlog does not delay the other channels.
 
-A source whose channel has a long backlog is paused (*held*): the server stops reading from it, for a bounded time,
-repeatedly.  A source that also sends to other receivers is then read for at least as long as it was paused.  A slow
-reader never causes a channel to be closed, but a receiver that reads nothing at all loses its channels.
+A *source* is a link whose client sends data. While a channel has a long backlog, its source is paused (*held*): the
+server stops reading from it, for a bounded time, and repeats this as needed.  If the source also sends to other
+receivers, the server then reads from it for at least as long as it was paused.  A slow receiver keeps its channels, but
+a receiver that reads nothing at all loses them.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ from dmsg.errors import DropReason
 from dmsg.messaging.core.peers import End, RelayPeer
 
 HOLD_AT = 1024 * 1024
-"""Bytes in the backlog of a channel above which its source is paused."""
+"""Size in bytes of a channel's backlog above which the channel's source is paused."""
 CHANNEL_BACKLOG = 64 * 1024 * 1024
-"""Bytes in the backlog of a channel at which its source is paused even while it sends to other receivers."""
+"""Size in bytes of a channel's backlog from which on its source is paused even while it also sends to other
+receivers."""
 SCARCE_BACKLOG = 2 * 1024 * 1024
-"""Value that replaces ``CHANNEL_BACKLOG`` while all backlogs together have ``BACKLOG_TOTAL`` bytes or more."""
+"""Limit that replaces ``CHANNEL_BACKLOG`` while all backlogs together have ``BACKLOG_TOTAL`` bytes or more."""
 BACKLOG_TOTAL = 256 * 1024 * 1024
-"""Bytes of all backlogs of a server from which memory counts as scarce; see ``SCARCE_BACKLOG``."""
+"""Size in bytes of all backlogs of a server together from which on ``SCARCE_BACKLOG`` applies."""
 OVER_TOTAL = 64 * 1024 * 1024
-"""Bytes beyond ``BACKLOG_TOTAL`` at which a paused source loses the channel with the longest backlog before it is read
-again."""
+"""Bytes above ``BACKLOG_TOTAL`` from which on a source that must be read again first loses its channel with the longest
+backlog."""
 HOLD = 0.1
-"""Seconds between checks of a paused source; a source that also sends to other receivers is resumed at the first
+"""Seconds between two checks of a paused source. A source that also sends to other receivers is resumed at the first
 check."""
 HOLD_LIMIT = 1.0
-"""Seconds after which every paused source is read once.  Its kernel would end a link whose window stays closed, and a
-CloseChannel of the source is behind the data that it has sent."""
+"""Maximum seconds for which a source is paused before it is read again. If its TCP window stayed closed, its kernel
+would end the link. Also, a CloseChannel of the source can only be read after the data before it."""
 TAKES_NOTHING = 15.0
-"""Seconds without progress after which a receiver loses the channels that wait for it."""
+"""Seconds without progress after which a receiver loses the channels that have a backlog for it."""
 PIECE = 64 * 1024
-"""Bytes of one backlog that are sent before the next backlog's turn."""
+"""Bytes that are sent of one backlog before it is the turn of the next."""
 SMALL = 4096
-"""Bytes below which pieces of a backlog are joined, to save memory."""
+"""Size in bytes below which a piece of a backlog is joined with the next piece, to save memory."""
 FEED = 256 * 1024
-"""Bytes of backlog to send before each flush; the flush shows whether TCP accepts more."""
+"""Bytes of backlog that are sent before each flush. The flush shows whether TCP accepts more."""
 
 
 def _waiting_behind(end: End) -> int:
@@ -50,10 +52,10 @@ def _waiting_behind(end: End) -> int:
 class Congestion:
     """Backlogs of one relay.
 
-    :param now: returns seconds of a monotonic clock.
-    :param on_held: callback invoked when reading from a link is paused.  The caller calls :meth:`check_source` after
-        ``HOLD`` seconds.
-    :param give_up: closes a channel whose receiver reads nothing.
+    :param now: function that returns the seconds of a monotonic clock.
+    :param on_held: callback invoked when reading from a link is paused.  The caller must call :meth:`check_source`
+        after ``HOLD`` seconds.
+    :param give_up: function that closes a channel whose receiver reads nothing.
     :ivar held: number of times that a source was paused.
     :ivar total: number of bytes in all backlogs.
     """
@@ -73,8 +75,10 @@ class Congestion:
     # --- output to a link ---
 
     def forward(self, source: RelayPeer, end: End, data: memoryview) -> None:
-        """Send or queue frames of ``source`` for the link of ``end``; if that link is slow, all frames must be for
-        ``end``."""
+        """Send frames of ``source`` to the link of ``end``, or queue them if that link is slow.
+
+        If the link is slow, all frames must be for ``end``; otherwise they may be for several ends of the link.
+        """
         peer = end.peer
         if not peer.slow:
             source.served = True
@@ -87,7 +91,8 @@ class Congestion:
             source.served = True
 
     def queue_control(self, end: End, frame: bytes) -> bool:
-        """Queue a control frame behind a channel's backlog; return False if the channel has no backlog."""
+        """Queue a control frame behind the backlog of a channel. Return False, and do nothing, if the channel has no
+        backlog."""
         if not end.backlog:
             return False
         self._append(end, frame)
@@ -102,18 +107,21 @@ class Congestion:
             peer.slow = True
         last = end.backlog[-1] if end.backlog else None
         if isinstance(last, bytearray) and len(last) < SMALL:
-            last += data  # Small pieces are joined, so that the bytes counted are the memory that they take.
+            # Small pieces are joined, because many small objects would take much more memory than the bytes that are
+            # counted.
+            last += data
         else:
             end.backlog.append(bytearray(data) if len(data) < SMALL else data)
         end.queued += len(data)
         self.total += len(data)
 
     def congest(self, peer: RelayPeer) -> None:
-        """Mark ``peer`` congested, because its output queue is above the high-water mark."""
+        """Mark ``peer`` as congested, because the output queue of its link is above the high-water mark."""
         peer.congested = peer.slow = True
 
     def relieve(self, peer: RelayPeer) -> None:
-        """Send the backlogs of ``peer`` in turn, until it is congested again; called once its queue is empty."""
+        """Send the backlogs of ``peer`` in turn until its link is congested again. Called when the link's output queue
+        is empty."""
         peer.congested = False
         peer.progress_at = self._now()
         waiting = peer.waiting
@@ -132,12 +140,13 @@ class Congestion:
                 waiting.append(end)
             else:
                 peer.draining.pop(end.id, None)
-            # A source is resumed only at half of the mark; otherwise it would be paused and resumed for each piece.
+            # A source is resumed only when the backlog is down to half of the limit. Otherwise it would be paused and
+            # resumed for each piece.
             source = end.other.peer
             if source.held and end.queued <= HOLD_AT // 2:
                 self._release_source(source, only_if_short=True)
-            # Only a flush shows whether TCP takes more.  Without it the whole backlog would move into one output queue,
-            # where channels no longer take turns.
+            # Only a flush shows whether TCP accepts more. Without it, the backlogs would all move into the link's
+            # output queue, where channels do not take turns.
             if room <= 0:
                 peer.port.flush()
                 room = FEED
@@ -159,11 +168,10 @@ class Congestion:
         return end.queued >= (SCARCE_BACKLOG if self.total >= BACKLOG_TOTAL else CHANNEL_BACKLOG)
 
     def check_source(self, source: RelayPeer) -> None:
-        """Check a paused source: resume it, or end channels whose receivers read nothing."""
+        """Check a paused source: close channels whose receivers read nothing, and resume the source if possible."""
         if not source.held:
             return
-        # The time is measured from the receiver's last progress, so a receiver that is slow but alive keeps its
-        # channels.
+        # The time counts from the receiver's last progress, so a receiver that reads slowly keeps its channels.
         now = self._now()
         for end in list(source.ends.values()):
             receiver = end.other.peer
@@ -173,11 +181,12 @@ class Congestion:
             return
         late = now - source.held_at >= HOLD_LIMIT
         if late and self.total >= BACKLOG_TOTAL + OVER_TOTAL:
-            # The source has to be read now, so its longest backlog is dropped first to bound the memory.
+            # The source has to be read now. To bound the memory, its channel with the longest backlog is closed first.
             self._give_up(max(source.ends.values(), key=_waiting_behind), DropReason.QUEUE_FULL)
             if not source.held:
                 return
-        # A source with other receivers is resumed early, because they would have to wait for the slow one.
+        # A source that also sends to other receivers is resumed early. Otherwise these would have to wait for the slow
+        # receiver.
         full = any(self._is_full(end.other) for end in source.ends.values())
         if (source.served and not full) or late:
             self._release_source(source)
@@ -189,7 +198,8 @@ class Congestion:
             return
         now = self._now()
         source.held = False
-        # A source that also sends to other receivers is then not paused for as long as it was paused before.
+        # A source that also sends to other receivers is not paused again until it was read for as long as it was
+        # paused.
         source.free_until = now + (now - source.held_at if source.served else 0.0)
         source.served = False
         source.port.resume_reading()
@@ -197,7 +207,7 @@ class Congestion:
     # --- ends of channels and links ---
 
     def forget(self, end: End) -> None:
-        """Drop the backlog of an end that wants no more data."""
+        """Drop the backlog of an end that needs no more data."""
         if end.backlog:
             self.total -= end.queued
             end.backlog.clear()
@@ -207,18 +217,19 @@ class Congestion:
             peer.slow = peer.congested or bool(peer.waiting)
 
     def closed(self, end: End) -> None:
-        """Keep sending the backlog of ``end``, whose channel the other end has closed."""
+        """Note that the other end has closed the channel of ``end``. The backlog of ``end`` is still sent, and its id
+        stays in use until then."""
         if end.backlog:
             end.peer.draining[end.id] = end
 
     def gone(self, peer: RelayPeer) -> None:
-        """Drop the backlogs of a lost link."""
+        """Drop all backlogs of a lost link."""
         for end in list(peer.waiting):
             self.forget(end)
         peer.draining.clear()
 
     def check(self, peers: dict[RelayPeer, None]) -> None:
-        """Check the counts; for tests.
+        """Check that all counts are right; for tests.
 
         :raises AssertionError: a count is wrong.
         """

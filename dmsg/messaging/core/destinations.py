@@ -1,13 +1,12 @@
-"""Choice, for an OpenChannel, of the link to forward it to and of the channel's ids, or of a reason to refuse it.  No
-I/O.
+"""Decision about an OpenChannel: to which link it is forwarded, with which channel ids, or why it is refused.  No I/O.
 
 The inputs are the body of the OpenChannel, the opener's link, the limits and the time.  The output is the newest link
-of the remote's key with a free id there, or a :class:`~dmsg.errors.DropReason`.  Nothing changes but rate limits; the
-relay makes the channel.
+of the remote's key and a free id there, or a :class:`~dmsg.errors.DropReason`.  The decision changes only rate limits;
+the relay creates the channel.
 
-A link's client and the server must never use one id for two channels.  An id with unsent data of a closed channel
-therefore stays in use.  All openers share the rate of a destination, so that no client is asked for more than it can
-answer.
+A link's client and the server must never use one id for two channels.  So the id of a closed channel stays in use while
+data of that channel are unsent.  All openers share a rate limit per destination, so that no client gets more requests
+than it can answer.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import ID_COUNT, decode_open
 
 PEER_QUEUE_MAXIMUM = 4 * 1024 * 1024
-"""Maximum bytes in a link's queue when an answer is added; above it, the link is closed."""
+"""Size in bytes of a link's output queue above which the link is closed when a control frame is queued."""
 
 
 class Destinations:
-    """Finder of the link and the ids of a channel that is being opened.
+    """Chooser of the link and the ids for a new channel.
 
-    :param newest: newest link of each key; the relay keeps it up to date.
-    :param choose: returns the id for a channel that is opened to a link; None when none is free.
+    :param newest: newest link of each key; the relay updates this mapping.
+    :param choose: function that returns a free id for a channel that the server opens to a link, or None if no id is
+        free.
     """
 
     def __init__(self, newest: Mapping[bytes, RelayPeer], choose: Callable[[RelayPeer], int | None]) -> None:
@@ -37,23 +37,30 @@ class Destinations:
         self._crowds = CrowdedRates()
 
     def assign_id(self, peer: RelayPeer, name: int) -> tuple[int | None, End | None]:
-        """Return the id for a channel that its opener calls ``name``, or None, and the end that has that name now."""
+        """Choose the id at the opener's link for a channel whose OpenChannel has the id ``name``.
+
+        :returns: the id, or None if no id can be used; and the end of an existing channel that has the same id
+            ``name``, or None.
+        """
         if peer.two_ids:
-            # With two ids, the client's ids and the server's are separate.  Only an end whose id the client has chosen
-            # can have the same name.
+            # With two ids, the client and the server choose their ids independently. An existing end has this name only
+            # if the client has chosen the name.
             there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
             taken = name in peer.ends or name in peer.draining
             return self.choose(peer) if taken else name, there
-        # The client reuses the id, so it no longer expects the answer that was due for the former channel.
+        # The client reuses the id, so it will not answer the CloseChannel of the former channel any more.
         peer.answers_due.pop(name, None)
-        # The id is not free, because frames of its former channel may still wait for the client.
+        # While the former channel has unsent frames for the client, the id is not free.
         return None if name in peer.draining else name, peer.ends.get(name)
 
     def find(
         self, peer: RelayPeer, body: bytes, limits: Limits, now: float
     ) -> tuple[RelayPeer, int, bytes] | DropReason:
-        """Return the link to forward an OpenChannel to, the channel's id there, and the handshake message that the
-        OpenChannel carries; or the reason to refuse the OpenChannel."""
+        """Return the link to which to forward an OpenChannel, the channel's id there, and the Noise message in the
+        OpenChannel.
+
+        If the OpenChannel must be refused, return the reason instead.
+        """
         try:
             key, message = decode_open(body)
         except KeyFormatError:
@@ -68,7 +75,7 @@ class Destinations:
         return DropReason.TOO_MANY_TRANSPORTS if number is None else (remote, number, message)
 
     def _refusal(self, peer: RelayPeer, remote: RelayPeer, limits: Limits, now: float) -> DropReason | None:
-        """Return why ``remote`` gets no OpenChannel of ``peer``, or None. All openers share the rate of ``remote``."""
+        """Return the reason to refuse a channel from ``peer`` to ``remote``, or None."""
         if remote.key == peer.key:
             return DropReason.REFUSED
         most = limits.max_per_pair
@@ -77,7 +84,7 @@ class Destinations:
         rate, burst = limits.destination_rate, limits.destination_burst
         if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
             return DropReason.DESTINATION_RATE
-        # While half of the remote's queue is full, openers are refused. Otherwise their OpenChannels could fill it, and
-        # the link of a slow reader would be ended.
+        # Openers are refused while the remote's output queue is more than half full. Otherwise their OpenChannels could
+        # fill the queue, and the link of a slow reader would be closed.
         slow = remote.congested and remote.port.queued() > PEER_QUEUE_MAXIMUM // 2
         return DropReason.QUEUE_FULL if slow else None

@@ -1,5 +1,5 @@
-"""Dialects of the Messaging System: the variants of frame layout, acknowledgements and ids that were used over time.
-No I/O."""
+"""Dialects of the Messaging System: combinations of frame layout, acknowledgements and ids that programs have used.  No
+I/O."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from dmsg.messaging.core.wire import Profile
 
 Acks = bool | None
-"""Whether a remote uses acknowledgements; None if its first message decides."""
+"""Whether a remote uses acknowledgements. None means that its first message decides."""
 ACKS: dict[str, Acks] = {"auto": None, "yes": True, "no": False}
-"""Values of the option that says whether unknown programs use acknowledgements."""
+"""Values of the option ``acks``: whether programs other than this package use acknowledgements."""
 IDS = {"one": False, "two": True}
-"""Values of the option for the number of ids in the answer to an OpenChannel, each mapped to whether there are two."""
+"""Values of the option ``ids``: whether the answer to an OpenChannel has two ids."""
 
 
 def profile_of(name: Profile | str) -> Profile:
-    """Return the profile of that name, ``seed`` or ``skywire``.
+    """Return the profile with the name ``seed`` or ``skywire``.
 
     :raises ValueError: there is no such profile.
     """
@@ -28,11 +28,11 @@ def profile_of(name: Profile | str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Dialect: variant of the protocol, as it changed with the Go code.
+    """Variant of the protocol, which changed several times with the Go code.
 
     :ivar profile: layout of frames.
-    :ivar acks: whether programs of others, and this client with them, use acknowledgements inside channels, as Go did
-        until 2019-04-15.
+    :ivar acks: whether programs other than this package use acknowledgements inside channels, as Go did until
+        2019-04-15. This client then uses them, too.
     :ivar two_ids: whether OpenChannel is answered with two ids, as Go does from 2019-03-13 on.
     """
 
@@ -46,9 +46,9 @@ class Dialect:
 
 
 def dialect_of(profile: Profile | str, acks: Acks, two_ids: bool) -> Dialect:
-    """Return the dialect for these options; in the seed profile, ``acks`` None means False.
+    """Return the dialect for these options. In the seed profile, None for ``acks`` means False.
 
-    :raises ValueError: there is no such profile, or the profile has neither acknowledgements nor two ids.
+    :raises ValueError: there is no such profile, or the profile does not support ``acks`` or ``two_ids``.
     """
     profile = profile_of(profile)
     if acks not in (None, True, False):
@@ -57,4 +57,4 @@ def dialect_of(profile: Profile | str, acks: Acks, two_ids: bool) -> Dialect:
 
 
 SEED = Dialect()
-"""Dialect of the seed document."""
+"""Dialect that the seed document describes."""

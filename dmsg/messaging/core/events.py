@@ -10,23 +10,23 @@ from dmsg.messaging.core.state import ClientChannel
 
 @frozen
 class Requested:
-    """Event: another client asks for a channel; the session answers with ``accept`` or ``close``."""
+    """Another client requests a channel. The session must answer with ``accept`` or ``close``."""
 
     channel: ClientChannel
 
 
 @frozen
 class Opened:
-    """Event: a channel that this side requested is open."""
+    """A channel that this side requested is open."""
 
     channel: ClientChannel
 
 
 @frozen
 class Rejected:
-    """Event: a channel that this side requested was refused.
+    """A channel that this side requested was refused.
 
-    :ivar why: text for people; the protocol has no codes for reasons.
+    :ivar why: reason as text for people; the protocol has no codes for reasons.
     """
 
     channel: ClientChannel
@@ -35,7 +35,7 @@ class Rejected:
 
 @frozen
 class DataReceived:
-    """Event: user data have arrived, in one message or several consecutive ones."""
+    """Data of the application have arrived, in one message or in several consecutive ones."""
 
     channel: ClientChannel
     data: bytes
@@ -43,10 +43,10 @@ class DataReceived:
 
 @frozen
 class Closed:
-    """Event: a channel is closed; the application gets earlier data first.
+    """A channel was closed. All data before the close were reported in earlier events.
 
-    :ivar reason: UNSPECIFIED after a CloseChannel of either end, ABORTED after a ChannelClosed without one, or
-        NOT_AUTHENTIC.
+    :ivar reason: UNSPECIFIED if one of the ends sent CloseChannel; ABORTED if a ChannelClosed came without a
+        CloseChannel; NOT_AUTHENTIC if a message was not authentic.
     """
 
     channel: ClientChannel

@@ -1,18 +1,18 @@
 """Link handshake of the Messaging System, which consists of four JSON frames.  No I/O.
 
-::
+A is the initiator and B the responder; ``...`` stands for the members of the previous frame::
 
     1  A -> B  version initiator responder nonce
     2  B -> A  ... sig1       sig1 by B over SHA-256 of version || initiator(33) || responder(33) || nonce(16)
     3  A -> B  ... sig2       sig2 by A over the same || sig1(65)
     4  B -> A  ... accepted
 
-Each frame is one JSON object; an LF after it is skipped, and bytes after the last frame are kept.  Every frame must
-repeat the members of the frames before.  Only signatures that are not made yet may be absent or zeros.
+Each frame is one JSON object. An LF after a frame is skipped; bytes after the last frame are kept for the caller. Every
+frame must repeat the members of the earlier frames.  Signatures that are not computed yet may be absent or zeros.
 
-Sources: the seed document, section Link Handshake Frames; its two signatures verify by these rules.  The Go code of
-2019 checks less: its responder ignores its own key, the version and the nonce's length.  Here a wrong value is an
-error.
+Source: the seed document, section Link Handshake Frames; the two signatures in its example verify by these rules.  The
+Go code of 2019 checks less: its responder does not check its own key, the version and the nonce's length.  This module
+refuses wrong values.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from dmsg.messaging.core.wire import Profile
 VERSION = "0.1"
 NONCE_SIZE = 16
 MAX_FRAME = 4096
-"""Maximum bytes of one JSON frame with white space; the longest that this module writes has 519."""
+"""Maximum bytes of one JSON frame with white space. The longest frame that this module writes has 519 bytes."""
 MAX_DEPTH = 8
-"""Maximum depth of objects and lists in a frame, which only unknown members can contain."""
+"""Maximum nesting depth of objects and lists in a frame. Known members have no nested values; unknown members may."""
 _ZERO_SIGNATURE = "00" * SIGNATURE_SIZE
 _BLANKS = b" \t\r\n"
 
 
 _FLAT = re.compile(rb"""[ \t\r\n]*+\{(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+\}""", re.DOTALL)
-"""Pattern of an object without nested ones, as all known programs write it, matched at the speed of C."""
+"""Pattern of a JSON object without nested objects and lists. All known programs write such frames, and the pattern
+finds their end much faster than a loop in Python."""
 
 
 class _Scanner:
-    """Scanner for the end of one JSON object, which reads each byte once, or twice if the object arrives whole."""
+    """Scanner that finds the end of one JSON object. Its time is linear in the object's size, even if single bytes
+    arrive."""
 
     __slots__ = ("_depth", "_escaped", "_position", "_quoted", "data", "end")
 
@@ -53,11 +55,11 @@ class _Scanner:
         self._quoted = False
         self._escaped = False
 
-    # The loop sees every byte, and a call for each byte would cost more than the rest of the work.
+    # This loop sees every byte. A function call for each byte would take longer than all other work.
     def feed(self, data: bytes) -> None:  # noqa: C901, PLR0912
-        """Append bytes and set ``end`` if the object is complete.
+        """Append bytes, and set ``end`` if the object is complete.
 
-        :raises HandshakeError: the bytes are no JSON object, or the object is too long or too deep.
+        :raises HandshakeError: the bytes are not a JSON object, or the object is too long or nested too deeply.
         """
         self.data += data
         buffer = self.data
@@ -94,13 +96,13 @@ class _Scanner:
             raise HandshakeError(f"handshake frame is longer than {MAX_FRAME} bytes")
 
     def take(self) -> dict[str, object]:
-        """Remove and return the object; the bytes after it stay in :attr:`data`.
+        """Remove and return the object. The bytes after it stay in :attr:`data`.
 
         :raises HandshakeError: the object is not valid JSON.
         """
         assert self.end is not None
-        # The object is parsed only when its end is found.  A parser that starts anew with each piece would let a peer
-        # that sends byte by byte cost quadratic time.
+        # The object is parsed only after its end was found. If a parser started anew with each piece, a peer that sends
+        # byte by byte would cause work that grows with the square of the size.
         text = bytes(self.data[: self.end])
         rest = bytes(self.data[self.end :])
         self.__init__()  # type: ignore[misc]
@@ -114,15 +116,15 @@ class _Scanner:
 
 
 class JSONHandshake:
-    """Side of a link handshake, over bytes.
+    """One side of a link handshake. Processes received bytes and returns bytes to send.
 
-    :param remote: key of the responder, if this side is the initiator; None for the responder's side.
-    :param nonce: 16 bytes; like ``sign``, only for tests with recorded randomness.
-    :ivar remote: key of the peer once the handshake is complete, else None.
+    :param remote: key of the responder, if this side is the initiator; None if this side is the responder.
+    :param nonce: 16 bytes. Like ``sign``, this is only for tests that replay a recorded handshake.
+    :ivar remote: key of the peer once the handshake is complete; None before.
     """
 
     optional = b"\n"
-    """Bytes that may follow the last frame, even in a TCP segment of their own, and are skipped."""
+    """Bytes that may follow the last frame, even in a separate TCP segment. They are skipped."""
 
     def __init__(
         self,
@@ -154,17 +156,17 @@ class JSONHandshake:
     # --- bytes ---
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to send to the peer now, and empty the buffer."""
+        """Remove and return the bytes to send to the peer now."""
         data, self._outgoing = self._outgoing, b""
         return data
 
     def receive_data(self, data: bytes) -> None:
         """Process the next bytes of the stream.
 
-        :raises HandshakeError: the handshake failed; the caller closes the connection.
+        :raises HandshakeError: the handshake failed; close the connection.
         """
         while self.remote is None:
-            self._scanner.feed(data)  # The scanner also skips the LF behind the previous frame.
+            self._scanner.feed(data)  # The scanner also skips an LF after the previous frame.
             if self._scanner.end is None:
                 return
             frame = self._scanner.take()
@@ -194,7 +196,7 @@ class JSONHandshake:
                 return
             self._same_signature(frame, "sig1", self._sig1)
             self._same_signature(frame, "sig2", self._sig2)
-            # Only the JSON value true accepts; Go does not decode 1 or "true" as a boolean either.
+            # Only the JSON value true means acceptance. Go, too, does not decode 1 or "true" as a boolean.
             if frame.get("accepted") is not True:
                 raise HandshakeError("the responder does not accept the link")
             self.remote = self._responder
@@ -217,7 +219,8 @@ class JSONHandshake:
         if _key(frame, "responder") != self._responder:
             raise HandshakeError("handshake names another responder than this key")
         self._nonce = _hex(frame, "nonce", NONCE_SIZE)
-        # In Go the signed text includes a signature that is already set, so one from the initiator is refused.
+        # The initiator must not send signatures yet. In Go, a signature that is already set would become part of the
+        # signed text.
         self._check_absent(frame, "sig1", "sig2", "accepted")
 
     def _check_version(self, frame: dict[str, object]) -> None:
@@ -225,7 +228,7 @@ class JSONHandshake:
             raise HandshakeError(f"the peer's handshake names another version than {VERSION}")
 
     def _check_repeated(self, frame: dict[str, object]) -> None:
-        """Check that a frame repeats the agreed members unchanged.
+        """Check that a frame repeats the members of the first frame unchanged.
 
         :raises HandshakeError: a member is missing or differs.
         """
@@ -262,13 +265,13 @@ class JSONHandshake:
         return signature
 
     def _preimage(self) -> bytes:
-        """Return the 85 bytes that sig1 signs, before SHA-256."""
+        """Return the 85 bytes over whose SHA-256 ``sig1`` is computed."""
         assert self._initiator is not None
         return VERSION.encode() + self._initiator + self._responder + self._nonce
 
     def _write(self, *, accepted: bool = False) -> None:
         assert self._initiator is not None
-        # The members are in the order of the seed document's examples.  Values need no escaping, because all are
+        # The members are in the order of the seed document's examples. No value needs escaping, because all are
         # hexadecimal.
         text = (
             f'{{"version":"{VERSION}","initiator":"{self._initiator.hex()}",'
@@ -284,7 +287,8 @@ class JSONHandshake:
 
 
 def _hex(frame: dict[str, object], name: str, size: int) -> bytes:
-    # bytes.fromhex() accepts blanks, so two texts could stand for one signed value.
+    # isalnum() is checked because bytes.fromhex() accepts blanks. Two different texts could otherwise have one signed
+    # value.
     value = frame.get(name)
     if not isinstance(value, str) or len(value) != 2 * size or not value.isalnum():
         raise HandshakeError(f"{name} is not {2 * size} hexadecimal characters")

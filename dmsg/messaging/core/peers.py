@@ -1,8 +1,7 @@
-"""Links of a messaging server and their ends of channels, and the choice of channel ids.  No I/O.
+"""Records of a messaging server about its links and their channels, and the choice of channel ids.  No I/O.
 
-These are records; the rules are in :mod:`dmsg.messaging.core.relay`.  :func:`descending` chooses the id of a channel
-that the server opens to a client.  The server counts downwards, because clients count upwards and the frames do not say
-who chose an id.
+The rules are in :mod:`dmsg.messaging.core.relay`.  :func:`descending` chooses the id of a channel that the server opens
+to a client.  The server counts downwards because clients count upwards, and frames do not say which side chose an id.
 """
 
 from __future__ import annotations
@@ -23,24 +22,25 @@ from dmsg.messaging.core.wire import ID_COUNT
 class LinkPort(Port, Protocol):
     """Interface through which the relay sends bytes to a link.
 
-    :ivar places: blocks of addresses that contain the client, the largest first; clients of a block share rates.
+    :ivar places: address blocks that contain the client, the largest first; the clients of a block share rate limits.
     """
 
     places: Sequence[Hashable]
 
     def flush(self) -> None:
-        """Write the queued bytes to TCP."""
+        """Write the queued bytes to TCP now."""
 
 
 class End:
-    """End of a channel at one of its two links.
+    """One of the two ends of a channel, at one link.
 
-    :ivar id: id by which this link's client names the channel.
-    :ivar name: id by which the server names the channel to that client; the same unless the client uses two ids.
-    :ivar open: whether the responder has accepted.
-    :ivar opener: whether this end requested the channel.
-    :ivar closed: whether this end sent CloseChannel, so that further data from it are dropped.
-    :ivar backlog: frames that wait to be sent to this end.
+    :ivar id: id of the channel in the frames that this link's client sends.
+    :ivar name: id of the channel in the frames that the server sends to this client. It differs from ``id`` only if the
+        client uses two ids.
+    :ivar open: whether the responder has accepted the channel.
+    :ivar opener: whether this end has requested the channel.
+    :ivar closed: whether this end has sent CloseChannel, so that further data from it are dropped.
+    :ivar backlog: frames that are queued for this end.
     :ivar queued: number of bytes in the backlog.
     """
 
@@ -58,7 +58,8 @@ class End:
 
     @property
     def nameless(self) -> bool:
-        """Whether the client, which uses two ids, has not yet named the id by which to address the channel to it."""
+        """Whether the server does not know yet which id to use in its frames to this client: a client with two ids
+        tells its id only when it accepts the channel."""
         return self.peer.two_ids is True and not (self.open or self.opener)
 
 
@@ -66,26 +67,28 @@ class End:
 class RelayPeer:
     """Relay's record of one link.
 
-    :ivar two_ids: whether the client's ChannelOpened frames have two ids; None if not known yet.
-    :ivar slow: whether frames for the link must queue, because it is congested or has a backlog.
-    :ivar waiting: ends with a backlog, in the order of their turns.
-    :ivar draining: ends of closed channels that still have a backlog, by id; these ids stay in use.
+    :ivar two_ids: whether the client uses two ids; None if not known yet. Its ChannelOpened frames show this.
+    :ivar slow: whether frames for the link must be queued, because the link is congested or has a backlog.
+    :ivar waiting: ends that have a backlog, in the order of their turns.
+    :ivar draining: ends of closed channels that still have a backlog, by id. These ids stay in use.
     :ivar held: whether reading from the link is paused now.
     :ivar held_at: time at which reading was paused.
     :ivar free_until: time before which the link is not paused again, unless a backlog is full.
-    :ivar served: whether another receiver has taken frames of the link since it was last paused.
-    :ivar progress_at: time at which the link last took output, or at which its backlog began.
+    :ivar served: whether other receivers have accepted frames from the link since it was last paused.
+    :ivar progress_at: time at which the link last accepted output, or at which its backlog began.
     """
 
     key: PubKey
     port: LinkPort
     ends: dict[int, End] = field(default_factory=dict)
     ids: deque[int] = field(default_factory=lambda: deque(range(ID_COUNT - 1, ID_COUNT // 2 - 1, -1)))
-    """Upper half of the ids in the order in which to use them, least recently used first."""
+    """Upper half of the ids, in the order in which to use them: the least recently used first."""
     doubtful: dict[int, None] = field(default_factory=dict)
-    """Ids that the client refused.  It may believe that they are in use, so other ids are used first."""
+    """Ids with which the client refused a channel. The client may believe that they are in use, so other ids are used
+    first."""
     answers_due: dict[int, None] = field(default_factory=dict)
-    """Ids of closed channels whose CloseChannel the client has not answered; used only if no other id is free."""
+    """Ids of closed channels for which the client has not answered CloseChannel yet. They are used only if no other is
+    free."""
     congested: bool = False
     slow: bool = False
     waiting: deque[End] = field(default_factory=deque)
@@ -100,20 +103,21 @@ class RelayPeer:
     bytes_in: int = 0
     police: Policer = field(default_factory=Policer)
     provoked: ProvokedFrames = field(default_factory=ProvokedFrames)
-    """Allowance for the frames that other clients have provoked from the link's client."""
+    """Number of late frames that the client may send without charge, because other clients caused them."""
     requests: FairRate = field(default_factory=FairRate)
-    """Rate limit of the OpenChannels to the link, shared fairly by their sources."""
+    """Rate limit of OpenChannels to this link, which the openers share fairly."""
     two_ids: bool | None = None
 
 
 def descending(peer: RelayPeer) -> int | None:
     """Return a free id of a link, or None.
 
-    The upper half comes first, least recently used first, then the lower half downwards, then doubtful ids.
+    Ids of the upper half come first, the least recently used first. Then come those of the lower half, from the highest
+    down, and last the doubtful ids.
     """
-    # An id that is reused late is safer: frames for its former channel have probably arrived by then.
+    # Reusing an id late is safer, because the frames of its former channel have probably arrived by then.
     ids = peer.ids
-    # Each inspected id moves to the end, so the rotation itself keeps the order of last use.
+    # Each inspected id moves to the end, so the ids stay in the order of their last use.
     for _ in range(len(ids)):
         number = ids.popleft()
         ids.append(number)

@@ -1,9 +1,9 @@
 """Rate limits for the requests of one client at a messaging server.  No I/O, no clock.
 
-OpenChannels and stray control frames have a token bucket each, per link.  An OpenChannel above the rate is refused; a
-stray frame gets no answer.  A client that continues nevertheless loses its link (:mod:`dmsg.base.policing`).  Answers
-and the ends of channels are not charged, because the opener was charged for the channel, and frames that others provoke
-are not charged either.
+Each link has one token bucket for OpenChannels and one for stray control frames.  An OpenChannel above the rate is
+refused; a stray frame above the rate gets no answer.  A client that continues to send too many loses its link
+(:mod:`dmsg.base.policing`).  Frames that answer or close a channel are not charged, because its opener was charged for
+the channel. Frames that other clients provoke are not charged either.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dmsg.messaging.core.wire import ID_COUNT
 
 
 class Kind(IntEnum):
-    """Kind of frame; each kind has a token bucket of its own."""
+    """Kinds of frames that have separate token buckets."""
 
     OPEN = 0
     STRAY = 1
-    """Frame of unknown type, control frame for a channel that does not exist, or one that the channel's state does not
-    allow."""
+    """Frame of unknown type, or control frame for a channel that does not exist or whose state does not allow the
+    frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits(ClientLimits):
-    """Limits of one client, which an operator can also change while the server runs."""
+    """Limits of one client. An operator can change them while the server runs."""
 
     max_per_pair: int = option(
         ID_COUNT,
@@ -57,7 +57,7 @@ class Limits(ClientLimits):
 
 
 class Policer(Counting):
-    """Token buckets of one client."""
+    """Rate limits of one client of a messaging server."""
 
     __slots__ = ()
     kinds = Kind

@@ -1,17 +1,17 @@
-"""Relay of a messaging server: forwards the frames of one link to another, by channel.  No I/O.
+"""Relay of a messaging server: forwards frames from one link to another, by channel.  No I/O.
 
-:meth:`Relay.receive_frames` takes the bytes of a link and returns how many it has processed.  Output goes to the
-:class:`~dmsg.messaging.core.peers.LinkPort` of the receiving link, a :class:`RelayPeer`.  Output for a link that is
-slower than its senders queues in :mod:`dmsg.messaging.core.congestion`.
+:meth:`Relay.receive_frames` processes the bytes of a link and returns how many it has processed.  A link's record is a
+:class:`RelayPeer`; output goes to its :class:`~dmsg.messaging.core.peers.LinkPort`.  Output for a slow link is queued
+in :mod:`dmsg.messaging.core.congestion`.
 
-A channel is a pair of :class:`End` objects, one in the table of each link, by the id that the channel has there.
+A channel is a pair of :class:`End` objects, one in the table of each link, under the id that the channel has there.
 
-Invariants, checked by :meth:`Relay.check`: a channel has an end at both links or at neither, and both ends agree
-whether it is open.  A ChannelClosed ends the channel that its sender has under that id, whatever its state.  A
-protocol error is an exception that ends the link of its sender only.
+:meth:`Relay.check` checks these invariants: a channel has an end at both links or at neither, and both ends agree
+whether it is open.  A ChannelClosed ends the channel that its sender has under that id, in any state.  A protocol error
+raises an exception that ends only the link of its sender.
 
-Source: the seed document, sections Channel Management to Handling Disconnections.  Where the Go code of 2019 differs,
-a comment says so.
+Source: the seed document, sections Channel Management to Handling Disconnections.  Comments mark where the Go code of
+2019 differs.
 """
 
 from __future__ import annotations
@@ -49,29 +49,30 @@ from dmsg.messaging.core.wire import (
 )
 
 MAX_LINKS_PER_KEY = 4
-"""Maximum number of links of one key.  New channels go to the newest link; older links keep their channels."""
+"""Maximum number of links of one key.  New channels use the newest link; older links keep their channels."""
 MAX_DOUBTFUL = ID_COUNT // 2
-"""Maximum number of ids of a link that are avoided because its client refused them and may never free them."""
+"""Maximum number of ids of a link that are avoided because the client refused a channel with them."""
 MAX_KNOWN = 4096
-"""Maximum number of keys for which the relay remembers whether they use two ids; the least recent one is forgotten."""
+"""Maximum number of keys for which the relay remembers whether they use two ids. Above it, the oldest answer is
+forgotten."""
 IN_FLIGHT = 65_536
-"""Number of data frames that are not charged to a client whose open channel the other end closes.  The client has sent
-them before it could know, and only TCP bounds their number."""
+"""Number of data frames that a client may send without charge after the other end has closed its open channel.  The
+client may have sent them before it received the close, and only TCP bounds their number."""
 LATE_ANSWERS = 3
-"""Number of control frames that are not charged to that client in addition: ChannelOpened, CloseChannel and
-ChannelClosed."""
+"""Number of control frames that the client may then send without charge in addition: one ChannelOpened, CloseChannel
+and ChannelClosed."""
 SAME_HEADERS = ID_OFFSET + 1
-"""Number of leading bytes that data frames of one size and channel share: the header and the channel id."""
+"""Number of leading bytes that are equal in data frames of one size and channel: the header and the channel id."""
 FIRST_BURST = 16
-"""Number of consecutive frames whose headers are first compared in one call. If all are equal, the next call compares
-twice as many.
-"""
+"""Number of consecutive frames whose headers the first call compares. If all are equal, the next call compares twice as
+many."""
 
 
 class Relay(ConnectionTable[RelayPeer]):
     """Relay of one messaging server, with its links and channels.
 
-    :param choose: returns the id for a channel that is opened to a link, or None if no id is free.
+    :param choose: function that returns a free id for a channel that the server opens to a link, or None if no id is
+        free.
     """
 
     def __init__(
@@ -84,11 +85,11 @@ class Relay(ConnectionTable[RelayPeer]):
         on_paused: Callable[[RelayPeer], None] = lambda peer: None,
         two_ids: bool | None = None,
     ) -> None:
-        """:param now: returns seconds of a monotonic clock.
+        """:param now: function that returns the seconds of a monotonic clock.
 
-        :param two_ids: whether a client that has never answered an OpenChannel gets two ids in a ChannelOpened (Go from
-            2019-03-13 on).  With None, it gets as many as the other end of its channel uses.  A client that has
-            answered gets as many as its own answers have.
+        :param two_ids: whether the relay sends a ChannelOpened with two ids (Go from 2019-03-13 on) to a client that
+            has never answered an OpenChannel itself.  With None, it sends as many ids as the answer of the other client
+            had.  A client that has answered an OpenChannel gets as many ids as it sent then.
         :param on_paused: callback invoked when reading of a link is paused.  The caller must call :meth:`let_read`
             after :data:`~dmsg.messaging.core.congestion.HOLD` seconds.
         :raises ValueError: ``two_ids`` is set in the seed profile.
@@ -107,14 +108,17 @@ class Relay(ConnectionTable[RelayPeer]):
         self.channel_count = 0
         self.draining = False
         self.steps = 0
-        """Number of frames of the last read that were handled one by one.  Among them are ``strays``, data without a
-        channel that no other client provoked, and ``refused``, OpenChannels above the rate of their destination."""
+        """Number of frames of the last read that were processed one by one.
+
+        They include ``strays``, data frames without a channel that no other client provoked, and ``refused``,
+        OpenChannels above the rate of their destination.
+        """
         self.strays = self.refused = 0
 
     # --- links ---
 
     def add(self, key: PubKey, port: LinkPort) -> RelayPeer:
-        """Add a link of ``key``, which becomes the newest link of that key."""
+        """Add a link of the client with ``key``. The link becomes the newest of that key."""
         peer = RelayPeer(key, port)
         peer.two_ids = self._known.get(key)
         self._add_peer(peer)
@@ -123,7 +127,8 @@ class Relay(ConnectionTable[RelayPeer]):
     def remove(self, peer: RelayPeer, limit: int = ID_COUNT) -> bool:
         """Remove a link that has ended, and close its channels at their other ends.
 
-        :returns: True: nothing is left to do, because all of the at most 256 channels are closed in this call.
+        :param limit: ignored, because a link has at most 256 channels.
+        :returns: True, because all channels are closed in this call, so it need not be repeated.
         """
         if peer not in self.peers:
             return True
@@ -144,23 +149,23 @@ class Relay(ConnectionTable[RelayPeer]):
 
     # --- frames ---
 
-    # This loop sees every frame of the server.  It is one function because a call per frame would cost more than the
-    # rest of the work.  Consecutive frames for one link form a run.  Their ids are rewritten in place, and the run is
-    # sent as one slice of the buffer, without a copy per frame.
+    # This loop sees every frame of the server. It is one function because a call per frame would take longer than all
+    # other work. Consecutive frames for one link form a run. Their ids are rewritten in place, and the run is sent as
+    # one slice of the buffer, so that no frame is copied by itself.
     def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
-        """Process the whole frames at the start of ``buffer``, and rewrite channel ids in place.
+        """Process the complete frames at the start of ``buffer``, and rewrite channel ids in place.
 
-        :param limit: maximum number of frames to handle one by one: control frames, and data frames of another channel
+        :param limit: maximum number of frames to process one by one: control frames, and data frames of another channel
             than the frame before.
-        :returns: number of bytes processed.  The rest is an unfinished frame or, if :attr:`steps` equals ``limit``,
-            bytes to pass again later.
-        :raises RemoteProtocolError: the caller must disconnect ``peer``.
+        :returns: number of bytes processed.  The rest is an incomplete frame. If :attr:`steps` equals ``limit``, the
+            rest may have complete frames, which the caller must pass again later.
+        :raises RemoteProtocolError: ``peer`` violated the protocol; the caller must disconnect it.
         """
         steps = self.strays = self.refused = 0
         ends = peer.ends
         profile = self._profile
         position = start = frames = 0
-        run: End | None = None  # The frames from ``start`` to ``position`` are for the link of this end.
+        run: End | None = None  # The frames from ``start`` to ``position`` are for this end's link.
         last = -1
         burst = FIRST_BURST
         view = memoryview(buffer)
@@ -171,7 +176,7 @@ class Relay(ConnectionTable[RelayPeer]):
                 try:
                     frame_type, size = read_header(profile, buffer, position)
                 except RemoteProtocolError:
-                    if run is not None:  # Frames before the error are valid and must not be lost.
+                    if run is not None:  # The frames before the error are valid and are still forwarded.
                         self._forward(peer, run, view[start:position])
                     raise
                 following = position + HEADER_SIZE + size
@@ -196,8 +201,9 @@ class Relay(ConnectionTable[RelayPeer]):
                             run = source
                         step = following - position
                         if step == last:
-                            # A bulk sender fills the buffer with frames of one size and channel.  Their headers are
-                            # compared and rewritten in a few calls of C code instead of one loop turn per frame.
+                            # A bulk sender fills the buffer with frames of one size and channel. A few calls of C code
+                            # compare and rewrite their headers, which is faster than one iteration of this loop per
+                            # frame.
                             most = min((end - position) // step, burst)
                             if most >= FIRST_BURST:
                                 count = count_equal(buffer, position, step, most, SAME_HEADERS)
@@ -211,7 +217,8 @@ class Relay(ConnectionTable[RelayPeer]):
                         buffer[position + ID_OFFSET] = other.name
                         position = following
                         continue
-                # A control frame must not overtake data of its channel, so the run is sent first.
+                # The run is sent before the control frame, so that the control frame cannot overtake data of its
+                # channel.
                 if steps >= limit:
                     frames -= 1
                     break
@@ -232,11 +239,13 @@ class Relay(ConnectionTable[RelayPeer]):
         return position
 
     def _forward(self, source: RelayPeer, run: End, data: memoryview) -> None:
-        """Send frames of one or more channels to one link; if that link is slow, all are of one channel."""
+        """Send frames from one link to another. If the receiving link is slow, all of them must belong to one
+        channel."""
         self.congestion.forward(source, run.other, data)
 
     def congest(self, peer: RelayPeer) -> None:
-        """Queue further output of ``peer`` by channel, because its link is above the high-water mark."""
+        """Queue further output for ``peer`` by channel, because the output queue of its link is above the high-water
+        mark."""
         self.congestion.congest(peer)
 
     def relieve(self, peer: RelayPeer) -> None:
@@ -244,12 +253,12 @@ class Relay(ConnectionTable[RelayPeer]):
         self.congestion.relieve(peer)
 
     def let_read(self, peer: RelayPeer) -> None:
-        """Check whether reading of a paused link may resume."""
+        """Check whether reading from a paused link may resume, and resume it then."""
         if peer in self.peers:
             self.congestion.check_source(peer)
 
     def _give_up(self, end: End, reason: DropReason) -> None:
-        """Close a channel whose other end reads nothing."""
+        """Close the channel of ``end`` and drop its backlog, because the client at the other end reads nothing."""
         self.drops[reason] += 1
         self.congestion.forget(end.other)
         self._close(end)
@@ -257,14 +266,14 @@ class Relay(ConnectionTable[RelayPeer]):
     # --- control frames ---
 
     def _say(self, end: End, frame: bytes) -> None:
-        """Send a control frame of a channel, after the data of the channel that are still queued."""
+        """Send a control frame of a channel to the client at ``end``, after the channel's queued data."""
         if not self.congestion.queue_control(end, frame):
             self._answer(end.peer, frame)
 
     def _answer(self, peer: RelayPeer, frame: bytes) -> None:
         peer.port.send(frame)
-        # The link is closed here: answers are not queued in the backlogs, which have limits, so a client that provokes
-        # answers without reading them would fill the server's memory.
+        # Answers are not in the backlogs, whose size is limited. So without this check, a client that provokes answers
+        # and does not read them could fill the server's memory.
         if peer.congested and peer.port.queued() > PEER_QUEUE_MAXIMUM:
             self._end_peer(peer, DropReason.SEND_BUFFER_FULL)
 
@@ -276,8 +285,8 @@ class Relay(ConnectionTable[RelayPeer]):
             return
         self._CONTROL[frame_type](self, peer, body, now)
 
-    # Only OpenChannel and stray frames are charged.  Frames that answer or end a channel are not, because its
-    # OpenChannel was charged.
+    # Only OpenChannels and stray frames are charged. Frames that answer or close a channel are not charged, because its
+    # opener was charged for the channel.
 
     def _on_data(self, peer: RelayPeer, body: bytes, now: float) -> None:
         end = peer.ends.get(body[0])
@@ -285,8 +294,8 @@ class Relay(ConnectionTable[RelayPeer]):
             self.drops[DropReason.BAD_FRAME] += 1
             self._close(end)
         else:
-            # The channel does not exist, is not open yet, or its sender has closed it.  Many such frames may have been
-            # on their way when the other end closed, even if their id belongs to a new channel by now.
+            # The channel does not exist, is not open yet, or its sender has closed it. Many such frames may have been
+            # in flight when the other end closed the channel, even if a new channel has the id by now.
             self.strays += not peer.provoked.take(now)
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
 
@@ -312,14 +321,15 @@ class Relay(ConnectionTable[RelayPeer]):
 
     def _on_closed(self, peer: RelayPeer, body: bytes, now: float) -> None:
         if peer.answers_due.pop(body[0], body) is None:
-            return  # This answers the CloseChannel of a former channel and must not end the present one of that id.
+            # This answers the CloseChannel of a former channel, so it must not end the current channel with that id.
+            return
         end = peer.ends.get(body[0])
         if end is None:
             self._on_no_channel(peer, CHANNEL_CLOSED, body, self._allows_stray(peer, end, now))
             return
         if not end.open and not end.opener:
-            # The id is avoided from now on, because the client may have refused the OpenChannel as it believes the id
-            # in use.
+            # The client may have refused the channel because it believes that the id is in use. So the id is avoided
+            # from now on.
             peer.doubtful.pop(end.id, None)
             peer.doubtful[end.id] = None
             if len(peer.doubtful) > MAX_DOUBTFUL:
@@ -332,7 +342,7 @@ class Relay(ConnectionTable[RelayPeer]):
             self._stray(peer, frame_type, body)
 
     def _allows_stray(self, peer: RelayPeer, end: End | None, now: float) -> bool:
-        """Whether an unexpected control frame is within its rate limit or was provoked by another client."""
+        """Whether an unexpected control frame is within the sender's rate limit, or was provoked by another client."""
         if not self.limits.open_rate or peer.police.within(Kind.STRAY, self.limits.rate(Kind.STRAY), now):
             return True
         if end is None and peer.provoked.take(now):
@@ -341,16 +351,17 @@ class Relay(ConnectionTable[RelayPeer]):
         return False
 
     def _stray(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
-        """Answer a control frame that has no channel; ChannelClosed is never answered, so that answers cannot loop."""
+        """Answer a control frame whose channel does not exist. A ChannelClosed gets no answer, so answers cannot
+        loop."""
         opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
         if opened is not None and self._profile is Profile.SKYWIRE:
-            # The opener has disconnected.  A client with two ids names its id for the channel only in this late answer,
-            # so the server could not send CloseChannel before.
+            # The client accepted a channel whose opener has disconnected. A client with two ids tells its id only in
+            # this late answer, so the server could not send CloseChannel before.
             peer.two_ids = opened[0] is not None
             name = body[0] if opened[0] is None else opened[0]
             answer = encode_close(self._profile, name)
         elif frame_type == CLOSE_CHANNEL and len(body) == 1:
-            # The sender keeps the id in use until ChannelClosed arrives.
+            # The sender of a CloseChannel keeps the id in use until it receives a ChannelClosed.
             name = body[0]
             answer = encode_closed(self._profile, name)
         else:
@@ -386,7 +397,8 @@ class Relay(ConnectionTable[RelayPeer]):
     def _refuse(self, peer: RelayPeer, name: int, target: End | None, reason: DropReason, now: float) -> None:
         self.drops[reason] += 1
         if target is not None and not peer.two_ids:
-            # The refusal ends any channel that the client has under this id, so the server must end it, too.
+            # The client will take the refusal as the end of the channel that has this id, so the server must end that
+            # channel, too.
             self._close(target)
         else:
             self._answer(peer, encode_closed(self._profile, name))
@@ -410,7 +422,8 @@ class Relay(ConnectionTable[RelayPeer]):
         other = end.other
         end.open = other.open = True
         end.peer.doubtful.pop(end.id, None)
-        # Frames arrive in order, so the answer that is still due for a former channel was never sent.
+        # Frames arrive in order. So the client will not answer the CloseChannel of the former channel with this id any
+        # more.
         end.peer.answers_due.pop(end.id, None)
         two = other.peer.two_ids
         if two is None:
@@ -418,7 +431,8 @@ class Relay(ConnectionTable[RelayPeer]):
         self._answer(other.peer, encode_opened(self._profile, other.name, message, other.id if two else None))
 
     def _record_two_ids(self, peer: RelayPeer, two_ids: bool) -> None:
-        """Remember by a client's own answer whether it uses two ids, for this link and later links of its key."""
+        """Remember whether a client uses two ids, as its own answer shows, for this link and for later links of its
+        key."""
         peer.two_ids = two_ids
         self._known.pop(peer.key, None)
         self._known[peer.key] = two_ids
@@ -427,12 +441,13 @@ class Relay(ConnectionTable[RelayPeer]):
 
     def _closing(self, end: End) -> None:
         if not end.open:
-            # The channel is not open yet. Either its opener gives up, or its responder refuses it, with CloseChannel
-            # instead of ChannelClosed.
+            # The channel is not open yet. Either its opener has withdrawn the request, or its responder has refused the
+            # channel with CloseChannel instead of ChannelClosed.
             other = end.other
             self._close(end)
             if end.opener and self._profile is Profile.SKYWIRE and other.peer in self.peers and not other.nameless:
-                # Go ignores a ChannelClosed for a channel that it believes to be open, and would keep the id for ever.
+                # Go ignores a ChannelClosed for a channel that it believes to be open, and would keep the id in use for
+                # ever.
                 self._answer(other.peer, encode_close(self._profile, other.name))
         elif end.closed:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
@@ -460,19 +475,20 @@ class Relay(ConnectionTable[RelayPeer]):
             self._say(other, self._last_words(end, other))
 
     def _last_words(self, other: End, end: End) -> bytes:
-        """Return the frames that end a channel for ``end``: ChannelClosed, and CloseChannel if a Go client needs it.
+        """Return the frames that tell the client at ``end`` of the channel's end: ChannelClosed, with CloseChannel if
+        Go needs it.
 
         :param other: other end of the channel.
         """
         closed = encode_closed(self._profile, end.name)
         if self._profile is Profile.SEED or not end.open or end.closed or other.closed:
             return closed
-        # Go frees the id of an open channel only for CloseChannel.  Without it, a Go client would run out of ids as the
-        # clients that open channels to it disconnect.
+        # Go frees the id of an open channel only after a CloseChannel. Without it, a Go client would run out of ids
+        # when clients that have opened channels to it disconnect.
         end.peer.answers_due[end.id] = None
         close = encode_close(self._profile, end.name)
-        # With two ids, Go takes the id in a ChannelClosed for the wrong one of the two, so it must see CloseChannel
-        # first.  Other clients recognise an unclean end by a ChannelClosed that comes first.
+        # With two ids, Go mistakes the id in a ChannelClosed for the channel's other id, so it must receive CloseChannel
+        # first. Other clients recognise by the order, ChannelClosed first, that the end was not clean.
         return close + closed if end.peer.two_ids else closed + close
 
     _CONTROL: ClassVar[dict[int, Callable[[Relay, RelayPeer, bytes, float], None]]] = {
@@ -482,7 +498,7 @@ class Relay(ConnectionTable[RelayPeer]):
         CHANNEL_CLOSED: _on_closed,
         SEND: _on_data,
     }
-    """Handlers of all frames except data of open channels, by type."""
+    """Handler of each frame type; data of open channels do not need one."""
 
     # --- for tests ---
 

@@ -1,12 +1,12 @@
 """Ciphers of one end of a channel.  No I/O.
 
-The cipher is ChaCha20-Poly1305 with empty associated data.  Nonces count from 0 in each direction as the Noise
-specification says (4 zero bytes, then 8 little endian).  In the ``skywire`` profile each direction is rekeyed before
-its messages 10, 20, 30 and so on, by Noise's REKEY; the nonce counter continues.
+The cipher is ChaCha20-Poly1305 with empty associated data.  In each direction, the nonce counts messages from 0. It is
+encoded by the Noise specification, as 4 zero bytes and 8 bytes little endian.  In the ``skywire`` profile, each
+direction is rekeyed before its messages 10, 20, 30 and so on, by Noise's REKEY; the nonce continues to count.
 
-Nonces are counted and never sent.  So a message that is lost, repeated or reordered is not authentic, and the channel
-ends; an honest server over TCP does none of this.  Sources: the seed document for the cipher, the Go code of March 2019
-for the rekeying.
+Nonces are never sent, only counted.  So if a message was lost, repeated or reordered, the next one is not authentic,
+and the channel ends. None of this happens with an honest server over TCP.  Sources: the seed document for the cipher,
+the Go code of March 2019 for the rekeying.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from dmsg.errors import HandshakeError
 
 REKEY_INTERVAL = 10
-"""Number of messages after which a direction is rekeyed in the ``skywire`` profile."""
+"""Number of messages between two rekeys of a direction in the ``skywire`` profile."""
 
 _nonce = struct.Struct("<4xQ")
 _REKEY_NONCE = _nonce.pack(2**64 - 1)
@@ -40,7 +40,7 @@ class _Direction:
         self.count = 0
 
     def next_nonce(self) -> bytes:
-        """Return the nonce of the next message, and rekey before it if needed."""
+        """Return the nonce of the next message. Rekey first if it is due."""
         # Go rekeys before its tenth message, not after it, and does not reset the nonce.
         count = self.count
         self.count = count + 1
@@ -59,16 +59,16 @@ class ChannelCiphers:
         self._receive = _Direction(receive_key, rekey)
 
     def seal(self, data: bytes | memoryview) -> bytes:
-        """Return the ciphertext of the next message, which is 16 bytes longer than ``data``."""
+        """Encrypt the next message. The ciphertext is 16 bytes longer than ``data``."""
         nonce = self._send.next_nonce()
         return self._send.aead.encrypt(nonce, data, None)
 
     def open(self, data: bytes | memoryview) -> bytes:
-        """Return the plaintext of the next message.
+        """Decrypt the next message.
 
-        :raises HandshakeError: a message was altered, repeated, left out or reordered.
+        :raises HandshakeError: this message was changed, or a message was repeated, left out or reordered.
         """
-        # As in Go, a message that is not authentic uses up its nonce, too.
+        # As in Go, a message that is not authentic counts, too, and uses up its nonce.
         nonce = self._receive.next_nonce()
         try:
             return self._receive.aead.decrypt(nonce, data, None)

@@ -1,13 +1,13 @@
-"""States of a channel at a client, the table of their transitions, and the record that a client has of each channel.
+"""States of a channel at a client, the table of their transitions, and the client's record of each channel.
 
-A channel begins with an OpenChannel, which carries the first message of a KK handshake. The other end answers with
-ChannelOpened, and the channel is open. A CloseChannel is answered with a ChannelClosed, after which the server gives
-the id to another channel. So an end that has closed its channel keeps the id until the answer comes: in CLOSING after
-an open channel, in ABANDONED after one that never opened, in ENDED when both ends closed at the same time. A frame for
-the old channel is then not taken for one of the next channel with that id.
+A channel begins with an OpenChannel, which contains the first message of a KK handshake. The other end answers with
+ChannelOpened, and then the channel is open. A CloseChannel is answered with a ChannelClosed, after which the server may
+give the id to another channel. So an end that has sent CloseChannel keeps the id until the answer arrives. Its state is
+CLOSING if the channel was open, ABANDONED if it never opened, and ENDED if both ends sent CloseChannel at the same
+time. Thus a frame of the old channel is not mistaken for one of the next channel with that id.
 
-Only control frames go through the table. Send, of which there are thousands a second, tests one attribute. A pair of
-state and input that is missing from the table is ignored and counted::
+Only control frames go through the table. For a Send, of which there are thousands a second, the client only tests one
+attribute. If the table has no transition for a state and an input, the input is ignored and counted::
 
     (nothing) -- send OPEN -------> OPENING
               -- receive OPEN ----> OFFERED
@@ -46,24 +46,24 @@ from dmsg.messaging.core.secure import ChannelCiphers
 
 
 class State(Enum):
-    """State of a channel; None stands for an id without a channel."""
+    """State of a channel. An id without a channel has the state None."""
 
     OPENING = auto()
-    """OpenChannel is sent."""
+    """This side has sent OpenChannel."""
     OFFERED = auto()
-    """OpenChannel is received and not answered."""
+    """This side has received OpenChannel and has not answered."""
     OPEN = auto()
     CLOSING = auto()
-    """CloseChannel is sent: this side sends no more data, but still receives data."""
+    """This side has sent CloseChannel. It sends no more data, but still receives data."""
     ABANDONED = auto()
-    """CloseChannel is sent before an answer to this side's OpenChannel came, because the request was given up."""
+    """This side has withdrawn its request: it sent CloseChannel before its OpenChannel was answered."""
     ENDED = auto()
-    """Both ends sent CloseChannel at the same time; the id stays in use until the ChannelClosed for it arrives."""
+    """Both ends have sent CloseChannel at the same time. The id stays in use until ChannelClosed arrives."""
     CLOSED = auto()
 
 
 class Input(Enum):
-    """Event that moves a channel from one state to another."""
+    """Inputs of the state machine: control frames that are sent or received."""
 
     SEND_OPEN = auto()
     RECV_OPEN = auto()
@@ -81,7 +81,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OPENING, Input.RECV_OPENED): State.OPEN,
     (State.OPENING, Input.RECV_CLOSED): State.CLOSED,
     (State.OPENING, Input.SEND_CLOSE): State.ABANDONED,
-    # This happens when the remote closes before it has answered, and its server forwards the CloseChannel.
+    # The remote closed the channel before it answered, and its server forwarded the CloseChannel.
     (State.OPENING, Input.RECV_CLOSE): State.CLOSED,
     (State.OFFERED, Input.SEND_OPENED): State.OPEN,
     (State.OFFERED, Input.SEND_CLOSED): State.CLOSED,
@@ -91,7 +91,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
     (State.OPEN, Input.RECV_CLOSED): State.CLOSED,
     (State.OPEN, Input.SEND_CLOSED): State.CLOSED,
-    # This happens when both ends close at the same time.
+    # Both ends closed the channel at the same time.
     (State.CLOSING, Input.RECV_CLOSE): State.ENDED,
     (State.ENDED, Input.RECV_CLOSED): State.CLOSED,
     # An OpenChannel with this id shows that the server has closed the former channel.
@@ -99,7 +99,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.ABANDONED, Input.RECV_OPEN): State.OFFERED,
     (State.CLOSING, Input.RECV_CLOSED): State.CLOSED,
     (State.CLOSING, Input.SEND_CLOSED): State.CLOSED,
-    # This happens when the remote's answer crosses this side's CloseChannel.
+    # The remote's answer and this side's CloseChannel crossed each other.
     (State.ABANDONED, Input.RECV_OPENED): State.ABANDONED,
     (State.ABANDONED, Input.RECV_CLOSE): State.CLOSED,
     (State.ABANDONED, Input.RECV_CLOSED): State.CLOSED,
@@ -108,17 +108,17 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
 
 
 class ClientChannel:
-    """End of a channel at one of its two clients.
+    """Record of a client about one of its channels.
 
-    :ivar id: id by which the server names the channel on this link: chosen from 0 up by the side that opens it, by the
-        server for the other side, and with two ids by the answer of this side.
-    :ivar name: id by which this side names the channel to the server: the same, or with two ids the one that the server
-        chose.
-    :ivar named: whether ``name`` is known, because the server has sent it or there is only one id.
-    :ivar reports_messages: whether each message is an event of its own; otherwise consecutive messages are joined.
+    :ivar id: id of the channel in the frames that the server sends on this link. This client chooses the id, from 0 up,
+        if it opens the channel, or if it answers with two ids. Otherwise the server chooses it.
+    :ivar name: id of the channel in the frames that this client sends. It differs from ``id`` only with two ids; then
+        the server chooses it.
+    :ivar named: whether ``name`` is known. With two ids, the server may not have sent it yet.
+    :ivar reports_messages: whether each message is a separate event; otherwise consecutive messages are joined.
     :ivar remote: key of the other client.
     :ivar user: object that the session attaches; the core does not use it.
-    :ivar ciphers: ciphers of the open channel, else None.
+    :ivar ciphers: ciphers of the channel while it is open, else None.
     """
 
     __slots__ = ("ciphers", "id", "name", "named", "offer", "proposal", "remote", "reports_messages", "state", "user")
@@ -135,7 +135,7 @@ class ClientChannel:
         self.ciphers: ChannelCiphers | None = None
 
     def apply(self, event: Input) -> bool:
-        """Apply an input to the state; return False, without a change, if the table does not have the pair."""
+        """Change the state by the transition for ``event``. If there is none, return False without a change."""
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             return False

@@ -1,14 +1,14 @@
 """Client side of one link: processes received frames and maintains the table of channels.  No I/O, no clock.
 
-:meth:`ClientConnection.receive_frames` takes bytes and returns events; frames to send collect until
-:meth:`ClientConnection.data_to_send`.  Control frames go through the table of :mod:`dmsg.messaging.core.state`; a Send
-tests one attribute.
+:meth:`ClientConnection.receive_frames` processes bytes and returns events. Frames to send are collected until
+:meth:`ClientConnection.data_to_send` returns them.  Control frames go through the table of
+:mod:`dmsg.messaging.core.state`; for a Send, only one attribute is tested.
 
-A frame that does not fit its channel's state is ignored and counted.  Only bytes that cannot be a frame end the link,
-and the events before them are delivered first.  A Send that is not authentic ends its channel.
+A frame that the state of its channel does not allow is ignored and counted.  Only bytes that cannot be a frame end the
+link, and the events before them are delivered first.  A Send that is not authentic ends its channel.
 
-The client chooses channel ids from 0 up, the server from 255 down, so both choose the same id only if the link is
-full.  With two ids (:mod:`dmsg.messaging.core.wire`) the ids of the two sides are separate.
+The client chooses channel ids from 0 up, the server from 255 down. So both choose the same id only if nearly all ids
+are in use.  With two ids (:mod:`dmsg.messaging.core.wire`), the two sides choose their ids independently.
 
 Source: the seed document, sections Opening and Closing a Channel.
 """
@@ -50,23 +50,24 @@ from dmsg.messaging.core.wire import (
 from dmsg.noise.handshake import HANDSHAKE_FRAMES
 
 MAX_PINGS = 8
-"""Maximum number of channels that others keep open only to measure a round trip; a further one ends the oldest."""
+"""Maximum number of open channels that other clients use only to measure a round trip. A further one closes the
+oldest."""
 JOIN_LIMIT = 64 * 1024
-"""Bytes after which joined messages of one channel become an event, to bound the memory that an event takes."""
+"""Bytes of joined messages of one channel above which they become an event. This bounds the memory of an event."""
 
 
 class ClientConnection:
     """Client side of one link.
 
     :param two_ids: whether to answer an OpenChannel with two ids (Go from 2019-03-13 on).  Answers to this side's own
-        OpenChannels may have one id or two.
-    :param ephemeral: returns the ephemeral key of the next handshake; only for tests with recorded randomness.
-    :param refusal: returns why an OpenChannel is refused before any key agreement is computed, or None.  Arguments are
-        the initiator's key and its ephemeral key.  The latter is None for a ping, whose ephemeral key is the
-        initiator's own key.
+        OpenChannels may always have one id or two.
+    :param ephemeral: function that returns the ephemeral key of the next handshake; only for tests with recorded keys.
+    :param refusal: function that returns why an OpenChannel is refused before any key agreement is computed, or None.
+        Its arguments are the initiator's key and the initiator's ephemeral key. The second is None for a ping, in which
+        the ephemeral key is the initiator's own key.
     :ivar channels: channels by id.
-    :ivar accepting: whether others may open channels to this client now.
-    :ivar drops: numbers of ignored frames, by reason.
+    :ivar accepting: whether other clients may open channels to this client now.
+    :ivar drops: number of ignored frames for each reason.
     """
 
     def __init__(
@@ -92,12 +93,13 @@ class ClientConnection:
         self._has_partial_frame = False
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
-        """Error after which nothing more can be read from the link; the events before it are delivered first."""
+        """Error of the peer, after which nothing more can be read from the link. The events before it are delivered
+        first."""
         self.has_frames_left = False
-        """Whether the last read may have left whole frames behind."""
+        """Whether complete frames may be left of the last read."""
 
     def data_to_send(self) -> list[bytes]:
-        """Return frames and parts of frames to send, in order, and empty the buffer."""
+        """Remove and return the frames, and parts of frames, to send, in order."""
         out, self._out = self._out, []
         return out
 
@@ -112,17 +114,17 @@ class ClientConnection:
         free = [number for number in range(ID_COUNT) if number not in self.channels]
         if not free:
             raise LocalProtocolError(f"no free channel id: {ID_COUNT} channels are open on this link")
-        # If this side sent the last frame of a former channel, a ChannelClosed may still arrive.  It would be taken for
-        # the answer to the next channel of that id.  Such ids are used last, the oldest first.
+        # If this side sent the last frame of a former channel, the server's ChannelClosed for it may still arrive. It
+        # would be taken for the answer to the next channel with that id. So such ids are used last, the oldest first.
         certain = next((number for number in free if number not in self._doubtful), None)
         return certain if certain is not None else next(number for number in self._doubtful if number in free)
 
     def open(self, remote: PubKey, *, ping: bool = False, report_messages: bool = False) -> ClientChannel:
         """Request a channel to ``remote``.
 
-        :param ping: whether the remote's client is to answer itself, without its program.
-        :param report_messages: whether to report each message as an event of its own.
-        :raises LocalProtocolError: all 256 ids are used; nothing is sent.
+        :param ping: whether the remote's client answers itself and does not notify its program.
+        :param report_messages: whether each message is reported as a separate event.
+        :raises LocalProtocolError: all 256 ids are in use; nothing is sent.
         """
         channel = ClientChannel(self._free_id(), remote)
         ephemeral = self._key if ping else self._ephemeral()
@@ -136,9 +138,9 @@ class ClientConnection:
         return channel
 
     def accept(self, channel: ClientChannel) -> None:
-        """Answer a :class:`~dmsg.messaging.core.events.Requested`.
+        """Accept the channel of a :class:`~dmsg.messaging.core.events.Requested` event.
 
-        :raises LocalProtocolError: the channel does not wait for an answer.
+        :raises LocalProtocolError: the channel is not waiting for an answer.
         """
         if not channel.apply(Input.SEND_OPENED):
             raise LocalProtocolError("this channel is not waiting for an answer")
@@ -151,20 +153,20 @@ class ClientConnection:
     def send(self, channel: ClientChannel, data: bytes | memoryview) -> None:
         """Encrypt and queue one message.
 
-        :raises LocalProtocolError: the message is too long, or the channel is not open; the ciphers are unchanged.
+        :raises LocalProtocolError: the message is too long, or the channel is not open. The ciphers are unchanged then.
         """
         if channel.state is not State.OPEN:
             raise LocalProtocolError("channel is closed")
-        # The size is checked before the encryption: a nonce that is used up for a message that is never sent would make
-        # all later messages of the channel fail at the remote.
+        # The size is checked before the encryption. A message that was encrypted and not sent would use up a nonce, and
+        # the remote could decrypt no later message of the channel.
         head = send_head(self._profile, channel.name, len(data))
         assert channel.ciphers is not None
         self._out += (head, channel.ciphers.seal(data))
 
     def close(self, channel: ClientChannel) -> bool:
-        """Send CloseChannel, or refuse the channel if it waits for this side's answer.
+        """Send CloseChannel. If the channel is still waiting for this side's answer, refuse it instead.
 
-        :returns: whether ChannelClosed will follow.  The caller must call :meth:`give_up` if it does not arrive.
+        :returns: whether to expect a ChannelClosed.  If it does not arrive, the caller must call :meth:`give_up`.
         """
         opening = channel.state is State.OPENING
         if channel.apply(Input.SEND_CLOSE):
@@ -176,7 +178,7 @@ class ClientConnection:
         return False
 
     def give_up(self, channel: ClientChannel) -> bool:
-        """End a channel whose ChannelClosed does not arrive.
+        """End a channel although its ChannelClosed has not arrived.
 
         :returns: False if the channel had ended before.
         """
@@ -186,9 +188,10 @@ class ClientConnection:
         return self._end(channel)
 
     def _end(self, channel: ClientChannel) -> bool:
-        """Send ChannelClosed and end the channel at this side; return False if it had ended before."""
+        """Send ChannelClosed and end the channel at this side. Return False if it had ended before."""
         if channel.state is State.ABANDONED and self._is_ambiguous(channel):
-            # Nothing is sent yet: the channel's id stays in use until the server's answer names the other id.
+            # A ChannelClosed could end the wrong channel. The channel's id stays in use until the server's answer tells
+            # the other id.
             return True
         if not channel.apply(Input.SEND_CLOSED):
             return False
@@ -197,7 +200,8 @@ class ClientConnection:
         return True
 
     def _is_ambiguous(self, channel: ClientChannel) -> bool:
-        """Whether the server would take ``channel.name`` for another one; CloseChannel then waits for its answer."""
+        """Whether another channel has the same ``name``. The server would then take a CloseChannel for that channel, so
+        this side sends it only after the server's answer."""
         return any(one.name == channel.name and one is not channel for one in self.channels.values())
 
     def _say_closed(self, channel: ClientChannel) -> None:
@@ -213,15 +217,15 @@ class ClientConnection:
 
     # --- frames ---
 
-    # This loop sees every frame of the client.  It is one function because a call per frame would cost more than the
-    # rest of the work.  Consecutive messages of one channel are joined into one event, which is delivered before any
-    # event of another channel or of a control frame.
+    # This loop sees every frame of the client. It is one function because a call per frame would take longer than all
+    # other work. Consecutive messages of one channel are joined into one event, which is delivered before any event of
+    # another channel or of a control frame.
     def receive_frames(self, buffer: bytearray, end: int, limit: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
-        """Process the whole frames at the start of ``buffer``.
+        """Process the complete frames at the start of ``buffer``.
 
         :param limit: maximum number of frames to process.  If it is reached, :attr:`has_frames_left` is True, and the
-            caller passes the rest again.
-        :returns: number of bytes processed, and the events; see also :attr:`broken`.
+            caller must pass the rest again.
+        :returns: number of bytes processed, and the events. Check :attr:`broken` as well.
         """
         events: list[Event] = []
         channels = self.channels
@@ -292,8 +296,8 @@ class ClientConnection:
                 size_joined = 0
             channel = None
             self._control(frame_type, bytes(view[body:following]), events)
-            # An OpenChannel costs a Diffie-Hellman and so counts as many frames.  Otherwise one read full of them would
-            # keep the reactor from all other work.
+            # An OpenChannel costs a Diffie-Hellman, so it counts as many frames. Otherwise a read that is full of
+            # OpenChannels would block the reactor.
             if self._handshake_cost:
                 limit = max(0, limit - self._handshake_cost)
                 self._handshake_cost = 0
@@ -311,7 +315,7 @@ class ClientConnection:
         if frame_type == OPEN_CHANNEL:
             self._requested(body, channel, events)
         elif frame_type == SEND:
-            # A Send too short for its own header is treated as one that is not authentic.
+            # A Send that is too short for its own header is treated like one that is not authentic.
             self.drops[DropReason.BAD_FRAME] += 1
             if channel is not None and channel.state in (State.OPEN, State.CLOSING):
                 self._end(channel)
@@ -328,7 +332,7 @@ class ClientConnection:
                 and len(body) == 1
                 and not any(one.named and one.name == body[0] for one in self.channels.values())
             ):
-                # The server keeps the id in use until ChannelClosed arrives.
+                # The server keeps the id in use until it receives ChannelClosed.
                 self._out.append(encode_closed(self._profile, body[0]))
         elif frame_type == CHANNEL_OPENED:
             self._opened(body, channel, events)
@@ -368,12 +372,14 @@ class ClientConnection:
             events.append(Requested(offered))
 
     def _place(self, name: int, channel: ClientChannel | None) -> int:
-        """Return the id for a channel that the server calls ``name``.
+        """Return the id for a channel whose OpenChannel from the server has the id ``name``.
 
-        :raises HandshakeError: that id is in use, or all ids are.
+        :param channel: channel that has this id now, or None.
+        :raises HandshakeError: the id is in use, or no id is free.
         """
         if self._two_ids:
-            # The server's ids are separate from this side's.  A server that reuses an id has closed its former channel.
+            # The server's ids are independent of this side's. If the server reuses an id, it has closed the former
+            # channel.
             channel = next((one for one in self.channels.values() if one.named and one.name == name), None)
         if channel is not None:
             if not channel.apply(Input.RECV_OPEN):
@@ -386,7 +392,8 @@ class ClientConnection:
         return self._free_id()
 
     def _answer_ping(self, channel: ClientChannel) -> None:
-        """Accept a channel without a program; its opener closes it, or a later ping does."""
+        """Accept a ping: a channel without a program. Its opener closes it, or this side does when there are too many
+        pings."""
         pings = [one for one in self._pings if one.state is State.OPEN and self.channels.get(one.id) is one]
         if len(pings) >= MAX_PINGS:
             self._end(pings.pop(0))
@@ -409,7 +416,7 @@ class ClientConnection:
             channel.named = True
             channel.ciphers = channel.proposal.process_answer(message)
         except HandshakeError as error:
-            # The remote believes that the channel is open, so the channel has to be closed, and not only removed from
+            # The remote believes that the channel is open. So this side must close the channel, not only remove it from
             # the table.
             self.drops[DropReason.BAD_FRAME] += 1
             channel.apply(Input.SEND_CLOSE)
@@ -421,9 +428,9 @@ class ClientConnection:
         events.append(Opened(channel))
 
     def _close_late_channel(self, body: bytes, channel: ClientChannel | None) -> None:
-        """Close a channel at its responder, whose answer came after this side had given up.
+        """Close a channel whose responder answered only after this side had withdrawn its request.
 
-        With two ids, only the answer says which id the CloseChannel must have.
+        With two ids, this side learns only from the answer which id the CloseChannel must have.
         """
         opened = decode_opened(self._profile, body)
         if opened is None or opened[0] is None:
@@ -435,7 +442,7 @@ class ClientConnection:
             told = not self._is_ambiguous(channel)
             channel.name, channel.named = name, True
             if told:
-                # When this side gave up, it sent the CloseChannel with its own id, which no other channel had.
+                # The CloseChannel was already sent, with this side's own id, when this side withdrew its request.
                 return
         self._out.append(encode_close(self._profile, name))
 
@@ -455,17 +462,19 @@ class ClientConnection:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         if before in (State.CLOSING, State.ABANDONED):
-            # If this ChannelClosed crossed the CloseChannel, the server sends another one as the answer.
+            # If this ChannelClosed crossed this side's CloseChannel, the server will answer the latter with another
+            # ChannelClosed.
             self._doubtful[channel.id] = None
         self._forget(channel)
-        # Without a CloseChannel of its own, this side cannot know whether data of the stream are missing.
+        # There was no CloseChannel of the remote, so data of the stream may be missing.
         self._tell(channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED)
 
     @staticmethod
     def _lost_behind_close(number: int, events: list[Event]) -> None:
-        """Change a clean end to ``ABORTED`` if the CloseChannel and ChannelClosed of channel ``number`` came together.
+        """Change the reason of the last event to ``ABORTED`` if it reports a clean end of channel ``number``.
 
-        A server sends the two together when it has lost the remote, which has not closed the channel itself.
+        A server that has lost the remote sends CloseChannel and ChannelClosed together. The remote has not closed the
+        channel itself then.
         """
         last = events[-1] if events else None
         if isinstance(last, Closed) and last.channel.id == number and last.reason is CloseReason.UNSPECIFIED:

@@ -1,6 +1,6 @@
 """Frames of the Messaging System, in both layouts, and their limits.  No I/O.
 
-Big endian.  The body of each frame begins with the channel's id, one byte::
+Numbers are big endian.  The body of each frame begins with the channel's id, one byte::
 
     seed     type(1) size(2)             body      size = length of the body
     skywire  size(2) type(1)             body      size = 1 + length of the body
@@ -12,11 +12,12 @@ Big endian.  The body of each frame begins with the channel's id, one byte::
     3 ChannelClosed  id(1)
     4 Send           id(1) size(2) ciphertext(size), size with the 16 bytes of the tag
 
-Sources: the seed document, section Messaging Frames; the Go code of March 2019 for the other layout, the byte order,
-and the contents of a Send.
+Sources: the seed document, section Messaging Frames; the Go code of March 2019 for the ``skywire`` layout, the byte
+order, and the contents of a Send.
 
-With *two ids* (Go from 2019-03-13 on) each side of a link names a channel by the id that the other side chose.  The
-answer to OpenChannel has, after the id that was offered, the id by which its sender wants the channel to be addressed.
+With *two ids* (Go from 2019-03-13 on), a channel can have a different id in each direction of a link. The receiver of
+the frames chooses it.  The answer to an OpenChannel has the id of the OpenChannel, and after it the id that the other
+side must use from then on.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from dmsg.keys import PUBKEY_SIZE, PubKey
 OPEN_CHANNEL, CHANNEL_OPENED, CLOSE_CHANNEL, CHANNEL_CLOSED, SEND = range(5)
 HEADER_SIZE = 3
 ID_OFFSET = HEADER_SIZE
-"""Offset of the channel's id in a frame, in both layouts."""
+"""Offset of the channel's id in a frame of either layout."""
 ID_COUNT = 256
-"""Number of channel ids of one link."""
+"""Number of channel ids on one link."""
 NOISE_MESSAGE_SIZE = 49
-"""Bytes of a Noise message: a key of 33 bytes and a tag of 16."""
+"""Size of a Noise message in bytes: a key of 33 bytes and a tag of 16 bytes."""
 OPEN_BODY_SIZE = 1 + PUBKEY_SIZE + NOISE_MESSAGE_SIZE
 OPENED_BODY_SIZE = 1 + NOISE_MESSAGE_SIZE
 OPENED_TWO_SIZE = OPENED_BODY_SIZE + 1
-"""Bytes of the body of a ChannelOpened with two ids."""
+"""Size in bytes of the body of a ChannelOpened with two ids."""
 SEND_OVERHEAD = 3
-"""Bytes of a Send's body that precede its ciphertext: the id and the size."""
+"""Bytes of a Send's body before its ciphertext: the id and the size."""
 TAG_SIZE = 16
 MIN_SEND_BODY = SEND_OVERHEAD
 
@@ -52,10 +53,10 @@ unpack_send_head = _send_head.unpack_from
 
 
 class Profile(Enum):
-    """Profile of a link: the frame layout and rules that its two ends use; the frames do not name it.
+    """Frame layout and rules that both ends of a link use. The frames do not tell the profile.
 
-    ``SEED`` follows the seed document.  ``SKYWIRE`` follows the Go code of March 2019, which has another header, writes
-    signatures that are not made yet as zeros, and rekeys before each tenth message of a channel.
+    ``SEED`` follows the seed document.  ``SKYWIRE`` follows the Go code of March 2019. That code has a different
+    header, writes signatures that are not computed yet as zeros, and rekeys before each tenth message of a channel.
     """
 
     SEED = "seed"
@@ -63,24 +64,24 @@ class Profile(Enum):
 
     @property
     def max_body(self) -> int:
-        """Maximum bytes of a frame's body. In ``SEED`` the size field sets the limit, in ``SKYWIRE`` the Go code."""
+        """Maximum size in bytes of a frame's body. The size field limits it in ``SEED``, the Go code in ``SKYWIRE``."""
         return 65535 if self is Profile.SEED else 65517
 
     @property
     def max_plaintext(self) -> int:
-        """Maximum bytes of one message: 65516 in ``SEED``, 65498 in ``SKYWIRE``."""
+        """Maximum size in bytes of one message before encryption: 65516 in ``SEED``, 65498 in ``SKYWIRE``."""
         return self.max_body - SEND_OVERHEAD - TAG_SIZE
 
     @property
     def feature(self) -> str:
-        """Mark in the version of an entry whose client or server uses this profile."""
+        """Mark in the ``version`` of an entry. It says that the client or server uses this profile."""
         return f"messaging-{self.value}"
 
 
 class Frame(NamedTuple):
-    """Frame as a value.
+    """Parsed frame.
 
-    :ivar body: body as on the wire, which begins with the channel's id.
+    :ivar body: body as it was received; it begins with the channel's id.
     """
 
     type: int
@@ -88,9 +89,9 @@ class Frame(NamedTuple):
 
 
 def encode_header(profile: Profile, frame_type: int, size: int) -> bytes:
-    """Return the 3 bytes of a frame's header.
+    """Return the header of a frame, 3 bytes.
 
-    :param size: bytes of the body.
+    :param size: size of the body in bytes.
     :raises LocalProtocolError: the body is larger than the profile allows.
     """
     if size > profile.max_body:
@@ -101,7 +102,7 @@ def encode_header(profile: Profile, frame_type: int, size: int) -> bytes:
 
 
 def encode_frame(profile: Profile, frame_type: int, body: bytes) -> bytes:
-    """Return a whole frame.
+    """Return a complete frame.
 
     :raises LocalProtocolError: the body is larger than the profile allows.
     """
@@ -120,16 +121,16 @@ def encode_opened(profile: Profile, channel: int, message: bytes, own: int | Non
     """Return a ChannelOpened frame.
 
     :param message: Noise message 2, 49 bytes.
-    :param own: with two ids, the id by which the receiver must name the channel from now on.
+    :param own: with two ids, the id that the receiver must use for the channel from now on; None with one id.
     """
     ids = bytes((channel,)) if own is None else bytes((channel, own))
     return encode_frame(profile, CHANNEL_OPENED, ids + message)
 
 
 def decode_opened(profile: Profile, body: bytes) -> tuple[int | None, bytes] | None:
-    """Return the second id of a ChannelOpened, or None if it has only one, and Noise message 2.
+    """Return the second id of a ChannelOpened, or None if it has only one id, and Noise message 2.
 
-    :returns: None instead of the pair if the body has a wrong length.
+    :returns: None instead of the pair if the length of the body is wrong.
     """
     if len(body) == OPENED_BODY_SIZE:
         return None, body[1:]
@@ -149,13 +150,13 @@ def encode_closed(profile: Profile, channel: int) -> bytes:
 
 
 def send_head(profile: Profile, channel: int, plaintext: int) -> bytes:
-    """Return the 6 bytes that precede the ciphertext in a Send frame.
+    """Return the 6 bytes before the ciphertext of a Send frame.
 
-    :param plaintext: bytes of the message before encryption.
+    :param plaintext: size of the message before encryption, in bytes.
     :raises LocalProtocolError: the message is larger than the profile allows; the caller must not encrypt it.
     """
-    # The check comes before the encryption: an encrypted message that is never sent would use up a nonce, and the other
-    # end could decrypt nothing that follows.
+    # The size is checked before the encryption. A message that was encrypted and not sent would use up a nonce, and the
+    # other end could not decrypt any later message.
     size = plaintext + TAG_SIZE
     return encode_header(profile, SEND, size + SEND_OVERHEAD) + _send_head.pack(channel, size)
 
@@ -163,7 +164,7 @@ def send_head(profile: Profile, channel: int, plaintext: int) -> bytes:
 def decode_open(body: bytes) -> tuple[PubKey, bytes]:
     """Return the remote key and Noise message 1 of an OpenChannel.
 
-    :raises KeyFormatError: the body has a wrong length, or the key is invalid.
+    :raises KeyFormatError: the length of the body is wrong, or the key is invalid.
     """
     if len(body) != OPEN_BODY_SIZE:
         raise KeyFormatError(f"OpenChannel has {len(body)} bytes instead of {OPEN_BODY_SIZE}")
@@ -184,8 +185,8 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
                 DropReason.BAD_FRAME, f"a frame gives its size as {size} bytes, the limit is {profile.max_body + 1}"
             )
         size -= 1
-    # An OpenChannel has a fixed size, so a longer one is probably a frame of the other layout.  The link ends at once
-    # instead of waiting for bytes that never come.
+    # An OpenChannel has a fixed size, so a longer one probably has the other layout. The link ends now, because the
+    # rest of such a frame would never arrive.
     if frame_type == OPEN_CHANNEL and size > OPEN_BODY_SIZE:
         raise wrong_profile(f"OpenChannel of {size} bytes")
     return frame_type, size
@@ -205,17 +206,18 @@ _LIKELY = {
 
 
 def _is_likely(frame_type: int, size: int) -> bool:
-    """Whether a frame of this type and size may be the first one of a link: a control frame of the right size."""
+    """Whether the first frame of a link may have this type and size: it must be a control frame of the right size."""
     return size in _LIKELY.get(frame_type, ())
 
 
 def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> None:
-    """Check by the first header of a link whether the peer uses the same profile.
+    """Check by the first header of a link that the peer does not use the other profile.
 
     :raises RemoteProtocolError: the header is valid only in the other profile.
     """
-    # The handshake does not name the profile, so a wrong setting can be noticed only here.  The link ends only if the
-    # header fits the other profile and not this one, because a false alarm would cut off a correct peer.
+    # The handshake does not tell the profile, so a wrong setting can be detected only here. The link ends only if the
+    # header is valid in the other profile and invalid in this one, because a false alarm would disconnect a correct
+    # peer.
     seed_type, seed_size = _seed.unpack_from(buffer)
     size, skywire_type = _skywire.unpack_from(buffer)
     in_seed, in_skywire = _is_likely(seed_type, seed_size), _is_likely(skywire_type, size - 1)
@@ -226,16 +228,16 @@ def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> Non
 
 
 class FrameBuffer:
-    """Parser of frames from a byte stream in pieces of any size, for code that need not be fast."""
+    """Parser of frames from a byte stream in pieces of any size. It is slow but simple."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Append bytes, and remove and return the whole frames.
+        """Append bytes, and return the frames that are complete now.
 
-        :raises RemoteProtocolError: as in :func:`read_header`.
+        :raises RemoteProtocolError: a header is invalid, see :func:`read_header`.
         """
         self._data += data
         buffer = self._data
