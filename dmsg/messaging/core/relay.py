@@ -487,7 +487,7 @@ class Relay(ConnectionTable[RelayPeer]):
         # when clients that have opened channels to it disconnect.
         end.peer.answers_due[end.id] = None
         close = encode_close(self._profile, end.name)
-        # With two ids, Go mistakes the id in a ChannelClosed for the channel's other id, so it must receive CloseChannel
+        # With two ids, Go mistakes the id in a ChannelClosed for the channel's other id, so it must get CloseChannel
         # first. Other clients recognise by the order, ChannelClosed first, that the end was not clean.
         return close + closed if end.peer.two_ids else closed + close
 
