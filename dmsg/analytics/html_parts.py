@@ -1,4 +1,4 @@
-"""Parts of a page as HTML strings: names, cells, sortable tables, legends."""
+"""Functions that return parts of the report page as HTML strings: names, cells, sortable tables, legends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from dmsg.analytics.charts import NOTHING
 
 
 def short_name(key: object) -> str:
-    """Return HTML for a key, shortened to 8 digits. Names that are no keys stay whole."""
+    """Return HTML for a name. A key is shortened to 8 digits; any other name stays complete."""
     text = str(key)
     shown = text[:8] if fullmatch("[0-9a-f]{16,}", text) else text
     return f'<code title="{escape(text, quote=True)}">{escape(shown)}</code>'
 
 
 def cell(value: object, *, kind: str = "", shown: str | None = None) -> str:
-    """Return a table cell that the page's script can sort by its raw value."""
+    """Return a table cell. The page's script sorts cells by ``value``.
+
+    :param kind: CSS class of the cell.
+    :param shown: HTML to show in place of ``value``.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     text = shown if shown is not None else NOTHING if value is None else f"{value:,}" if number else escape(str(value))
     sort = "" if value is None else escape(str(value), quote=True)
@@ -52,7 +56,7 @@ def legend_line(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """Return a share as a percentage; a share below 1 is never rounded up to 100 %."""
+    """Format a share as a percentage. A share below 1 is never rounded up to 100 %."""
     if value is None:
         return NOTHING
     shown = round(value * 100, digits)
@@ -62,5 +66,5 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def more_line(count: int, what: str) -> str:
-    """Return a note on the number of rows that a table leaves out; nothing if there are none."""
+    """Return a note with the number of rows that a table leaves out; an empty text if there are none."""
     return f"<p class='note'>And {count:,} more {what}.</p>" if count else ""

@@ -1,4 +1,5 @@
-"""Intake of sealed files into bronze: Arrow converts the files that it can, in executors or in this process."""
+"""Conversion of sealed files to Parquet files of bronze with Arrow, in executors or in this process. Spark reads the
+files that Arrow cannot convert."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from dmsg.analytics.sealed_files import Sealed, Target, convert
 from dmsg.analytics.session import is_connect
 
 GROUP_BYTES = 64 * 1024 * 1024
-"""Bytes of sealed files that one task converts.  A higher number gives larger Parquet files, a lower one more tasks."""
+"""Bytes of sealed files that one task converts. A higher number results in larger Parquet files, a lower number in more
+tasks."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +40,8 @@ def convert_files(spark: SparkSession, files: Sequence[tuple[Sealed, int]], targ
     """Convert sealed files to Parquet.
 
     :param files: the files, with their sizes in bytes.
-    :param few: whether the files are so small that starting Python workers of Spark would cost more than it saves.
+    :param few: whether to convert the files in this process, because they are so small that starting Spark's Python
+        workers would take longer.
     """
     tasks = os.cpu_count() or 1
     if few or is_connect(spark):
@@ -52,8 +55,8 @@ def convert_files(spark: SparkSession, files: Sequence[tuple[Sealed, int]], targ
             rows = context.parallelize(groups, len(groups)).mapPartitions(partial(_convert_partition, target))
             found = rows.collect()
         except (PySparkException, Py4JError) as error:
-            # A cluster's workers may lack Python, pyarrow or dmsg, so Spark reads these files instead.  Files that were
-            # written already do no harm, because they are not in the table's log.
+            # The machines of a cluster may lack Python, pyarrow or dmsg. Then Spark reads the files instead. Parquet
+            # files that were already written do no harm, because the table's log does not name them.
             _log.warning("executors cannot read files with Arrow, so Spark reads them: %s", str(error).splitlines()[0])
             return Converted([], [file for file, _ in files])
     return Converted([one for one in found if isinstance(one, Part)], [one for one in found if isinstance(one, Sealed)])
@@ -75,10 +78,10 @@ def _convert_all(target: Target, files: list[Sealed]) -> list[Part | Sealed]:
 
 
 def _convert_partition(target: Target, groups: list[list[Sealed]]) -> list[Part | Sealed]:
-    """Convert the groups of a partition, in a Python worker of Spark."""
+    """Convert groups of files, in a Python worker of Spark."""
     import pyarrow as pa
 
-    # Arrow uses a single thread in each worker, because Spark runs as many workers as there are cores.
+    # A single thread is enough for Arrow in each worker, because Spark runs as many workers as there are cores.
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     return [one for files in groups for one in convert(files, target)]

@@ -1,6 +1,7 @@
-"""Run of the pipeline: reads new files, writes their lines to bronze, and refines them to silver and gold tables.
+"""Run of the pipeline: reads new files, writes their lines to bronze, and computes the silver and gold tables from
+them.
 
-The name of each step is reported to ``progress``, so that a person sees how far the run is.
+The callback ``progress`` gets the name of each step, so that a command can show how far the run is.
 """
 
 from __future__ import annotations
@@ -38,29 +39,32 @@ from dmsg.analytics.tuning import Tuning
 from dmsg.telemetry.spool_listing import Left, Reason, merge
 
 MAX_LINE = 1024 * 1024
-"""Longest line of a spool in bytes. A longer line is skipped, and its file then counts as one that lacks a line."""
+"""Maximum length of a spool's line in bytes. A longer line is skipped, and counts as missing from its file."""
 READ_OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
-    # A file that is truncated or no gzip is read up to the damage; that the last line is missing then shows the damage.
+    # A file that is truncated or not in gzip format is read up to the damage. The damage is detected later, because the
+    # file's last line is missing.
     "ignoreCorruptFiles": "true",
     "ignoreMissingFiles": "true",
     "mapreduce.input.linerecordreader.line.maxlength": str(MAX_LINE),
-    # Only standard JSON is accepted, so that a program that has checked a file before has seen the same events.
+    # Only standard JSON is accepted, so that other programs, which may have checked a file before, have read the same
+    # events from it.
     "lineSep": "\n",
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
 BATCH_BYTES = 2 * 1024**3
-"""Bytes of files that one batch of a stream reads."""
+"""Approximate maximum number of bytes of files that one batch of a stream reads."""
 LINES = "lines"
-"""Name of a source in bronze: that of the lines that are found by reading files a second time."""
+"""Name of a source in bronze. Its lines are those that Spark's JSON reader skipped, and that a second reading of the
+files found."""
 MOST_LACKING = 1000
-"""Maximum number of files that a run reads a second time, because lines are missing."""
+"""Maximum number of files that a run reads a second time, because lines of them are missing."""
 SMALL_BYTES = 64 * 1024 * 1024
-"""Size of all unread files in bytes below which reading counts as a small job."""
+"""Total size of the unread files in bytes below which reading them is a small job."""
 SMALL_EVENTS = 500_000
-"""Number of events in the days to recompute, below which refining counts as a small job."""
+"""Number of events of the days to recompute below which computing the tables is a small job."""
 PATIENCE = 3600.0
 """Maximum seconds that a stream waits for another run to finish."""
 
@@ -71,7 +75,7 @@ of all steps."""
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Result of a run: the new state and counts for the user.
+    """Result of a run: the new state, the days that were recomputed, and counts for the user.
 
     :ivar left: files and directories that the run could not read, by reason.
     """
@@ -91,7 +95,7 @@ def _no_progress(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class NewLines:
-    """Summary of the new lines in bronze that a run refines.
+    """Summary of the lines in bronze that no run has refined yet.
 
     :ivar batches: number of the last batch of each source.
     :ivar days: days to refine, in order; empty if there are no events.
@@ -110,10 +114,12 @@ class NewLines:
 
 
 class Pipeline:
-    """Jobs over one lake.
+    """Jobs that read files into bronze and compute the tables of one directory.
 
-    :param now: time of the run; decides which events are from the future and which days are recent.
-    :param tune: use settings for small jobs if there is little to do; False always uses those for large jobs.
+    :param out: directory or URI of the tables.
+    :param now: time of the run. It decides which events are from the future, and which days are recent.
+    :param tune: True to use the settings for small jobs if there is little to do; False to always use those for large
+        jobs.
     :param left: paths of files that could not be read before the run, by reason.
     """
 
@@ -159,10 +165,10 @@ class Pipeline:
     ) -> StreamingQuery:
         """Start a streaming query that writes new lines to bronze.
 
-        :param every: interval between listings of the directory, as ``30 seconds``.
-        :param on_claim: called after each batch, while the run holds its claim and ``lock``.
-        :param lock: serialises the batches of several streams of this process.
-        :param stop: once set, the query no longer waits for another run to finish.
+        :param every: interval between listings of the directory, such as ``30 seconds``.
+        :param on_claim: called with the claim after each batch, before the claim and ``lock`` are released.
+        :param lock: lock by which the streams of this process write their batches one at a time.
+        :param stop: event. Once it is set, the query no longer waits for another run to finish.
         """
         lines = (
             self.spark.readStream.schema(RAW)
@@ -175,19 +181,22 @@ class Pipeline:
         )
 
         def write(batch: DataFrame, number: int) -> None:
-            # A new checkpoint counts its batches from 0 again, so each query has a source name of its own.
+            # Each query needs a source name of its own, because a query with a new checkpoint numbers its batches from
+            # 0 again.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
-            # Lock order: the lock of this process first, then the claim, as the caller of run_claimed() does. In the
-            # other order two streams could deadlock.
+            # The lock of this process is acquired before the claim, as by the caller of run_claimed(). With the
+            # opposite order in one of them, two streams could deadlock.
             with lock:
                 with self._wait_for_claim(stop) as claim:
                     self.lake.held = claim
                     state = self.lake.state()
                     if number <= state.batches.get(origin, -1):
-                        # The batch is refined already, but Spark was killed before it recorded that in its checkpoint.
+                        # The batch was refined before, but Spark was killed before it had recorded the batch in its
+                        # checkpoint.
                         return
-                    # Leave out files that a run has read meanwhile, of which the stream's checkpoint does not know.
+                    # Files that a separate run has read are left out, because the stream's checkpoint does not contain
+                    # them.
                     known = self._known_files(state).withColumnRenamed("file", "known")
                     batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
                     now_ms = int(datetime.now(UTC).timestamp() * 1000)
@@ -204,13 +213,18 @@ class Pipeline:
         return writer.trigger(processingTime=every).start()
 
     def run_claimed(self, on_claim: Callable[[Claim], object]) -> None:
-        """Claim the right to write and call ``on_claim`` with the claim; do nothing if another run is writing."""
+        """Claim the right to write to the tables, and call ``on_claim`` with the claim. Do nothing if another run is
+        writing."""
         with suppress(TablesBusy), self.lake.claim() as claim:
             self.lake.held = claim
             on_claim(claim)
 
     def _wait_for_claim(self, stop: Event) -> Claim:
-        """Claim the right to write; wait for another run up to :data:`PATIENCE` seconds, or until ``stop`` is set."""
+        """Claim the right to write to the tables. If another run is writing, try again for :data:`PATIENCE` seconds, or
+        until ``stop`` is set.
+
+        :raises TablesBusy: the other run has not finished by then.
+        """
         patience = time.monotonic() + PATIENCE
         while True:
             try:
@@ -239,15 +253,15 @@ class Pipeline:
             self.lake.add_bronze(rows, source.name, number, parts=parts)
 
     def _lines(self, kind: str, paths: list[str]) -> DataFrame | None:
-        """Return the rows that Spark reads from files of lines, or None if it can open none of the files.
+        """Return the lines that Spark reads from files, as rows; None if it can open none of the files.
 
-        :param kind: ``json`` to parse each line, ``text`` to leave it as it is.
+        :param kind: ``json`` to parse each line, ``text`` for a column with the unchanged line.
         """
         reader = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).format(kind)
         return open_files(reader.schema(RAW) if kind == "json" else reader, paths)
 
     def _convert(self, files: list[Unread], source: Source, number: int) -> tuple[list[Part], list[str]]:
-        """Convert the files that Arrow can read.
+        """Convert those files to Parquet that Arrow can read.
 
         :returns: the Parquet files, and the paths of the files that Spark has to read.
         """
@@ -294,7 +308,7 @@ class Pipeline:
     def read(self, sources: list[Source], before: State) -> list[str]:
         """Write the lines of unread files to bronze.
 
-        :param before: state that the last run left.
+        :param before: state that the last finished run left.
         :returns: URIs of the files that no run has refined.
         """
         self._step("listing files")
@@ -303,8 +317,8 @@ class Pipeline:
         files = list_files(self.spark, sources, self._left, self._directories)
         rows = files.join(self._known_files(before), "file", "left_anti").collect()
         unread = [Unread(row.file, row.path, row.length) for row in rows]
-        # The run continues even if no file is unread, because a killed run or stream may have left lines in bronze that
-        # are not refined.
+        # The run continues even without unread files if a killed run or stream has left lines in bronze that are not
+        # refined.
         if unread or self.lake.unrefined(before.batches):
             self._tuning.choose(small=sum(file.size for file in unread) < SMALL_BYTES)
             for source in sources:
@@ -313,22 +327,24 @@ class Pipeline:
         return [file.uri for file in unread]
 
     def note_unreadable(self, sources: list[Source]) -> None:
-        """Record which files and directories of local sources cannot be read. A run does so by itself; a stream calls
-        this before it refines."""
+        """Record which files and directories of local sources cannot be read. A stream has to call this method before
+        it refines. A run finds these files itself."""
         self._left, self._lists = unreadable(sources, self._quiet), True
 
     def begin_small(self) -> None:
-        """Use the settings for small jobs until the amount of work is known."""
+        """Use the settings for small jobs. This is the choice while the amount of work is unknown."""
         self._tuning.choose(small=True)
 
     def refine(self, before: State, claim: Claim, unread: list[str]) -> RunOutcome:
-        """Write silver and gold of the days for which bronze has new batches, and commit the run.
+        """Compute the silver and gold tables of the days that have new events in bronze, and commit the run.
 
-        :param unread: files that no run before this one has seen.
+        :param before: state that the last finished run left.
+        :param unread: URIs of the files that only this run has read; empty in a stream.
         """
         lake, number = self.lake, claim.number
         taken = self.take_in(before, number, unread)
-        # In a stream the files are unknown here, because Spark lists them.
+        # In a stream, Spark lists the files. If nobody has looked for unreadable files, those of the last run stay
+        # recorded.
         left = merge(self._left) if self._lists else before.left
         if taken is None:
             if before.run and left != before.left:
@@ -362,19 +378,20 @@ class Pipeline:
             tables.gold_overall()
             state = replace(state, today=str(self.now.date()))
         self._step("commit")
-        # Files are removed before the commit, while the claim keeps other writers away.  Files of the current state,
-        # which a reader may be reading, are not removed.
+        # Files are removed before the commit, because the claim excludes other writers until then. A reader may be
+        # reading files of the current state, so these are not removed.
         lake.tidy(before, claim)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)
         return RunOutcome(state, days, taken.events, taken.quarantined, taken.torn_files, duplicates, left)
 
     def take_in(self, before: State, number: int, unread: list[str]) -> NewLines | None:
-        """Record the files of bronze's new batches, and find the days of their events.
+        """Record the files from which new lines in bronze were read, and find the days to refine.
 
         :param before: as for :meth:`refine`.
         :param number: number of the run.
-        :returns: None if there is nothing new.
+        :param unread: as for :meth:`refine`.
+        :returns: a summary of the new lines; None if there are no new lines or files.
         """
         lake = self.lake
         if not unread and not lake.unrefined(before.batches):
@@ -392,8 +409,8 @@ class Pipeline:
         return replace(taken, days=self._days_to_refine(taken, before))
 
     def _with_day_over(self, new_lines: NewLines, before: State) -> NewLines:
-        """Add the day that was the last one until this run, if it has sessions: those that seemed open may now count as
-        lost."""
+        """If this run has events of a later day than all runs before, add the former last day if it has sessions.
+        Sessions of that day that counted as open may now count as lost."""
         own = {day for some in new_lines.changed.values() for day in some}
         last = max(before.days, default=None)
         if last is None or max(own, default=last) <= last:
@@ -407,7 +424,8 @@ class Pipeline:
         )
 
     def _days_to_refine(self, new_lines: NewLines, before: State) -> list[str]:
-        """Return the days to refine, without those neighbouring days that the new events cannot change."""
+        """Return the days to refine: those with new events, and those of their neighbouring days that the new events
+        can change."""
         own = {day for some in new_lines.changed.values() for day in some}
         beside = [day for day in new_lines.days if day not in own]
         if not beside:
@@ -417,7 +435,10 @@ class Pipeline:
 
     @staticmethod
     def _new_lines(fresh: Iterable[File], before: State) -> NewLines:
-        """Return the batches, days and numbers of lines of new files, from the log of bronze."""
+        """Summarise new files of bronze: their batches, days and numbers of lines.
+
+        :param fresh: the files, as the log of bronze describes them.
+        """
         batches = dict(before.batches)
         changed: dict[str, set[str]] = {}
         near: set[str] = set()
@@ -440,10 +461,10 @@ class Pipeline:
         return NewLines(batches, sorted(days), lines, quarantined, changed=changed)
 
     def _add_passed_over(self, number: int, lacking: list[str]) -> bool:
-        """Add to the quarantine the lines that Spark's JSON reader skips.
+        """Read files a second time, and add to the quarantine the lines that Spark's JSON reader has skipped.
 
-        :param lacking: files in which lines are missing.
-        :returns: whether there are such files.
+        :param lacking: files of which lines are missing.
+        :returns: whether any file was read.
         """
         files = [unquote(file) for file in lacking[:MOST_LACKING]]
         if not files:
@@ -460,9 +481,9 @@ class Pipeline:
         return True
 
     def _write_files(self, before: State, number: int, unread: list[str]) -> dict[str, str | None]:
-        """Write a row for each file of the run.
+        """Write a row for each file of the run to the table ``files``.
 
-        :returns: the problem of each file.
+        :returns: the problem of each file; None for a file without a problem.
         """
         self._step("files")
         lake = self.lake
@@ -476,7 +497,7 @@ class Pipeline:
             if file not in rows:
                 path = unquote(file.removeprefix("file:"))
                 if file.startswith("file:") and not os.path.exists(path):
-                    # The file is not recorded as read, so it is read if it appears again.
+                    # A file that was removed is not recorded as read. If it appears again, a later run reads it.
                     gone[Reason.GONE].add(path)
                 else:
                     rows[file] = {"file": file, **nothing}
@@ -486,7 +507,7 @@ class Pipeline:
         return {file: row["problem"] for file, row in rows.items()}
 
     def _known_files(self, state: State) -> DataFrame:
-        """Return the files that finished and killed runs have read."""
+        """Return the files that runs have read, including runs that were killed."""
         lake = self.lake
         known = lake.read("silver", "files", state).select("file")
         if state.run == 0:  # Without a finished run, the records of a killed first run do not count.

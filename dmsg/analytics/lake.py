@@ -1,7 +1,7 @@
 """Reading and writing of the tables with Spark.
 
-Spark writes new rows to a new directory below the table.  The rows become part of the table with the transaction that
-names this directory.
+Spark writes new rows to files in a new directory below the table. The rows become part of the table with the
+transaction that adds these files.
 """
 
 from __future__ import annotations
@@ -32,30 +32,33 @@ _OF_EVENTS = {
     "entries": silver.entries,
     "receipts": silver.receipts,
 }
-"""Functions that compute the rows of a view from events, by view."""
+"""Functions that compute the rows of a view from events, by the name of the view."""
 assert _OF_EVENTS.keys() == VIEWS.keys()
 
 MERGED_FILE = 128 * 1024 * 1024
 """Approximate maximum size in bytes of a file that Spark makes by merging small ones."""
 HELD_ROWS = 50_000
-"""Maximum number of rows of a table for which Arrow reads the files in this process. Spark would take ten times as much
-CPU to open a file, and a query of rows in memory needs no shuffle.
+"""Maximum number of rows that Arrow reads into this process. With more rows, Spark reads the files. Spark takes ten
+times as much CPU to open a file, and a query of rows in memory needs no shuffle.
 """
 HELD_BYTES = 64 * 1024 * 1024
-"""Maximum size in bytes of such rows in memory; producers choose the lengths of texts, so the number of rows alone is
-no bound."""
+"""Maximum size in bytes of the rows that Arrow reads into this process. :data:`HELD_ROWS` alone does not limit the
+memory, because producers choose the lengths of texts."""
 _READ = {"__globPaths__": "false"}
-"""Reader options that turn off glob patterns: a file name may contain any character, as ``*`` or ``[``."""
+"""Reader options that turn off glob patterns, because a file name may contain characters such as ``*`` or ``[``."""
 
 
 def with_types(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return the rows with the columns and types of a table."""
-    # The casts are written as SQL text, which takes one call to Java; each column or type made in Python takes dozens.
+    """Convert rows to the columns and types of a table."""
+    # The casts are SQL text, which needs one call to Java. A column or type made in Python needs dozens of calls.
     return rows.selectExpr(*columns_of(schema, schema.names))
 
 
 def columns_of(schema: StructType, there: Container[str]) -> list[str]:
-    """Return the columns of a table in SQL, with their types; a missing column is NULL."""
+    """Return SQL expressions for the columns of a table, with their types. The expression of a missing column is NULL.
+
+    :param there: names of the columns that are not missing.
+    """
     return [
         f"CAST({f'`{one.name}`' if one.name in there else 'NULL'} AS {one.dataType.simpleString()}) AS `{one.name}`"
         for one in schema.fields
@@ -73,12 +76,14 @@ class Lake(Store):
         super().__init__(out)
         self.spark = spark
         self.held: Claim | None = None
-        """Claim of the run that is writing, or None.  Before each commit, the claim is checked to be still valid."""
+        """Claim of the run that is writing, or None. Before each commit, its validity is checked."""
 
     def write(
         self, rows: DataFrame, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
     ) -> None:
-        """Replace rows of a table: those of ``days`` if the table is partitioned by day, else all.
+        """Replace rows of a table: those of ``days`` if the table is partitioned by day, otherwise all rows.
+
+        :param run: number of the run.
 
         :param more: append the rows to the table instead.
         :raises LakeError: another run has written to the table.
@@ -92,7 +97,7 @@ class Lake(Store):
     def put(
         self, rows: pa.Table, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
     ) -> None:
-        """Write rows that are in memory, without Spark; otherwise the same as :meth:`write`.
+        """Write rows from memory, without Spark. Otherwise this method does the same as :meth:`write`.
 
         :param rows: rows with the columns and types of the table.
         """
@@ -112,17 +117,19 @@ class Lake(Store):
         table.commit(None, run, replaces=replaces, again=f"run={run}.", parts=parts)
 
     def batch_directory(self, origin: str, number: int) -> str:
-        """Return a new directory below bronze for files of a batch."""
+        """Return the path of a new directory below bronze for the files of a batch."""
         return f"run={origin}.{number}.{token_hex(4)}"
 
     def has_batch(self, origin: str, number: int) -> bool:
-        """Whether a batch is in bronze."""
+        """Whether bronze contains this batch of a source, or a later one."""
         return self.batch(origin) >= number
 
     def add_bronze(self, rows: DataFrame | None, origin: str, number: int, *, parts: Sequence[Part] = ()) -> None:
-        """Append a batch of lines to bronze, or replace the batch if bronze has it already.
+        """Append a batch of lines to bronze. If a killed run has written the batch before, replace it.
 
-        :param rows: lines that Spark writes.
+        :param rows: lines for Spark to write.
+        :param origin: name of the source.
+        :param number: number of the batch.
         :param parts: files that Arrow has written to a :meth:`batch_directory`.
         """
         table = self.table("", "bronze")
@@ -164,7 +171,8 @@ class Lake(Store):
         writer.parquet(f"{table.uri}/{directory}")
 
     def _count(self, table: Delta, directory: str) -> dict[str, RowCount]:
-        """Count the rows of files in a directory that Spark wrote, by their paths below the table."""
+        """Count the rows of each file that Spark wrote to a directory. The keys of the result are paths below the
+        table."""
         uri = f"{table.uri}/{directory}"
         times = [F.min("ts"), F.max("ts")] if "ts" in table.schema.fieldNames() else [F.lit(None), F.lit(None)]
         reader = self.spark.read.options(**_READ, basePath=uri).schema(table.schema)
@@ -179,22 +187,22 @@ class Lake(Store):
         if self.held is not None:
             self.held.check()
         chosen = {file.path for file in files}
-        # The name differs from that of a batch or a run, because files with such names are replaced if the batch or run
-        # is repeated.
+        # The name must not begin like that of a batch or a run, because files of a batch or run are replaced if it is
+        # repeated.
         directory = f"run=merged-{token_hex(4)}"
         count = -(-sum(file.size for file in files) // MERGED_FILE)
         self._write(self._rows(table, lambda file: file.path in chosen).coalesce(count), table, directory)
         return table.written_files(directory, partial(self._count, table))
 
     def _rows(self, table: Delta, is_wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:
-        """Return the rows of the files of a table for which ``is_wanted`` returns true."""
+        """Return the rows of those files of a table for which ``is_wanted`` returns true."""
         files = [file for file in table.files(version) if is_wanted(file)]
         if (held := self.hold(table, files)) is not None:
             return self._of_memory(table, held)
         names = [f"`{name}`" for name in table.schema.fieldNames()]
         found: DataFrame | None = None
         # Spark derives the partition columns from the paths, which must all have the same depth. Files that delta-rs
-        # has compacted lie one directory higher than those that Spark wrote, so each kind has a reader of its own.
+        # has merged are one directory higher than the others, so Spark reads the two kinds separately.
         for own in (True, False):
             paths = [table.location(file) for file in files if file.path.startswith("run=") is own]
             if paths:
@@ -206,9 +214,8 @@ class Lake(Store):
 
     @staticmethod
     def hold(table: Delta, files: Sequence[File]) -> pa.Table | None:
-        """Return the rows of these files, without columns that no file has; None if there are too many rows for memory.
-
-        A damaged file gives None, too; Spark then reads it, and names it in its error.
+        """Read these files into memory, without the columns that no file has. Return None if there are too many rows,
+        or if a file is damaged; then the caller lets Spark read the files, and Spark's error names the damaged file.
         """
         if sum(HELD_ROWS + 1 if file.rows is None else file.rows for file in files) > HELD_ROWS:
             return None
@@ -223,8 +230,8 @@ class Lake(Store):
         return pa.concat_tables(parts, promote_options="default")
 
     def _of_memory(self, table: Delta, rows: pa.Table) -> DataFrame:
-        # Columns that no file has (bronze has dozens) are left to Spark, which does not compute columns that are not
-        # used.
+        # Spark adds the columns that no file has. Bronze has dozens of these columns, and Spark computes only those
+        # that a query uses.
         there = StructType([one for one in table.schema.fields if one.name in rows.column_names])
         held = self.frame(rows.select(there.names), there)
         return held.selectExpr(*columns_of(table.schema, there.names))
@@ -245,18 +252,19 @@ class Lake(Store):
         )
 
     def frame(self, rows: pa.Table, schema: StructType | None = None) -> DataFrame:
-        """Return rows that are in memory as a Spark DataFrame with one partition.
+        """Convert rows in memory to a Spark DataFrame, with one partition if there are at most :data:`HELD_ROWS` rows.
 
         :param schema: columns of the DataFrame; None for those of the rows.
         """
-        # Spark makes a partition of each chunk of an Arrow table, and has been observed to lose the chunks behind an
-        # empty one, so the chunks are combined.
+        # The chunks of the Arrow table are combined, because Spark makes a partition of each chunk, and was observed to
+        # lose all chunks after an empty one.
         found = self.spark.createDataFrame(rows.combine_chunks(), schema)
-        # Spark has to be told that there is one partition; it then aggregates and joins without a shuffle.
+        # Spark does not know that there is only one partition. With coalesce(1) it knows, and aggregates and joins
+        # without a shuffle.
         return found.coalesce(1) if rows.num_rows <= HELD_ROWS else found
 
     def stored(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> pa.Table:
-        """Return the rows of a small table, read without Spark, with the table's columns and types."""
+        """Read the rows of a small table into memory without Spark, with the table's columns and types."""
         table = self.table(layer, name)
         schema, chosen = arrow_schema(table.schema), None if days is None else set(days)
         store = table.storage()
@@ -268,8 +276,8 @@ class Lake(Store):
         return pa.concat_tables([schema.empty_table(), *found])
 
     def is_as_left(self, state: State) -> bool:
-        """Whether every table still has the version that a run's state names; otherwise a later run has written to
-        one."""
+        """Whether every table still has the version that a run's state names. If not, a later run has written to a
+        table."""
         return all(
             self.table(layer, name).version() == state.versions.get(f"{layer}/{name}")
             for layer, name in self.names()
@@ -277,7 +285,10 @@ class Lake(Store):
         )
 
     def days_of_lives(self, done: Mapping[str, int]) -> set[str]:
-        """Return the days on which processes started or stopped, according to events that no run has refined yet."""
+        """Return the days on which processes started or stopped, by the events that no run has refined yet.
+
+        :param done: number of the last refined batch of each source.
+        """
         table = self.table("", "bronze")
         files = [file for file in self.fresh_files(done) if file.values["family"] == "life"]
         ends = pa.array(["segment_end"])
@@ -290,14 +301,15 @@ class Lake(Store):
         }
 
     def accepted_receipts(self, state: State, days: Iterable[str] | None = None) -> DataFrame:
-        """Return the accepted receipts of silver; several receipts of one end of a transport stay separate rows."""
+        """Return the accepted receipts of silver. If one end of a transport sent several receipts, each of them has a
+        row."""
         return self._view("receipts", state, days, silver.accepted_receipts)
 
     def _view(
         self, name: str, state: State, days: Iterable[str] | None, select: Callable[[DataFrame], DataFrame]
     ) -> DataFrame:
-        """Return the rows of a view.  If rows are stored for a day, they are taken from the table; for other days
-        ``select`` computes them from events.
+        """Return the rows of a view. For a day with stored rows, these rows are read from the table. For any other day,
+        ``select`` computes the rows from events.
         """
         stored = self.stored_days(name, state)
         bronze, family = self.table("", "bronze"), VIEWS[name].family
@@ -319,7 +331,7 @@ class Lake(Store):
         return rows
 
     def clear(self, name: str, run: int, days: Iterable[str]) -> None:
-        """Remove the rows that are stored for a view on these days; the view then computes its rows from the events."""
+        """Remove the stored rows of a view on these days, so that its rows are computed from events."""
         table = self.table("silver", name)
         table.ensure()
         chosen = set(days)
@@ -349,7 +361,7 @@ class Lake(Store):
         )
 
     def fresh_lines(self, done: Mapping[str, int]) -> DataFrame:
-        """Return those lines that Spark has read, of batches that no run has refined yet.
+        """Return the lines of the batches that no run has refined yet, without those that Arrow has read.
 
         :param done: number of the last refined batch of each source.
         """
@@ -358,12 +370,12 @@ class Lake(Store):
         )
 
     def fresh_files(self, done: Mapping[str, int]) -> list[File]:
-        """Return the Parquet files of batches that no run has refined."""
+        """Return the Parquet files of the batches that no run has refined yet."""
         return [file for file in self.table("", "bronze").files() if unrefined(file, done)]
 
     def register(self, done: Mapping[str, int]) -> pa.Table:
-        """Return a row for each sealed file that Arrow has read and no run has refined yet, with the columns file,
-        lines, problem."""
+        """Return a row for each sealed file that Arrow has read and that no run has refined yet. The columns are file,
+        lines and problem."""
         table = self.table("", "bronze")
         files = [file.path for file in table.files() if file.values["family"] == REGISTER and unrefined(file, done)]
         names = ["file", "lines", "problem"]
@@ -376,7 +388,7 @@ class Lake(Store):
         return {origin for file in self.table("", "bronze").files() for origin in unrefined(file, done)}
 
     def batch(self, origin: str) -> int:
-        """Return the number of the last batch read from a source; -1 if there is none."""
+        """Return the number of the last batch of a source in bronze; -1 if there is none."""
         return self.table("", "bronze").transaction(origin)
 
     def quarantine(self, state: State | None = None) -> DataFrame:

@@ -1,5 +1,5 @@
-"""Sources of a run (the directories that it reads), and the listing of their files: by this process if a source is
-local, otherwise by Spark."""
+"""Sources of a run, which are directories of files, and the listing of their files. This process lists local
+directories, Spark lists others."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 from dmsg.telemetry.spool_listing import Reason, file_uri, list_sealed
 
 DIRECTORIES = ".directories-read.json"
-"""Name of the file with the local directories that need not be listed again, in the directory of the tables."""
+"""Name of a file in the directory of the tables. It names the local directories that need not be listed again."""
 DIRECTORIES_LIMIT = 200_000
 """Maximum number of directories of a source in the file :data:`DIRECTORIES`."""
 FULL_LISTING = 86_400
 """Seconds after which all directories are listed again."""
 AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
-"""Options of Spark's reader by which it treats names literally: no glob patterns and no partition directories. Spark's
-own reader of a stream uses the internal option ``__globPaths__`` for this purpose; there is no public one.
+"""Options with which Spark's reader treats names literally: not as glob patterns, nor as partition directories. The
+option ``__globPaths__`` is internal, because Spark has no public one. Spark's own streams use it for the same purpose.
 """
 
 
@@ -39,7 +39,7 @@ class Source:
     """Directory of files to read.
 
     :ivar name: name of the source in bronze.
-    :ivar path: directory or URI, read recursively.
+    :ivar path: directory or URI; its subdirectories are read, too.
     :ivar pattern: glob pattern of the file names.
     :ivar checked: whether the files contain receipts whose signatures were checked.
     """
@@ -65,7 +65,7 @@ class Unread:
     """File that no run has read.
 
     :ivar uri: name of the file in bronze.
-    :ivar path: path as Spark reads it.
+    :ivar path: path to pass to Spark's reader.
     """
 
     uri: str
@@ -82,11 +82,12 @@ def list_files(
     left: list[Mapping[Reason, set[str]]],
     directories: DirectoriesRead | None = None,
 ) -> DataFrame:
-    """Return all files of the sources: name as a URI, path as Spark reads it, and length in bytes.
+    """Return a row for each file of the sources: its name as a URI, its path for Spark's reader, and its length in
+    bytes.
 
-    :param left: list to which the files and directories of local sources are added that cannot be read.
-    :param directories: local directories all of whose files are known; they are skipped.
-    :raises LakeError: a source is no directory that can be read.
+    :param left: list to which this function appends the files and directories of local sources that cannot be read.
+    :param directories: local directories to skip, because the tables know all of their files.
+    :raises LakeError: a source is not a readable directory.
     """
     listing = None
     local: list[dict[str, object]] = []
@@ -118,9 +119,11 @@ def list_files(
 def unreadable(
     sources: Iterable[Source], quiet: dict[Path, Mapping[str, int]] | None = None
 ) -> list[Mapping[Reason, set[str]]]:
-    """Return the files and directories of local sources that cannot be read.  A whole source may be among them.
+    """Return the files and directories of local sources that cannot be read. The directory of a source may be one of
+    them.
 
-    :param quiet: directories of each source in which everything can be read, from the last call to the next.
+    :param quiet: directories that need not be listed again, by source. Pass the same mapping to each call; each call
+        updates it.
     """
     kept = {} if quiet is None else quiet
     patterns = [f"{prefix}*{SEGMENT_SUFFIX}" for prefix in (EVENTS_PREFIX, RECEIPTS_PREFIX)]
@@ -137,13 +140,13 @@ def unreadable(
 
 
 class DirectoriesRead:
-    """Local directories all of whose files the tables know, in a file beside the tables.
+    """Local directories of which the tables know all files, stored in a file beside the tables.
 
-    The file is valid only for the run that wrote it: tables that were restored from an earlier run do not know all
-    files.  Every :data:`FULL_LISTING` seconds all directories are listed, in case a file system does not keep the times
-    of directories.
+    The file is ignored if a later run than the newest one of the tables wrote it: tables that were restored from a
+    backup do not know all files. Every :data:`FULL_LISTING` seconds all directories are listed, because some file
+    systems do not update the times of directories.
 
-    :param out: directory of the tables; None if they are not local.
+    :param out: directory of the tables; None if the tables are not local.
     :param run: number of the newest run of the tables.
     """
 
@@ -168,9 +171,9 @@ class DirectoriesRead:
         self._now[_key(source)] = dict(islice(quiet.items(), DIRECTORIES_LIMIT))
 
     def save(self, run: int) -> None:
-        """Write the file, once a run has recorded all files that were listed.
+        """Write the file. The tables must have recorded all files that were listed.
 
-        :param run: number of that run.
+        :param run: number of the run that has recorded them.
         """
         if self._path is not None and self._path.parent.is_dir():
             said = {"run": run, "at": self._listed_at, "directories": self._now}
@@ -182,17 +185,18 @@ def _key(source: Source) -> str:
 
 
 def recent_bytes(source: Source, directories: DirectoriesRead) -> int | None:
-    """Return the size of the files of a source that may be unread; None if the source is not local."""
+    """Return the total size in bytes of the files of a source that may be unread; None if the source is not local."""
     directory = local_path(source.path)
     return None if directory is None else list_sealed(directory, [source.pattern], directories.of(source)).size
 
 
 def open_files(reader: DataFrameReader, paths: list[str]) -> DataFrame | None:
-    """Return the rows of those files that Spark can open, with a column ``file``. A file may have been removed.
+    """Return the rows of those files that Spark can open, with a column ``file``. Files that were removed meanwhile are
+    left out.
 
-    :param paths: paths as Spark reads them.
-    :returns: None if Spark can open none of them.
-    :raises LakeError: the files change too fast.
+    :param paths: paths for Spark's reader.
+    :returns: the rows; None if Spark can open none of the files.
+    :raises LakeError: files were added or removed while they were read.
     """
 
     def opened(some: list[str]) -> DataFrame | None:
@@ -208,7 +212,7 @@ def open_files(reader: DataFrameReader, paths: list[str]) -> DataFrame | None:
     while paths:
         if (found := opened(paths)) is not None:
             return found
-        # The error names only the first of the missing files.
+        # The error names only the first missing file, so each file is tried.
         there = [path for path in paths if opened([path]) is not None]
         if len(there) == len(paths):
             raise LakeError(f"files were added or removed while they were read, such as {paths[0]}")

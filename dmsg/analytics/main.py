@@ -1,6 +1,6 @@
-"""Commands of the pipeline, for ``spark-submit`` and for ``dmsg analytics``.
+"""Functions behind the commands ``dmsg analytics``, and a command line for ``spark-submit``.
 
-``spark-submit`` has no option ``-m`` and needs the path ``dmsg/analytics/__main__.py``.
+``spark-submit`` has no option ``-m``, so it needs the path ``dmsg/analytics/__main__.py``.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from dmsg.analytics.store import Store, local_path
 from dmsg.telemetry.spool_listing import Reason, left_lines
 
 Errors = (LakeError, JavaMissing, SparkFailed)
-"""Errors that the user can correct; their text is one line."""
+"""Classes of errors that the user can correct. Their text is one line."""
 
 
 REST = 1.0
-"""Factor by which the pause after a refinement exceeds its duration, so that refining takes at most half of a
-stream's time.
+"""Duration of the pause after a refinement, relative to the duration of the refinement. With 1, refining takes at most
+half of a stream's time.
 """
 
 
 class RefinementSchedule:
-    """Schedule of a stream's refinements: refine at once, unless refining already takes most of the time.
+    """Schedule of a stream's refinements: a refinement is due at once, unless the pause after the previous one is not
+    over.
 
-    The stream keeps up however long a refinement takes. Lines that arrive meanwhile are still written to bronze, and
-    the next refinement processes them all together.
+    Because of the pauses, a stream does not fall behind, however long a refinement takes. Between refinements, new
+    lines are written to bronze, and the next refinement processes all of them together.
 
-    :ivar wanted: whether bronze may contain lines that are not in the tables yet. True at the start, because an earlier
-        stream may have been killed between reading and refining.
+    :ivar wanted: whether bronze may contain lines that no refinement has processed. True at the start, because an
+        earlier stream may have been killed before it refined its lines.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +61,8 @@ class RefinementSchedule:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Measure a refinement, and schedule the pause after it (:data:`REST` times its duration)."""
+        """Context manager around a refinement. It measures the refinement, and then begins the pause of :data:`REST`
+        times its duration."""
         begun = self._clock()
         self.wanted = False
         yield
@@ -82,7 +84,7 @@ def run(
 ) -> RunOutcome:
     """Bring the tables under ``out`` up to date.
 
-    :param left: paths of files that could not be verified, by reason.
+    :param left: paths of files whose receipts could not be verified, by reason.
     """
     return Pipeline(spark, out, progress=progress, left=left).run(sources(spool, receipts))
 
@@ -100,9 +102,9 @@ def stream(
     """Read new files continuously and refine the tables after each batch, until ``stop`` is set.
 
     :param on_outcome: called with the outcome of each refinement that changed the tables.
-    :param check: called about once a second; it verifies new receipts.
+    :param check: function to call about once a second, which verifies new receipts.
     :raises SparkFailed: ``spark`` is a Spark Connect session.
-    :raises LakeError: one of the streaming queries ended.
+    :raises LakeError: one of the streaming queries failed or was stopped.
     """
     if is_connect(spark):
         raise SparkFailed(
@@ -114,8 +116,8 @@ def stream(
     turns = RefinementSchedule()
 
     def refine(claim: Claim) -> None:
-        """Refine now if a refinement is due; otherwise leave the batch for a later one.  The caller must hold the
-        lock."""
+        """Refine the tables if a refinement is due; otherwise a later refinement processes the batch. The caller must
+        hold the lock."""
         turns.wanted = True
         if not turns.due():
             return
@@ -149,9 +151,9 @@ def _reason(error: BaseException | None) -> str:
 
 
 def write_report(out: str, target: Path, at: datetime | None = None) -> None:
-    """Write the report page atomically; needs no Spark.
+    """Write the report page atomically, without Spark.
 
-    :param at: state of the tables at this time; None for the newest.
+    :param at: report the tables as they were at this time; None for the newest state.
     :raises DmsgError: the file cannot be written.
     """
     page = report.render(report_data.collect(Store(out), at))
@@ -159,7 +161,7 @@ def write_report(out: str, target: Path, at: datetime | None = None) -> None:
 
 
 def check_free(out: str) -> None:
-    """Check that the tables are usable and that no run is writing to them, before anything expensive begins.
+    """Check that the tables are usable, and that no run is writing to them. Callers do this before expensive work.
 
     :raises LakeError: another run writes to the tables, or they cannot be used.
     """
@@ -169,7 +171,7 @@ def check_free(out: str) -> None:
 
 
 def table_paths(out: str) -> dict[str, str]:
-    """Return the location of each gold table, for other programs that read Delta Lake."""
+    """Return the path or URI of each gold table, for other programs that read Delta Lake."""
     store = Store(out)
     store.computed_state()
     return {name: store.table("gold", name).uri for name in GOLD}

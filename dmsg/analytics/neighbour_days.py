@@ -1,8 +1,8 @@
-"""Choice of the neighbouring days to compute again: days before or after new events, whose verdicts the new events can
-change.
+"""Choice of the neighbouring days to compute again: days before or after days with new events.
 
-The three counts of a transport can lie on both sides of midnight. A neighbouring day is computed again only if it
-already has an event or a receipt of a transport that also occurs in new events near midnight.
+The events and receipts with the counts of one transport can be on both sides of midnight, so new events of one day can
+change verdicts of the next or previous day. Such a neighbouring day is computed again only if it has an event or a
+receipt of a transport that also occurs in the new events near midnight.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from dmsg.analytics.delta import Delta
 from dmsg.analytics.schemas import DAY_MS
 
 MIDNIGHT_MS = 10 * 60 * 1000
-"""Longest time in ms between the three counts of one transport. Only events this close to midnight can therefore
-matter to the neighbouring day.
+"""Maximum time in ms between the event and the receipts with the counts of one transport. Only events this close to
+midnight can change the neighbouring day.
 """
 FEW_EVENTS = 1_000_000
-"""Number of new transport events on the days before and after a day, above which that day is computed again without a
-check."""
+"""Maximum number of new events and receipts, on the days before and after a day, to compare with that day. With more,
+the day is computed again in any case."""
 ROWS_AT_ONCE = 65_536
 """Number of rows that are read into memory at once."""
 WORDS = ("transport", "receipt")
-"""Families of events that contain the byte counts of transports."""
+"""Families of events with the byte counts of transports."""
 
 
 def concerned_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> set[str]:
     """Return the neighbouring days that the new events can change.
 
     :param new: files of bronze with the new events.
-    :param days: neighbouring days, which have no new events themselves.
+    :param days: neighbouring days. These days have no new events themselves.
     """
     files, storage = bronze.files(), bronze.storage()
     return {day for day in days if _is_concerned(storage, day, files, new)}
@@ -68,9 +68,10 @@ def _is_concerned(storage: pafs.FileSystem, day: str, files: Sequence[File], new
 
 
 def _near(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
-    """Return the transports of a file's events near midnight, and those of its receipts that were sent after a restart.
+    """Return the names of transports in a file that the neighbouring day may also have: from events near midnight, and
+    from receipts that were sent after a restart of the server.
 
-    :param after: whether the file's day is after the day in question, not before it.
+    :param after: True if the file's day is after the neighbouring day, False if it is before it.
     """
     with storage.open_input_file(path) as opened:
         file = pq.ParquetFile(opened)
@@ -80,6 +81,6 @@ def _near(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
     rows_of_day = pc.subtract(times, pc.multiply(pc.divide(times, DAY_MS), DAY_MS))
     counts = pc.less(rows_of_day, MIDNIGHT_MS) if after else pc.greater_equal(rows_of_day, DAY_MS - MIDNIGHT_MS)
     if "former" in names:
-        # A receipt that was sent after a restart may belong to any transport of the neighbouring day.
+        # A receipt that was sent after a restart of the server may belong to any transport of the neighbouring day.
         counts = pc.or_(counts, pc.fill_null(rows["former"].combine_chunks(), False))
     return rows["transport"].combine_chunks().filter(counts).drop_null().cast(pa.string())

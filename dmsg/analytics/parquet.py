@@ -1,4 +1,4 @@
-"""Parquet files that Arrow writes: the types of their columns, and the description of each file for a table's log."""
+"""Parquet files that Arrow writes: types of the columns, and a description of each file for the table's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import ArrayType, DataType, StructType
 
 PREFIX = "arrow-"
-"""Start of the names of the files that Arrow wrote; Spark names its files ``part-``."""
+"""Prefix of the names of files that Arrow wrote. The names of Spark's files begin with ``part-``."""
 _ARROW: dict[str, pa.DataType] = {
     "string": pa.string(),
     "int": pa.int32(),
@@ -24,18 +24,18 @@ _ARROW: dict[str, pa.DataType] = {
 }
 _TEXTS = (pa.string(), pa.dictionary(pa.int32(), pa.string()))
 _UNLIKE = ("transport",)
-"""Columns of text whose values are nearly all different, so a dictionary would not help."""
+"""Text columns that are written without a dictionary, because nearly all of their values differ."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Parquet file that was written below a table.
+    """Parquet file that was written to a table's directory, and that the table's log may not name yet.
 
     :ivar path: path below the table's directory.
     :ivar values: values of the partition columns, by name.
     :ivar first: smallest ``ts`` of its events, None if there are none.
     :ivar last: largest ``ts``.
-    :ivar at: when the file was written, in ms since 1970; None means now.
+    :ivar at: time at which the file was written, in ms since 1970; None for now.
     """
 
     path: str
@@ -84,16 +84,20 @@ def write_part(files: pafs.FileSystem, table: pa.Table, directory: str, values: 
 
 
 def read_part(files: pafs.FileSystem, path: str, names: list[str] | None = None) -> pa.Table:
-    """Read columns of a Parquet file into memory; None for all."""
+    """Read a Parquet file into memory.
+
+    :param names: names of the columns to read; None for all columns.
+    """
     with files.open_input_file(path) as file:
         return pq.ParquetFile(file).read(names)
 
 
 def read_small(files: pafs.FileSystem, path: str, most: int) -> pa.Table | None:
-    """Read a Parquet file into memory; None if it is damaged, or if its values take more than ``most`` bytes.
+    """Read a Parquet file into memory. Return None if the file is damaged, or if its values take more than ``most``
+    bytes.
 
-    A small file can contain a long text that a million rows share.  Such a text is read once, and its size is counted
-    for each row.
+    In a small file, a million rows can share one long text. Such a text is in memory once, but its size is counted for
+    each row.
     """
     try:
         with files.open_input_file(path) as file:

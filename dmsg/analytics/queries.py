@@ -1,7 +1,7 @@
 """SQL queries of silver and gold tables by DuckDB, without Spark or Java.
 
-DuckDB reads the Parquet files that belong to the version of a table that the newest run left. A query only reads:
-it is one SELECT, and DuckDB may open no file but those of the tables that the query names.
+DuckDB reads the Parquet files of the table versions that the newest run left. A query must be one SELECT or EXPLAIN.
+DuckDB may open only the files of the tables that the query names.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from dmsg.analytics.store import BRONZE_KEY, INTERNAL, Store
 from dmsg.analytics.views import VIEWS
 
 MEMORY_LIMIT = "1GiB"
-"""Memory that a query may use; DuckDB spills larger intermediate results to a temporary directory."""
+"""Maximum memory of a query. DuckDB writes larger intermediate results to a temporary directory."""
 SPILL_LIMIT = "10GiB"
-"""Size of the temporary directory above which a query fails."""
+"""Maximum size of the temporary directory; a query that needs more fails."""
 BATCH_ROWS = 1024
-"""Number of rows that are taken from DuckDB at a time."""
+"""Number of rows to fetch from DuckDB at a time."""
 REMOTE_LIMIT = 256 * 1024 * 1024
-"""Maximum size in bytes of the files of one table in an object store; they are read into memory."""
+"""Maximum size in bytes of the files of one table in an object store, because these files are read into memory."""
 _TABLES = {**dict.fromkeys(GOLD, "gold"), **dict.fromkeys({**SILVER, **INTERNAL}, "silver")}
 _ALL = re.compile(r"(?i)\b(show|information_schema|duckdb_\w+)\b")
-"""Regular expression for queries that list the tables; such a query needs the definitions of all tables."""
+"""Regular expression for queries that may list the tables. Such a query needs the definitions of all tables."""
 _TYPES = {**SQL_TYPES, "timestamp": "TIMESTAMPTZ"}
 
 
@@ -42,15 +42,16 @@ _Result = TypeVar("_Result")
 
 
 class QueryError(LakeError):
-    """The query cannot be run; the text says why."""
+    """Error: the query cannot be run. Its text says why."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows of a query.
+    """Result of a query.
 
-    :ivar rows: the first rows, at most as many as were asked for.
-    :ivar more: whether the query has further rows.
+    :ivar names: names of the columns.
+    :ivar rows: the first rows of the result, up to the requested number.
+    :ivar more: whether the result has further rows.
     """
 
     names: list[str]
@@ -89,7 +90,7 @@ def _fetch_first(
     connection: duckdb.DuckDBPyConnection, sql: str, most: int
 ) -> tuple[list[str], list[tuple[object, ...]]]:
     """Run the query, and return the names of the columns and at most ``most`` rows."""
-    # The rows are fetched through Arrow, because DuckDB's own rows would need the package pytz for times.
+    # The rows are fetched as Arrow tables, because DuckDB's own conversion of times needs the package pytz.
     reader = connection.sql(sql).to_arrow_reader(BATCH_ROWS)
     rows: list[tuple[object, ...]] = []
     for batch in reader:
@@ -101,14 +102,15 @@ def _fetch_first(
 
 
 def _plain(value: object) -> object:
-    """Return a Decimal as an int or float; DuckDB's sums of integers are decimals."""
+    """Convert a Decimal to an int or float, because DuckDB returns sums of integers as Decimal."""
     if not isinstance(value, Decimal):
         return value
     return int(value) if value == value.to_integral_value() else float(value)
 
 
 def _interruptible(connection: duckdb.DuckDBPyConnection, query: Callable[[], _Result]) -> _Result:
-    """Run a query in a thread, because DuckDB does not return for Ctrl-C; the query then ends at once."""
+    """Run a query in a thread, so that Ctrl-C interrupts it at once. In the main thread, DuckDB would not return on
+    Ctrl-C."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(query)
         try:
@@ -130,9 +132,9 @@ def _errors() -> Iterator[None]:
 
 
 def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Check that the text is one statement that only reads.
+    """Check that the text is a single SELECT or EXPLAIN.
 
-    :raises QueryError: the text is not one statement that only reads.
+    :raises QueryError: the text is something else.
     """
     statements = connection.extract_statements(sql)
     kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
@@ -148,8 +150,8 @@ def _quote(text: str) -> str:
 
 
 def _bronze(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File]]:
-    """Return the table bronze, and those of its files from which a view computes rows: files of days for which no rows
-    of the view are stored."""
+    """Return the table bronze, and the files of it from which the rows of a view are computed: those of days without
+    stored rows."""
     stored, family = store.stored_days(name, state), VIEWS[name].family
     table = store.table("", "bronze")
     files = table.files(state.versions.get(BRONZE_KEY))
@@ -157,7 +159,7 @@ def _bronze(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File
 
 
 def _table_files(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File]]:
-    """Return a table, and its files."""
+    """Return a table, and the files of its version in ``state``."""
     layer = _TABLES[name]
     table = store.table(layer, name)
     version = state.versions.get(f"{layer}/{name}")
@@ -165,7 +167,7 @@ def _table_files(store: Store, state: State, name: str) -> tuple[Delta, Sequence
 
 
 def _files(store: Store, state: State, name: str) -> list[str]:
-    """Return the paths of all files from which a table is read."""
+    """Return the paths of all files from which DuckDB reads a table."""
     if not store.local:
         return []
     parts = [_table_files(store, state, name), *([_bronze(store, state, name)] if name in VIEWS else [])]
@@ -173,12 +175,13 @@ def _files(store: Store, state: State, name: str) -> list[str]:
 
 
 def _define(connection: duckdb.DuckDBPyConnection, store: Store, state: State, name: str) -> None:
-    """Define a table for the query."""
+    """Define a table in DuckDB, as a view of its files."""
     if store.local:
         rows = _select(*_table_files(store, state, name))
         if name in VIEWS:
             view = VIEWS[name].sql(name)
-            # The SQL of the views is written for delta-rs.  DuckDB lacks only these two functions of its dialect.
+            # The SQL of the views is in the dialect of delta-rs. DuckDB lacks two functions of this dialect, so they
+            # are defined as macros.
             connection.execute("CREATE OR REPLACE TEMP MACRO to_timestamp_millis(ms) AS make_timestamptz(1000 * ms)")
             connection.execute("CREATE OR REPLACE TEMP MACRO arrow_cast(value, kind) AS value")
             rows += f" UNION ALL BY NAME (WITH it AS ({_select(*_bronze(store, state, name))}) {view})"
@@ -206,9 +209,9 @@ def _define(connection: duckdb.DuckDBPyConnection, store: Store, state: State, n
 
 
 def _select(table: Delta, files: Iterable[File]) -> str:
-    """Return a query for the rows of these files of a table, with all columns in their types."""
+    """Return a query for the rows of these files, with all columns of the table in their types."""
     types = {one.name: _TYPES[one.dataType.simpleString()] for one in table.schema.fields}
-    # A file lacks the columns in which all its rows have NULL, and those of the partition.
+    # A file may lack columns: the partition columns, and those in which all of its rows have NULL.
     parts = ["SELECT " + ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in types.items()) + " WHERE false"]
     by_values: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for file in files:

@@ -1,5 +1,5 @@
-"""Refinement of a run: computes the silver and gold tables of the days with new events, and the gold tables that are
-recomputed as a whole."""
+"""Refinement of a run: computation of the silver and gold tables of the days with new events, and of the gold tables
+that are not divided into days."""
 
 from __future__ import annotations
 
@@ -37,28 +37,30 @@ from dmsg.analytics.views import VIEWS
 
 SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
-"""Gold tables made from other gold tables of the same days."""
+"""Gold tables that are computed from other gold tables of the same days."""
 _OF_OVERALL = ("boot", "placement")
-"""Gold tables that are recomputed as a whole, from other tables that are recomputed as a whole."""
+"""Gold tables without days that are computed from other tables without days."""
 _OF_SILVER = ("verdicts", "unfinished")
 """Silver tables computed from other silver tables, in the order in which they are computed."""
 _OF_CLIENTS = {
     *("sessions", "heartbeats", "verdicts", "unfinished", "transports", "refusals", "entries", "receipts"),
     *("pair_day", "settlement_conflict_day", "abuse_day", "lost_transport", "actor"),
 }
-"""Tables whose rows grow with clients, transports or events. The rows of all others grow with servers and hours."""
+"""Tables whose size grows with clients, transports or events. The size of all other tables grows with servers and
+hours."""
 _OFTEN_FEW = ("abuse_day", "actor", "lost_transport")
-"""Tables of :data:`_OF_CLIENTS` that are collected and compared, unless they have more than
-:data:`~dmsg.analytics.changes.COMPARED_ROWS` rows, which happens while a network is attacked.
+"""Tables of :data:`_OF_CLIENTS` that usually have few rows. Their rows are collected and compared with the stored ones,
+unless there are more than :data:`~dmsg.analytics.changes.COMPARED_ROWS`, as during an attack.
 """
 MEMORY_EVENTS = 50_000_000
-"""Number of events in the days to recompute, up to which tables of servers and hours are collected and written by
-Arrow.  Above it Spark writes them, so that the driver's memory does not grow with the number of days.
+"""Maximum number of events of the days to recompute for which the tables of servers and hours are collected and written
+by Arrow. With more events, Spark writes these tables, so that the driver's memory does not grow with the number of
+days.
 """
 
 
 class Refinement:
-    """One run's computation of the silver and gold tables.
+    """Computation of the silver and gold tables by one run.
 
     :param before: state that the newest finished run left.
     :param state: state that the run will leave.
@@ -66,7 +68,7 @@ class Refinement:
     :param today: day of the run.
     :param changed: days that have new events, by family of events.
     :param events: number of events in those days.
-    :param few: whether there are so few events that every table is collected and written by Arrow.
+    :param few: whether to collect every table and write it with Arrow, because there are few events.
     :param small: whether to write several tables at the same time.
     :param step: called with the name of each step as it begins.
     """
@@ -98,10 +100,12 @@ class Refinement:
         self._few = few
         self._collected: dict[str, tuple[tuple[str, ...], DataFrame]] = {}
         self._changes = Changes(days, changed)
-        # A run that was killed may have written to the tables. Rows that it wrote are replaced without being compared.
+        # If a killed run has written to the tables, their rows are not those of ``before``. Then rows are replaced
+        # without a comparison.
         self._can_compare = self._in_memory and before.run > 0 and lake.is_as_left(before)
         if self._can_compare and "life" in changed:
-            # The last line of each file is an event of this family, so this family has changed on every day.
+            # The last line of each file is an event of the family ``life``, so every new file has events of this
+            # family. Only the starts and stops of processes are changes.
             self._changes.note("life", lake.days_of_lives(before.batches))
         self._step = step
         self._affected = AffectedTables(lake, before, state, self._hint) if self._can_compare else None
@@ -111,12 +115,12 @@ class Refinement:
         return rows if doubtful is None else bronze.deduplicate(rows, doubtful, self._hint)
 
     def _reader(self, days: Sequence[str] | None) -> Read:
-        """Return a reader of the tables as this run leaves them.
+        """Return a function that reads the tables with the rows that this run has written so far.
 
         :param days: limit the rows to these days; None for all.
         """
 
-        # Opened tables are cached, because several queries read the same table, and Spark takes 0.1 s to open one.
+        # Opened tables are cached, because several queries read the same table, and Spark takes 0.1 s to open a table.
         @cache
         def read(name: str) -> DataFrame:
             if name in self._collected and days is not None:
@@ -141,8 +145,8 @@ class Refinement:
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
         doubtful = again if found else None
         if doubtful is not None:
-            # All days of the run are written at once, because which of several duplicate events is kept depends on all
-            # of them.
+            # All days of the run are recomputed together, because the choice among duplicate events depends on the
+            # events of all these days.
             self._changes.note_everything()
             self._affected = None
 
@@ -169,7 +173,7 @@ class Refinement:
         return int(found or 0)
 
     def _number_events(self) -> None:
-        """Write which numbers of events have arrived."""
+        """Write the tables with the counts of the event numbers that have arrived."""
         lake, days = self._lake, self._days
         if self._affected is not None:
             with suppress(WholeDays):
@@ -186,7 +190,8 @@ class Refinement:
         self._replace("silver", NUMBERS.name, rows, days)
 
     def _note_ends(self) -> None:
-        """Record the days on which the first or last event of a process, or of the day, has changed."""
+        """Record the days on which the inputs :data:`~dmsg.analytics.changes.ENDS` and
+        :data:`~dmsg.analytics.changes.OBSERVED` have changed."""
         ends = observed = set(self._days)
         if self._can_compare:
             stored = self._lake.stored("silver", "numbers", self._before, self._days)
@@ -196,7 +201,7 @@ class Refinement:
         self._changes.note(OBSERVED, observed)
 
     def _write_days(self, layer: str, names: Iterable[str], plan: Callable[[tuple[str, ...]], Tables]) -> None:
-        """Write each table for the days on which it can change.
+        """Write each table for the days on which an input of it has changed.
 
         :param plan: returns the plans of the tables for some days.
         """
@@ -207,7 +212,7 @@ class Refinement:
         self._write(layer, {name: plan(some)[name] for name, some in days.items() if some}, days)
 
     def _write(self, layer: str, tables: Tables, days: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Write tables that do not depend on each other; at the same time if they are small."""
+        """Write tables that do not depend on each other. Small tables are written at the same time."""
 
         def one(name: str) -> None:
             self._step(f"{layer}: {name}")
@@ -222,7 +227,7 @@ class Refinement:
     def _replace_affected(self, layer: str, name: str, days: tuple[str, ...]) -> bool:
         """Replace only the rows of a table that the new events affect.
 
-        :returns: whether that was possible.
+        :returns: whether this was possible; if not, whole days have to be replaced.
         """
         if self._affected is None or name not in TABLES:
             return False
@@ -240,7 +245,8 @@ class Refinement:
         return True
 
     def _replace(self, layer: str, name: str, rows: DataFrame, days: Sequence[str] | None) -> None:
-        """Replace the rows of a table. Small tables are collected: Spark takes 0.3 CPU s to write one, Arrow 0.02."""
+        """Replace the rows of a table. Small tables are collected and written with Arrow, which takes 0.02 CPU seconds
+        for a table. Spark takes 0.3."""
         lake, number = self._lake, self._claim.number
         schema = lake.table(layer, name).schema
         collected = None
@@ -260,9 +266,9 @@ class Refinement:
         self._changes.note(name, self._put_changed(collected, layer, name, days))
 
     def _put_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
-        """Write the rows of those days on which they differ from the stored rows.
+        """Write only the rows of the days on which they differ from the stored rows.
 
-        :returns: the days written; all days of the run for a table without days.
+        :returns: the days written; for a changed table without days, all days of the run.
         """
         lake, number = self._lake, self._claim.number
         if self._can_compare:
@@ -292,13 +298,13 @@ class Refinement:
         self._write_days("gold", _OF_GOLD, plan)
 
     def gold_overall(self) -> None:
-        """Write the gold tables that are recomputed as a whole."""
+        """Write the gold tables without days."""
         since = str(self._today - timedelta(HISTORY_DAYS))
         recent = [day for day in self._state.days if day >= since]
         tables = overall_tables(self._reader(None), self._reader(recent), self._today)
         assert tables.keys() == OVERALL.keys()
         keeps = self._can_compare and self._before.today == str(self._today)
         for names in ([name for name in tables if name not in _OF_OVERALL], _OF_OVERALL):
-            # The first tables are written before: which of them have changed decides whether the last ones are
-            # computed.
+            # The last tables are computed only if one of the first tables has changed. So the first tables are written
+            # before.
             self._write("gold", {name: tables[name] for name in names if not keeps or self._changes.has_changed(name)})

@@ -1,12 +1,13 @@
 """Runs over a set of tables: mutual exclusion between runs, and the state that each run left.
 
-``OUT/runs`` is a small table of its own. A run that wants to write claims the right to write in a transaction that only
-one of several runs can commit. While it writes, it renews its claim every minute. Its final transaction records the
-versions of all tables that belong together. Readers take the versions of the newest finished run, so they see all
-changes of a run at once.
+``OUT/runs`` is a small table. A run first claims the right to write, in a transaction of this table that only one of
+several runs can commit. While the run writes, it renews its claim every minute. Its final transaction records the
+versions of all tables that belong together. Readers use the versions of the newest finished run, so all changes of a
+run become visible at once.
 
-A run that is killed writes no final transaction. On the same machine the next run takes over as soon as the process is
-gone; on another machine, once the claim has not been renewed for :data:`LEASE_SECONDS`.
+A run that is killed commits no final transaction. On the same machine, the next run takes over as soon as the killed
+process no longer exists. On another machine, the next run takes over when the claim has not been renewed for
+:data:`LEASE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ FORMAT = 2
 """Version of the format of the table of runs; tables of another version are neither read nor written."""
 DAY_MS = 86_400_000
 LEASE_SECONDS = 600.0
-"""Lease of a claim: seconds without renewal after which its run counts as gone."""
+"""Lease of a claim: seconds without a renewal after which another run may take over."""
 RENEW_SECONDS = 60.0
 KEPT_RUNS = 3
-"""Number of the newest runs whose tables remain readable, if they are not older than :data:`KEPT_DAYS`."""
+"""Number of newest runs whose tables stay readable, unless a run is older than :data:`KEPT_DAYS`."""
 KEPT_DAYS = 8
-"""Number of days for which readers may still open the tables of each day's last run."""
+"""Number of days for which the tables of each day's last run stay readable."""
 KEPT_SECONDS = 900.0
-"""Seconds for which every run stays readable, because somebody may still be reading its tables."""
+"""Seconds for which the tables of every run stay readable, because a reader may still use them."""
 KEPT_MOST = 200
-"""Maximum number of runs that stay readable."""
+"""Maximum number of runs whose tables stay readable."""
 TIDY_AT = 64
-"""Number of transactions after which the replaced files of the table of runs are removed."""
+"""Number of transactions after which the outdated files of the table of runs are removed."""
 _COLUMNS = pa.schema(
     [
         pa.field("run", pa.int64()),
@@ -79,10 +80,10 @@ class State:
     :ivar batches: number of the last refined batch of each source.
     :ivar days: number of the run that last wrote each day.
     :ivar at: when the run began, in ms since 1970.
-    :ivar versions: version of each table. A table that is not named is read in its newest version.
-    :ivar left: files and directories that the run could not read: by reason, their number and the first path.
-    :ivar today: day for which the tables without days were computed, as ``2026-01-31``; empty if they do not fit the
-        other tables.
+    :ivar versions: version of each table. A table without a version here is read in its newest version.
+    :ivar left: number and first path of the files and directories that the run could not read, by reason.
+    :ivar today: day for which the tables without days were computed, as ``2026-01-31``; empty if these tables have to
+        be computed again.
     """
 
     run: int = 0
@@ -94,7 +95,7 @@ class State:
     today: str = ""
 
     def with_days(self, days: Iterable[str], run: int) -> State:
-        """Return a copy in which run number ``run`` has written these days."""
+        """Return a copy of the state in which ``run`` is the last run that wrote these days."""
         return replace(self, days={**self.days, **dict.fromkeys(days, run)})
 
 
@@ -112,7 +113,7 @@ class _Row:
             written = int(said["format"])
             if written != FORMAT:
                 raise LakeError(_other_format(where, written))
-            # Unknown fields are ignored, because a later version may have added them.
+            # Unknown fields are ignored, because a later version of dmsg may have added them.
             known = {one.name: said[one.name] for one in fields(State) if one.name in said}
             left = {reason: (int(count), str(first)) for reason, (count, first) in known.pop("left", {}).items()}
             return State(**known, left=left)
@@ -121,7 +122,7 @@ class _Row:
 
 
 def _other_format(where: str, written: int) -> str:
-    """Return a text that says what to do with tables of another format."""
+    """Return an error text that says what to do with tables of another format."""
     text = f"the tables in {where} are of format {written}, this version of dmsg has format {FORMAT}"
     if written > FORMAT:
         return f"{text}: update dmsg"
@@ -129,8 +130,8 @@ def _other_format(where: str, written: int) -> str:
 
 
 def _this_process() -> str:
-    """Return an identification of this process: host, boot id of the machine, PID namespace, PID, and start time of the
-    process."""
+    """Return a text that identifies this process: host, boot id of the machine, PID namespace, PID, and start time of
+    the process."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         names = os.readlink("/proc/self/ns/pid")
@@ -186,8 +187,8 @@ class Runs:
                     f"{self._uri} is the table of another program: choose another directory for dmsg's tables"
                 ) from None
             except LakeError:
-                # A concurrent writer may have replaced and removed the files between opening and reading: read once
-                # more.
+                # A concurrent writer may have replaced and removed the files after the table was opened, so the table
+                # is read once more.
                 if not again:
                     raise
         return None, []
@@ -203,8 +204,8 @@ class Runs:
     def state(self, at: datetime | None = None) -> State:
         """Return the state that the newest finished run left.
 
-        :param at: take the newest run that had begun by this time instead.
-        :raises LakeError: the state was written by another version of dmsg, or no run of that time is kept.
+        :param at: return the state of the newest run that had begun by this time instead.
+        :raises LakeError: the state has another format, or no run of that time is stored.
         """
         states = self.states()
         if at is None:
@@ -227,8 +228,8 @@ class Runs:
         newest = rows[-1] if rows else None
         if newest is not None and newest.phase == BEGUN:
             silent = self._clock() - newest.at / 1000
-            # A process that is known to exist keeps its claim even if it has not renewed it for long: it may be
-            # suspended, or a clock was changed.
+            # The claim of an existing process stays valid even if it was not renewed for long: the process may be
+            # suspended, or a clock may have been changed.
             seen = owner_exists(newest.owner)
             if seen or (seen is None and silent < LEASE_SECONDS):
                 ago = (
@@ -237,7 +238,7 @@ class Runs:
                 raise self._busy_error(f", last sign of life {ago}")
 
     def claim(self) -> Claim:
-        """Claim the right to write.
+        """Claim the right to write to the tables.
 
         :raises TablesBusy: another run is writing.
         """
@@ -266,9 +267,9 @@ class Runs:
         return TablesBusy(f"another run writes to {self._root}{more}")
 
     def write(self, table: DeltaTable, rows: list[_Row]) -> None:
-        """Replace all rows of the table of runs, if no other run has written since ``table`` was opened.
+        """Replace all rows of the table of runs.
 
-        :raises LakeError: another run has written.
+        :raises LakeError: another run has written to it since ``table`` was opened.
         """
         said = pa.Table.from_pylist([row.__dict__ for row in rows], schema=_COLUMNS)
         try:
@@ -279,9 +280,10 @@ class Runs:
             table.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
     def record_phase(self, own: _Row, phase: str, text: str = "", *, forget: bool = False) -> _Row:
-        """Write the new phase of the current run to its row. The phase ``BEGUN`` renews the run's claim to the tables.
+        """Write a run's phase to its row. The phase ``BEGUN`` renews the run's claim.
 
-        :param forget: remove the run's row instead of updating it.
+        :param own: row of the run.
+        :param forget: remove the row instead of updating it.
         :raises LakeError: another run has taken over.
         """
         table, rows = self._read_rows()
@@ -297,7 +299,7 @@ class Runs:
         return LakeError(f"another run has taken over {self._root}: nothing had been heard of this one")
 
     def is_own(self, own: _Row) -> bool:
-        """Whether the run with that number still has the claim."""
+        """Whether the run with this row still has the claim."""
         if self._own is not None and self._own[0] == own:
             _, seen, version = self._own
             with suppress(DeltaError):
@@ -312,7 +314,8 @@ class Runs:
 
 
 def _runs_to_keep(rows: list[_Row]) -> list[_Row]:
-    """Return the finished runs to keep: the newest ones, the last of each day, and all of the last few minutes."""
+    """Return the finished runs whose tables stay readable: the newest runs, the last run of each day, and all runs of
+    the last minutes."""
     done = [row for row in rows if row.phase == DONE]
     newest = done[-1]
     recent = [row for row in done if newest.at - row.at < KEPT_DAYS * DAY_MS]
@@ -323,8 +326,11 @@ def _runs_to_keep(rows: list[_Row]) -> list[_Row]:
 
 
 class Claim:
-    """Claim of a run: its right to write to the tables.  Used as a context manager, it renews itself, and is given up
-    at the end."""
+    """Claim of a run: its right to write to the tables.
+
+    The claim is a context manager. In its block a thread renews the claim. At the end of the block, the claim is given
+    up unless the run has finished.
+    """
 
     def __init__(self, runs: Runs, row: _Row) -> None:
         self._runs = runs
@@ -363,7 +369,8 @@ class Claim:
                 except LakeError as error:
                     self._lost = error
                     return
-                # The error is ignored: storage may be unavailable for a moment, and the claim is renewed again later.
+                # The error is only logged, because storage may be unavailable for a moment. The next renewal follows in
+                # a minute.
                 except Exception as error:
                     _log.warning("the store does not answer: %s", error)
 
@@ -379,13 +386,12 @@ class Claim:
                 raise self._runs.taken_over()
 
     def finish(self, state: State) -> None:
-        """Commit the state: from now on readers see the rows that this run wrote."""
+        """Commit the state. From then on readers see the rows that this run wrote."""
         self.check()
         self._end(DONE, json.dumps({"format": FORMAT, **state.__dict__}))
 
     def _end(self, phase: str, text: str = "") -> None:
-        # This is set before the lock is taken, so that a renewal that waits for the lock then gives up, instead of
-        # writing once more.
+        # The event is set before the lock is acquired. A renewal that waits for the lock then ends without writing.
         self._over.set()
         with self._speaking:
             self._row = self._runs.record_phase(self._row, phase, text, forget=phase == GIVEN_UP)

@@ -1,2 +1,2 @@
-"""Transformation of silver into gold tables.  Each module answers a group of questions; each function computes one
-table from others."""
+"""Computation of the gold tables. Each module has the tables for one group of questions, and each public function
+computes one table from others."""

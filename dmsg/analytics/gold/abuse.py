@@ -1,7 +1,8 @@
 """Tables of refused requests, and of the actors (clients and networks) that cause more of them than is usual.
 
-A score of 100 is a fixed limit. A fixed limit can be disputed; a limit relative to other clients would rise with the
-abuse. Every row carries its evidence. Nobody is punished here: an operator decides.
+A score of 100 means that an actor reached the limit for its kind of abuse. The limits are fixed, because a limit
+relative to other clients would rise with the abuse. Every row contains its evidence, so that an operator can check it.
+The tables do not restrict anybody: an operator decides what to do.
 """
 
 from __future__ import annotations
@@ -12,27 +13,28 @@ from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 SCAN_LIMIT = 100
-"""Limit per day: number of different absent clients that one client asked a server for."""
+"""Limit per day: number of different clients that were not connected, and with which one client requested
+transports."""
 FLOOD_LIMIT = 1000
-"""Limit per day: number of requests of one client that exceeded its rate limit."""
+"""Limit per day: number of requests of one client that were refused because of a rate limit."""
 HANDSHAKE_LIMIT = 200
 """Limit per day: number of failed handshakes from one network."""
 ENTRY_LIMIT = 500
-"""Limit per day: number of requests of one network that discovery refused."""
+"""Limit per day: number of requests from one network that discovery refused."""
 LOOKUP_LIMIT = 1000
-"""Limit per day: number of absent clients that one network asked discovery for.  The same client counts once per
-minute."""
+"""Limit per day: number of clients without an entry for which one network asked discovery. The same client counts once
+per minute."""
 CHURN_LIMIT = 5000
 """Limit per day: number of entries that one client posted; an ordinary client posts every few minutes."""
 UNANSWERED_LIMIT = 0.9
-"""Share of a client's requests that nobody accepted, above which the client is reported if it made at least
-``UNANSWERED_LEAST`` requests."""
+"""Share of a client's requests for transports. If nobody accepted more than this share, the client is reported,
+provided that it made at least ``UNANSWERED_LEAST`` requests."""
 UNANSWERED_LEAST = 50
 SHOWN_FROM = 1.0
-"""Lowest daily score at one server that is stored in the table.  It is low, so that small scores at many servers add
-up."""
+"""Minimum score of a day at one producer that is stored in ``abuse_day``. The minimum is low, so that small scores at
+many servers can add up in ``actor``."""
 ACTOR_FROM = 10.0
-"""Lowest score over all servers that is stored in the table ``actor``."""
+"""Minimum score, summed over all servers, that is stored in the table ``actor``."""
 
 
 def refusal_hour(refusals: DataFrame) -> DataFrame:
@@ -43,7 +45,7 @@ def refusal_hour(refusals: DataFrame) -> DataFrame:
 
 
 def refusal_day(refusals: DataFrame) -> DataFrame:
-    """Count refusals by day over all producers."""
+    """Count refusals by day, kind and reason, for all producers together."""
     return refusals.groupBy("dt", "what", "reason").agg(
         bounded_sum("n").alias("n"),
         F.count_distinct("producer", "who").alias("who"),
@@ -52,10 +54,11 @@ def refusal_day(refusals: DataFrame) -> DataFrame:
 
 
 def actor(days: DataFrame, boots: DataFrame) -> DataFrame:
-    """Add up abuse over all servers that use the same pseudonyms for clients.
+    """Sum the abuse of each actor over all servers that use the same pseudonyms for clients.
 
     :param days: rows of :func:`abuse_day` of all days.
-    :param boots: processes by day, with the name of the pseudonym space that each uses.
+    :param boots: processes by day. Their column ``names`` identifies the secret from which a process computes
+        pseudonyms.
     """
     spaces = (
         boots.where(F.col("names").isNotNull()).groupBy("producer").agg(F.max_by("names", "last_at").alias("names"))
@@ -109,7 +112,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
         )
     )
 
-    # All kinds found in refusals are computed in one pass over them.
+    # All kinds of abuse that refusals show are computed in one pass over the refusals.
     refused = by_who.select(
         "*",
         F.explode(
@@ -179,7 +182,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
 
 
 def discovery_hour(entries: DataFrame, refusals: DataFrame) -> DataFrame:
-    """Count the entries that discovery accepted and refused, by hour."""
+    """Count the entries that each discovery accepted and refused, by hour."""
     keys = ["producer", "dt", "hour"]
     taken = entries.groupBy(*keys).agg(
         *[F.count_if(F.col("result") == result).alias(result) for result in ("first", "next", "deleted")],

@@ -1,4 +1,5 @@
-"""Load of servers against their capacity, and the weights for placing clients."""
+"""Tables of the load of servers relative to their capacity, and of the weights by which clients should be
+distributed."""
 
 from __future__ import annotations
 
@@ -19,20 +20,20 @@ FORECAST_LEAST = 3
 FORECAST_HORIZON = 3650
 """Number of days into the future beyond which a forecast gives no date."""
 PLACEMENT_DAYS = 7
-"""Number of past days from which the ranking of servers is computed."""
+"""Number of past days from which the weights of servers are computed."""
 LEAST_WEIGHT = 0.001
 LATENCY_FLOOR = 0.2
-"""Minimum of the latency factor, for a very slow server."""
+"""Lower bound of the latency factor, which a very slow server gets."""
 LATENCY_UNKNOWN = 0.5
 """Latency factor of a server without measurements."""
 HEADROOM_UNKNOWN = 0.5
-"""Share of free places assumed for a server that reports none."""
+"""Factor for free places of a server that does not report its capacity."""
 DISHONEST = 0.1
 """Honesty factor of a server that claims more traffic than it delivered."""
 
 
 def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
-    """Compute how close each server came to its capacity, by day."""
+    """Compute each server's peak load relative to its capacity, by day."""
     full = (
         refusals.where((F.col("what") == "drop") & (F.col("reason") == "too_many_connections"))
         .groupBy(F.col("producer").alias("server"), "dt")
@@ -55,7 +56,7 @@ def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
 
 
 def capacity_forecast(days: DataFrame, *, today: date) -> DataFrame:
-    """Predict when a server reaches its capacity, by linear regression over the daily peaks of whole days before
+    """Predict the day on which each server reaches its capacity, by linear regression over its daily peaks before
     ``today``."""
     since = F.date_sub(F.lit(today), FORECAST_DAYS)
     number = F.unix_date("dt").cast("double")
@@ -104,19 +105,21 @@ def capacity_forecast(days: DataFrame, *, today: date) -> DataFrame:
 def placement(
     uptime: DataFrame, capacity: DataFrame, latency: DataFrame, settlement: DataFrame, *, today: date
 ) -> DataFrame:
-    """Compute the weights by which clients should be sent to servers.
+    """Compute the weights by which clients should be distributed over servers.
 
-    A weight is the product of the squared availability, the share of free places, the latency factor and the honesty.
-    The share of free places is relative to the server with most. The latency factor is the best median over the
-    server's own. The honesty is :data:`DISHONEST` if the server claims more than it delivered, else 1.
+    A weight is the squared availability times three factors. The factor for free places is the server's number of free
+    places, divided by the highest number of any server. The latency factor is the lowest median round trip of any
+    server, divided by the server's own. The honesty factor is :data:`DISHONEST` if the server claims more than it
+    delivered, otherwise 1.
     """
     since = F.date_sub(F.lit(today), PLACEMENT_DAYS)
 
     def recent(table: DataFrame) -> DataFrame:
         return table.where((F.col("dt") > since) & (F.col("dt") <= F.lit(today)))
 
-    # Prefer the availability on which server and discovery agree. A post to discovery also counts for the minute after
-    # it.  That minute may lie outside the observed ones, so the share is capped at 1.
+    # ``availability`` is preferred, because it counts only minutes that both the server and a discovery report. A post
+    # to discovery also counts for the next minute. That minute may be after the last observed one, so the share is
+    # capped at 1.
     seen = F.least(F.lit(1.0), F.col("seen_minutes") / F.col("observed_minutes"))
     there = F.coalesce("availability", "uptime", F.when(F.col("seen_minutes").isNotNull(), seen))
     free = F.greatest(F.lit(0), F.col("capacity") - F.col("peak_sessions"))
@@ -143,7 +146,8 @@ def placement(
         .withColumns({"most": F.max("free").over(everyone), "best": F.min("latency_ms").over(everyone)})
         .where(F.col("days") > 0)
     )
-    # A server without measurements gets an explicit factor, because greatest() ignores NULL.
+    # A server without measurements needs a factor of its own, because greatest() ignores NULL and would return the
+    # floor.
     factor = F.when(
         F.col("latency_ms").isNotNull(),
         F.greatest(F.lit(LATENCY_FLOOR), F.col("best") / F.greatest("latency_ms", "best")),

@@ -1,7 +1,8 @@
-"""Percentiles from histograms (counts in buckets).  Sums of counts are exact in any order.
+"""Percentiles from histograms (counts in buckets).
 
-For several hours, days or servers the counts are added, and the percentile is read from the sum. Percentiles are never
-averaged, because an average of percentiles is not a percentile: a measured one was 21 % off.
+For several hours, days or servers, the counts of each bucket are added, and the percentile is computed from the sums.
+The sums are exact in any order of addition. Percentiles are never averaged, because an average of percentiles is not a
+percentile: in a measurement, such an average was wrong by 21 %.
 """
 
 from __future__ import annotations
@@ -14,26 +15,29 @@ from dmsg.telemetry.schema import BUCKETS, FIRST_BOUND
 
 FIRST_MS = FIRST_BOUND * 1000
 SHARES = (50, 90, 99)
-"""Percentiles that the tables have."""
+"""Percentiles that the tables contain."""
 
 
 def bucket_of(milliseconds: Column) -> Column:
-    """Return the index of the bucket, from 0, of a time in ms."""
+    """Return a column with the index, from 0, of the bucket to which a time in ms belongs."""
     index = F.ceil(F.log2(milliseconds / F.lit(FIRST_MS)) * 2)
     return F.when(milliseconds <= FIRST_MS, 0).otherwise(F.least(index, F.lit(BUCKETS - 1))).cast("int")
 
 
 def merge_buckets(counts: Iterable[str]) -> Column:
-    """Return an array of counts from an SQL expression for each bucket."""
-    # The expression is one SQL text, which takes one call to Java; making a column for each bucket would take hundreds.
+    """Return a column with an array of counts.
+
+    :param counts: an SQL expression for each bucket.
+    """
+    # One SQL text needs one call to Java. A column for each bucket would need hundreds of calls.
     return F.expr(f"array({', '.join(f'CAST(coalesce({count}, 0) AS BIGINT)' for count in counts)})")
 
 
 def quantile(histogram: str, total: str, share: float) -> Column:
-    """Return a quantile in ms, by linear interpolation within its bucket.
+    """Return a column with a quantile in ms, by linear interpolation within its bucket; NULL if there are no samples.
 
-    The last bucket has no upper bound, so its lower bound is returned. NULL without samples. The error is at most the
-    width of the bucket, which is 41 % of its lower bound (docs/pipeline/tables.md has the errors for several spreads).
+    The last bucket has no upper bound, so its lower bound is returned. The error is at most the width of the bucket,
+    which is 41 % of its lower bound (docs/pipeline/tables.md has the errors for several spreads).
 
     :param histogram: name of an array column.
     :param total: name of the column with the sum of the array.
@@ -53,7 +57,7 @@ def quantile(histogram: str, total: str, share: float) -> Column:
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """Return the same quantile as :func:`quantile` for counts in memory."""
+    """Return a quantile in ms of counts in memory, by the rules of :func:`quantile`; None if there are no samples."""
     target = share * sum(counts)
     seen = 0
     for index, count in enumerate(counts):
@@ -66,9 +70,9 @@ def percentile(counts: Sequence[int], share: float) -> float | None:
 
 
 def sum_counts(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
-    """Return the counts of all rows with the same key, added bucket by bucket, with the keys.
+    """Add the counts of all rows with the same keys, bucket by bucket.
 
-    :param name: name of an array column. Rows in which it is NULL do not count.
+    :param name: name of the array column with the counts. Rows in which it is NULL are ignored.
     """
     sums = [F.expr(f"sum(get({name}, {index})) AS b{index}") for index in range(BUCKETS)]
     counted = rows.where(F.col(name).isNotNull()).groupBy(*keys).agg(*sums)
@@ -78,8 +82,8 @@ def sum_counts(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
 def sum_aggregate(name: str) -> Column:
     """Return an aggregate that adds the counts of a group's rows bucket by bucket; NULL if no row has any.
 
-    The rows of a group are held in memory together, so there must be few of them (hours and servers, not transports).
-    Planning the query takes a tenth of the time that the sums of :func:`sum_counts` need.
+    All rows of a group are in memory at the same time, so a group must be small (hours and servers, not transports).
+    Spark plans the aggregate in a tenth of the time that it needs to plan :func:`sum_counts`.
     """
     counts = F.collect_list(name)
     nothing = F.array_repeat(F.lit(0).cast("long"), BUCKETS)
@@ -88,7 +92,7 @@ def sum_aggregate(name: str) -> Column:
 
 
 def latency(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Return the latency columns for each key.
+    """Return the sums and percentiles of ``rtt`` and ``accept`` for each key.
 
     :param rows: rows with the counts ``rtt`` and ``accept``.
     """
@@ -97,11 +101,11 @@ def latency(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
 
 
 def with_percentiles(rows: DataFrame, *names: str) -> DataFrame:
-    """Add for each array column the number of samples and the percentiles :data:`SHARES`: ``rtt_samples``, ``rtt_p50``
-    and so on."""
+    """Add columns for the number of samples and the percentiles :data:`SHARES` of each array column: ``rtt_samples``,
+    ``rtt_p50`` and so on."""
     samples = {f"{name}_samples": F.expr(f"coalesce(aggregate({name}, 0L, (a, x) -> a + x), 0L)") for name in names}
     percentiles = {
         f"{name}_p{share}": quantile(name, f"{name}_samples", share / 100) for name in names for share in SHARES
     }
-    # Spark plans the whole query again for each step, so there are as few as possible.
+    # Spark analyses the whole query again at each call of withColumns(), so there are only two calls.
     return rows.withColumns(samples).withColumns(percentiles)

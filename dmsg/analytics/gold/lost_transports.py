@@ -1,9 +1,9 @@
 """Traffic of killed servers: transports that were opened and never closed.
 
-The server has reported the bytes of such a transport only up to its last progress event.  The two ends know more: they
-send their receipts once they are connected to the server again (docs/pipeline/receipts.md). In each direction the bytes
-carried lie between the smaller and the larger of the two ends' counts. Counts that differ by more than a sender's
-window contradict each other and are not used.
+The events of a killed server contain the bytes of such a transport only up to its last progress event. The receipts of
+the two ends contain more. Both ends send their receipts when they are connected to the server again
+(docs/pipeline/receipts.md). The number of bytes carried in a direction is between the smaller and the larger count of
+the two ends. Counts that differ by more than a sender's window contradict each other and are ignored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _BYTES = ("counted_bytes", "least_bytes", "most_bytes")
 def select_unfinished(
     transports: DataFrame, verdicts: DataFrame, former: DataFrame, hint: Hint = F.broadcast
 ) -> DataFrame:
-    """Return the events and receipts of a day that belong to transports which were not both opened and closed on that
-    day.
+    """Return the events and receipts of the transports that were not both opened and closed on one day.
 
-    Nearly all transports have both events on one day. They are matched by a hash of their name, and only the others are
-    compared in full.
+    Nearly all transports are opened and closed on the same day. These transports are recognised by a hash of their
+    name, which is cheap. Only the names of the other transports are compared in full.
 
-    :param verdicts: verdicts; those on transports that the server does not report contain the receipts' counts.
+    :param verdicts: verdicts. A verdict on a transport that the server does not report contains the counts of its
+        receipts.
     :param former: receipts that were sent after the server had restarted.
     :param hint: marks rows for a broadcast if they are few.
     """
@@ -70,14 +70,17 @@ def _as_words(receipts: DataFrame) -> DataFrame:
 
 
 def _sum_of_ends(choose: object) -> Column:
-    """Return the sum over both directions; ``choose`` picks one of the two ends' counts in each."""
+    """Return the sum over both directions.
+
+    :param choose: combines the two ends' counts of one direction, such as ``F.least``.
+    """
     assert callable(choose)
     total: Column = choose("a_out", "b_in") + choose("b_out", "a_in")
     return total
 
 
 def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
-    """Return the transports that ended with their server's process, and the bytes that they had carried.
+    """Return the transports that ended because their server's process ended, with the bytes that they had carried.
 
     :param rows: rows of :func:`select_unfinished` of all days.
     :param boots: rows of :func:`~dmsg.analytics.gold.uptime.boot`.
@@ -92,8 +95,9 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
         )
         .where(F.col("opened_at").isNotNull() & ~F.col("closed"))
     )
-    # A receipt that the server expected comes from an end of the transport, because the server checked that.  After a
-    # restart the server no longer knew the ends, so the signer must be compared with the ends in the earlier events.
+    # If the server knew the transport, it has already checked that the receipt comes from one of the ends. After a
+    # restart, the server does not know the ends, so the sender of the receipt is compared with the ends in the earlier
+    # events.
     of_end = (F.col("a_out").isNotNull() & (F.col("peer") == F.col("src"))) | (
         F.col("b_out").isNotNull() & (F.col("peer") == F.col("dst"))
     )
@@ -109,7 +113,7 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
         F.col("producer").alias("server"), "boot", F.col("last_at").alias("lost_at")
     )
     one, other = F.col("a_out").isNotNull(), F.col("b_out").isNotNull()
-    # As in a verdict, both ends must name each other, because otherwise one client could sign for both.
+    # As in a verdict, both ends must name each other as partner. Otherwise one client could sign for both ends.
     mutual = (F.col("a_signer") == F.col("b_partner")) & (F.col("b_signer") == F.col("a_partner"))
     known = one & other & mutual & on_its_way("a_out", "b_in") & on_its_way("b_out", "a_in")
     nothing = F.lit(0).cast("long")
@@ -130,7 +134,7 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
 
 
 def with_lost(boots: DataFrame, transports: DataFrame) -> DataFrame:
-    """Add to each process the number and bytes of the transports that were lost with it.
+    """Add to the row of each process the number and bytes of the transports that ended with the process.
 
     :param boots: rows of :func:`~dmsg.analytics.gold.uptime.boot`.
     :param transports: rows of :func:`lost_transport`.

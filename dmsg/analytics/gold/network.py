@@ -1,4 +1,4 @@
-"""Tables about the whole network: its totals by day, those that may be published, and how complete the data is."""
+"""Tables about the whole network: totals by day, totals that may be published, and the completeness of the data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from dmsg.analytics.gold.totals import bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 K_ANONYMITY = 10
-"""Minimum number of clients of a day; with fewer, the day's numbers are withheld."""
+"""Minimum number of clients of a day; with fewer, the day's numbers are not published."""
 LEAST_SERVERS = 3
-"""Minimum number of servers of a day; with fewer, the totals would reveal a single operator's."""
+"""Minimum number of servers of a day; with fewer, the totals would reveal the numbers of a single operator, and are not
+published."""
 GRANULARITY = 8
 """Multiple to which counts of clients, sessions and transports are rounded up."""
 PUBLIC_DELAY_DAYS = 2
-"""Age in days at which a day is published."""
+"""Minimum age in days of a published day."""
 
 
 def network_day(
@@ -31,8 +32,8 @@ def network_day(
 ) -> DataFrame:
     """Compute totals of the network by day.
 
-    Clients are counted at each server and added up: pseudonyms deliberately differ from server to server, so a client
-    at two servers counts twice.
+    The clients of each server are counted, and the counts are added. A client at two servers counts twice, because its
+    pseudonyms there differ on purpose.
 
     :param hours: rows of :func:`~dmsg.analytics.gold.traffic.latency_hour`.
     """
@@ -49,7 +50,8 @@ def network_day(
         settlement.select("dt", signed.alias("receipts")),
         hours.select("dt", "rtt", "accept"),
     ]
-    # This is one union and one aggregation, because an outer join for each part would cost a plan and a shuffle.
+    # The parts are combined by one union and one aggregation. An outer join for each part would cost a plan and a
+    # shuffle.
     rows = parts[0]
     for part in parts[1:]:
         rows = rows.unionByName(part, allowMissingColumns=True)
@@ -73,9 +75,9 @@ def _rounded_up(name: str) -> Column:
 def public_day(network: DataFrame, *, today: date) -> DataFrame:
     """Return the totals that may be published.
 
-    Only days at least :data:`PUBLIC_DELAY_DAYS` old are included, nothing is given by server or client, and counts are
-    rounded up.  A day with too few clients or servers is withheld as a whole, so that no number can be derived by
-    subtraction.
+    Only days that are at least :data:`PUBLIC_DELAY_DAYS` old are included. There are no numbers of single servers or
+    clients, and counts are rounded up. For a day with too few clients or servers, no number is published, because one
+    number might be computed from the others.
     """
     few = (F.col("clients") < K_ANONYMITY) | (F.col("servers") < LEAST_SERVERS)
     withheld = F.when(F.col("servers") < LEAST_SERVERS, "too few servers").when(few, "too few clients")
@@ -97,10 +99,10 @@ def public_day(network: DataFrame, *, today: date) -> DataFrame:
 
 
 def quality_day(numbers: DataFrame) -> DataFrame:
-    """Compute the share of the written events that has arrived, by producer and day.
+    """Compute the share of each producer's events that have arrived, by day.
 
-    A process numbers its events from 0. A gap between two days counts for the later day, or, if whole days are missing
-    between them, for the first missing day.
+    A process numbers its events from 0. Missing numbers between the events of two days count for the later day. If no
+    event has arrived for the days in between, the missing numbers count for the first of these days.
 
     :param numbers: rows of :func:`~dmsg.analytics.bronze.numbers` of all days.
     """
@@ -124,7 +126,7 @@ def quality_day(numbers: DataFrame) -> DataFrame:
     ).unionByName(
         gaps.select(
             "producer",
-            # If whole days are missing, the gap belongs to the first of them.
+            # If no event has arrived for whole days, the missing numbers count for the first of these days.
             F.when(F.date_add("before", 1) < F.col("dt"), F.date_add("before", 1)).otherwise(F.col("dt")).alias("dt"),
             nothing.alias("events"),
             nothing.alias("distinct_events"),

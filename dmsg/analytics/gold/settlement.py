@@ -1,15 +1,15 @@
 """Settlement: computes how many bytes each server delivered, from three counts for each transport.
 
-For each direction of a transport there are three counts of bytes (called words): the server's own, and those that the
-two clients signed in their receipts (docs/pipeline/receipts.md). The smaller of the two clients' counts is credited.
-The server cannot raise this number alone, nor together with one of the two clients. If a client's count is missing, it
-is unknown and not 0, so nothing is credited. Counts cannot reveal that one person controls both clients.
+For each direction of a transport there are three counts of bytes, called *words*: the server's own count, and those
+that the two clients signed in their receipts (docs/pipeline/receipts.md). The server is credited with the smaller of
+the two clients' counts. The server cannot raise this number alone, nor together with one of the two clients. If a
+client's count is missing, nothing is credited. Counts cannot reveal that one person controls both clients.
 
 If a transport ends while data is in flight, the counts differ although nobody lies. The receiver may have bytes whose
-acknowledgement the sender never got.  Bytes that the server forwarded are lost if the receiver had just closed, or was
-so slow that the server ended the transport. Therefore a difference up to the sender's window is no conflict; such a
-transport is *cut*. A server that inflates all its counts is detected in the directions where nothing can have been in
-flight.
+acknowledgement did not reach the sender. The server may have forwarded bytes that did not reach the receiver, because
+the receiver had just closed, or was so slow that the server ended the transport. Therefore a difference up to the
+sender's window is no conflict. Such a transport is called *cut*. A server that inflates all its counts is detected by
+the directions in which nothing can have been in flight.
 """
 
 from __future__ import annotations
@@ -23,40 +23,46 @@ from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import AGREES, DAILY, LIES, SILVER
 
 LEAST_TOLERANCE = 4096
-"""Bytes by which two counts may differ because of data in flight at the end of the transport."""
+"""Bytes by which two counts may differ and still agree."""
 TOLERANCE = 0.01
-"""Share of the larger count by which two counts may differ, if that is more than :data:`LEAST_TOLERANCE`."""
+"""Share of the larger count by which two counts may differ and still agree, if the share is more than
+:data:`LEAST_TOLERANCE`."""
 INFLATION_LIMIT = 0.02
-"""Share by which a server's claim may exceed the counts of both ends; above it, the claim counts as inflated."""
+"""Share by which a server's claim may exceed the counts of the ends. A claim that exceeds them by more is inflated."""
 MOST = 0.5
-"""Share of a server's clients whose counts must show that its claim is inflated, each client counted once.  So a few
-clients that lie together cannot accuse a server.
+"""Share of a server's clients. More than this share must have counts that show an inflated claim before the verdict
+says so. Each client counts once, so a few clients that lie together cannot accuse a server.
 """
 SIDED_LIMIT = 0.01
-"""Share of transports in which the server and one end agree against the other end, above which the verdict on the day
-says so."""
+"""Share of a server's transports. If the server agrees with one end against the other in more than this share, the
+verdict on the day says so."""
 FIRST_WINDOW = 256 * 1024
 MAX_WINDOW = 32 * 1024 * 1024
-"""Maximum bytes that a sender may have in flight, at the start of a stream (``FIRST_WINDOW``) and at any time
-(``MAX_WINDOW``)."""
+"""Maximum bytes that a sender may have in flight: ``FIRST_WINDOW`` at the start of a stream, ``MAX_WINDOW`` at any
+time."""
 WINDOW_GROWTH = 4
-"""Upper bound of the bytes by which a sender's window grows for each acknowledged byte."""
+"""Maximum number of bytes by which a sender's window grows for each acknowledged byte."""
 WITNESS_LIMIT = 0.5
-"""Share of a server's transports with receipts of both ends, below which the server is not called honest."""
+"""Share of a server's transports. If fewer have receipts of both ends, the verdict is that there are too few
+receipts."""
 
 
 _NAMES = ("a_signer", "a_partner", "b_signer", "b_partner")
 ORDERLY = "unspecified"
-"""Reason in the event of an orderly close: the end that closed waited until all its data was acknowledged."""
+"""Reason that the event of an orderly close states. In an orderly close, the closing end has first waited until all its
+data was acknowledged."""
 _BY = {"src": 1, "dst": 2}
 UNCERTAIN = "not certain: too much was on its way"
 STRANGERS = "the two ends do not name each other"
 
 
 def of_ends(former: DataFrame, transports: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
-    """Return the receipts that were sent after a server's restart and whose signers were ends of the transports.
+    """Return those receipts of ``former`` that come from the ends of their transports.
 
-    After a restart the server no longer knows the ends, but its events from before name them.
+    After a restart, the server does not know the ends, so it cannot check this itself. Its events from before the
+    restart name the ends.
+
+    :param former: receipts that were sent after a server's restart.
 
     :param hint: marks rows for a broadcast if they are few.
     """
@@ -69,7 +75,7 @@ def of_ends(former: DataFrame, transports: DataFrame, hint: Hint = F.broadcast) 
 
 
 def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
-    """Return one row for each transport that a server or a client reports, with the three counts."""
+    """Return a row with the three counts for each transport that a server or a client reports."""
     claims = transports.where((F.col("what") == "close") & F.col("transport").isNotNull()).select(
         "server",
         "transport",
@@ -102,8 +108,8 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
             for name in ("signer", "partner")
         ],
     )
-    # One aggregation is cheaper than two outer joins. If an end sent two receipts, min() takes the smaller number.
-    # Signers are hashed to numbers, because Spark has to sort rows to aggregate texts.
+    # One aggregation is cheaper than two outer joins. If an end sent two receipts, min() selects the smaller count.
+    # Signers are hashed to numbers, because Spark would have to sort the rows to aggregate texts.
     return (
         claims.unionByName(words)
         .groupBy("server", "transport")
@@ -126,8 +132,12 @@ def _window(sent: Column) -> Column:
 
 
 def on_its_way(sent: str, received: str) -> Column:
-    """Return whether the difference between the bytes that the receiver got and those that the sender knows to be
-    delivered is small enough to have been in flight."""
+    """Return a column: whether the receiver has at least the bytes that the sender knows to be delivered, and at most a
+    window more, which can have been in flight.
+
+    :param sent: column with the bytes that the sender knows to be delivered.
+    :param received: column with the receiver's count.
+    """
     told, got = F.col(sent), F.col(received)
     return (told <= got) & (got - told <= _window(told))
 
@@ -136,11 +146,11 @@ def on_its_way(sent: str, received: str) -> Column:
 class _Direction:
     """Comparison of the counts for one direction of a transport; each field is a column.
 
-    :ivar fits: whether the three counts do not contradict each other.
-    :ivar agreed: whether the two ends are consistent. The receiver then has at least the bytes that its sender knows
-        to be delivered, and at most a window more.
-    :ivar sure: whether no bytes that the server forwarded can have been lost at the receiver.
-    :ivar word: the count that the server should claim if ``sure``.
+    :ivar fits: whether the three counts can all be true.
+    :ivar agreed: whether the counts of the two ends can both be true, by :func:`on_its_way`.
+    :ivar sure: whether every byte that the server forwarded reached the receiver. This is not sure if the receiver or
+        the server ended the transport.
+    :ivar word: the receiver's count, which the server's count must not exceed if ``sure``.
     """
 
     fits: Column
@@ -155,13 +165,13 @@ def _direction(claim: str, sent: str, received: str, sender: int, receiver: int)
     :param claim: column with the server's count.
     :param sent: column with the bytes that the sender knows to be delivered.
     :param received: column with the receiver's count.
-    :param sender: number by which ``closer`` names the sender.
-    :param receiver: number by which ``closer`` names the receiver.
+    :param sender: value of the column ``closer`` if the sender ended the transport.
+    :param receiver: value of the column ``closer`` if the receiver ended the transport.
     """
     said, got, told = F.col(claim), F.col(received), F.col(sent)
     waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
-    # The server (closer 0) ends a transport whose receiver is slow. Such a receiver, or one that has closed, may lack
-    # bytes that the server forwarded.
+    # If the receiver ended the transport, or the server did (0) because the receiver was slow, bytes that the server
+    # forwarded may not have reached the receiver.
     left = F.col("closer").isin(receiver, 0)
     behind = ~waited & on_its_way(sent, received)
     return _Direction(
@@ -180,7 +190,7 @@ def verdicts(words: DataFrame) -> DataFrame:
     relay = F.col("relay_ab").isNotNull()
     a_word, b_word = F.col("a_out") + F.col("a_in"), F.col("b_in") + F.col("b_out")
     claimed = F.coalesce(F.col("relay_ab") + F.col("relay_ba"), F.lit(0))
-    # Both ends must name each other as partner: one client that signs for both ends is a single witness.
+    # Both ends must name each other as partner. Otherwise one client may have signed for both ends.
     strangers = both & ((F.col("a_signer") != F.col("b_partner")) | (F.col("b_signer") != F.col("a_partner")))
     credited = F.when(both & ~strangers, F.least("a_out", "b_in") + F.least("b_out", "a_in")).otherwise(0)
     src, dst = _BY["src"], _BY["dst"]
@@ -233,8 +243,8 @@ def verdicts(words: DataFrame) -> DataFrame:
         .otherwise("no two agree")
     )
     conflict = F.col("state") == "conflict"
-    # Some columns are needed only for conflicts and for transports ended by a crash.  They are NULL in other rows,
-    # where they take no space.
+    # Some columns are needed only for conflicts and for transports that ended in a crash. In other rows they are NULL,
+    # which takes no space.
     shown = ("transport", *_NAMES, "relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in")
     return (
         rows.withColumn("word", F.when(conflict, word))
@@ -251,8 +261,8 @@ _COUNTED = ("matched", "cut", "conflict", "one_sided", "relay_only", "unclaimed"
 
 
 def settlement_day(rows: DataFrame) -> DataFrame:
-    """Compute for each server and day the traffic that it claims, the traffic credited to it, and the verdict on its
-    honesty."""
+    """Compute for each server and day the bytes that the server claims, the bytes credited to it, and the verdict on
+    its honesty."""
     conflict = F.col("state") == "conflict"
     beyond = F.greatest(F.lit(0), F.col("claimed") - F.col("credited"))
     nothing = F.lit(0).cast("long")
@@ -264,8 +274,8 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         F.coalesce(bounded_sum(F.when(F.col("state") == "cut", beyond)), nothing).alias("uncertain_bytes"),
         F.coalesce(bounded_sum(F.when(conflict, beyond)), nothing).alias("inflated_bytes"),
         *bounded_sums("sure_claimed", "sure_word", "left_claimed", "left_word"),
-        # These are conflicts in which the server agrees with one end against the other.  A conflict between ends that
-        # do not name each other does not count: it says nothing about the server.
+        # The count is of conflicts in which the server agrees with one end against the other. Conflicts between ends
+        # that do not name each other are left out, because they are no evidence against the server.
         F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
     )
     told, on_the_way = F.col("sure_claimed") > 0, F.col("left_claimed") > 0
@@ -288,10 +298,10 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         .when(inflated & (F.col("accusers") > MOST * F.col("witnesses")), LIES)
         .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")
         .when(inflated, "claims more, as few of its clients say")
-        # Receipts of transports that the server does not report are left out, because anybody can invent them.
+        # Transports that only clients report are left out, because anybody can invent them.
         .when(seen < WITNESS_LIMIT * (F.col("transports") - F.col("unclaimed")), "too few receipts")
-        # The end that closed and its reason are the server's own statements: a server that lies about them must not be
-        # called honest because of these statements.
+        # Only the server's events say which end closed a transport, and why. A server that lies about this could hide
+        # an inflated claim as data in flight, and must not be called honest.
         .when(
             _more("left_claimed", "left_word") & (F.col("left_accusers") > MOST * F.col("left_witnesses")),
             UNCERTAIN,
@@ -306,7 +316,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
 
 
 def settlement_conflict_day(verdicts: DataFrame, receipts: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
-    """Return the transports on which the three counts disagree, with the counts and the signers.
+    """Return the transports whose three counts contradict each other, with the counts and the signers.
 
     :param hint: marks rows for a broadcast if they are few.
     """

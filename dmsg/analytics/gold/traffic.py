@@ -11,7 +11,7 @@ from dmsg.telemetry.schema import BUCKETS
 
 
 def _sum(*names: str) -> Column:
-    """Return the bounded sum of all numbers in these columns; NULL counts as 0."""
+    """Return an aggregate: the bounded sum of all numbers in these columns, with NULL counted as 0."""
     nothing = F.lit(0).cast("long")
     in_row = nothing
     for name in names:
@@ -20,10 +20,11 @@ def _sum(*names: str) -> Column:
 
 
 def _handed_on(*ways: str) -> Column:
-    """Return the bytes forwarded in these directions, at least 0.
+    """Return an aggregate: the bytes forwarded in these directions, which are the bytes received minus those dropped,
+    at least 0.
 
-    Drops are reported at the end of a transport, so an hour can have more dropped bytes than received ones. A server
-    may also report more than it received.
+    Dropped bytes are reported at the end of a transport, so a period can have more dropped bytes than received ones. A
+    server may also report wrong numbers.
     """
     data, dropped = (_sum(*[f"{kind}_{way}" for way in ways]) for kind in ("data", "dropped"))
     return F.greatest(F.lit(0), data - dropped)
@@ -34,7 +35,7 @@ _OF_HOUR = ("opened", "accepted", "closed", "refused_by_peer", "data", "dropped_
 
 
 def _hour_sums(transports: DataFrame) -> DataFrame:
-    """Return the sums of events by server and hour; ``data`` are the bytes taken from senders."""
+    """Sum the events by server and hour. The sum ``data`` is the number of bytes received from senders."""
     close = F.col("what") == "close"
     return transports.groupBy(*_HOUR).agg(
         F.count_if(F.col("what") == "open").alias("opened"),
@@ -56,16 +57,17 @@ def _finish_hours(sums: DataFrame) -> DataFrame:
 def traffic_hour(transports: DataFrame) -> DataFrame:
     """Compute each server's traffic by hour. Bytes and frames belong to the hour of the event that reports them.
 
-    ``bytes`` counts the bytes forwarded to the receiver, ``dropped_bytes`` those taken from the sender and dropped.
+    ``bytes`` counts the bytes forwarded to receivers, ``dropped_bytes`` the bytes received from senders and dropped.
     """
     return _finish_hours(_hour_sums(transports))
 
 
 def add_traffic_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
-    """Return the rows of :func:`traffic_hour` for more events.
+    """Add further events to rows of :func:`traffic_hour`.
 
-    :param hours: rows for some events. In no row may ``bytes`` be 0 because more was dropped than taken.
-    :param transports: further events, which these rows do not contain.
+    :param hours: rows for earlier events. A row in which more bytes were dropped than received is not allowed, because
+        its ``bytes`` is 0 in place of the negative difference.
+    :param transports: events that are not counted in ``hours``.
     """
     stored = hours.withColumn("data", F.col("bytes") + F.col("dropped_bytes")).select(*_HOUR, *_OF_HOUR)
     both = stored.unionByName(_hour_sums(transports)).groupBy(*_HOUR).agg(*bounded_sums(*_OF_HOUR))
@@ -82,17 +84,17 @@ def close_day(transports: DataFrame) -> DataFrame:
 
 
 def add_close_day(days: DataFrame, transports: DataFrame) -> DataFrame:
-    """Return the rows of :func:`close_day` for more events.
+    """Add further events to rows of :func:`close_day`.
 
-    :param days: rows for some events.
-    :param transports: further events, which these rows do not contain.
+    :param days: rows for earlier events.
+    :param transports: events that are not counted in ``days``.
     """
     both = days.unionByName(close_day(transports))
     return both.groupBy("server", "dt", "reason", "by").agg(F.sum("transports").alias("transports"))
 
 
 def pair_day(transports: DataFrame) -> DataFrame:
-    """Compute the bytes that each pair of clients exchanged, by server."""
+    """Compute the bytes that each pair of clients exchanged, by server and day."""
     return (
         transports.where(F.col("what") != "open")
         .groupBy("server", "dt", "src", "dst")
@@ -105,12 +107,12 @@ def pair_day(transports: DataFrame) -> DataFrame:
 
 
 def latency_hour(transports: DataFrame) -> DataFrame:
-    """Compute the round-trip times and the times to open a transport, by server and hour."""
+    """Compute percentiles of the round-trip times and of the times to open a transport, by server and hour."""
     keys = ["server", "dt", "hour"]
     answers = sum_counts(transports, keys, "rtt")
     took = F.coalesce(F.col("accept_us") / 1000, F.col("accept_ms"))
-    # Grouping by bucket first leaves few rows, which are then turned into arrays; a sum for each bucket over all rows
-    # is slower.
+    # Grouping by bucket first leaves few rows to convert to arrays. A sum for each bucket over all rows would be
+    # slower.
     openings = (
         transports.where((F.col("what") == "close") & F.col("accept_ms").isNotNull())
         .groupBy(*keys, bucket_of(took).alias("bucket"))
@@ -124,23 +126,23 @@ def latency_hour(transports: DataFrame) -> DataFrame:
 
 
 def add_latency_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
-    """Return the rows of :func:`latency_hour` for more events.
+    """Add further events to rows of :func:`latency_hour`.
 
-    :param hours: rows for some events.
-    :param transports: further events, which these rows do not contain.
+    :param hours: rows for earlier events.
+    :param transports: events that are not counted in ``hours``.
     """
     both = hours.unionByName(latency_hour(transports))
     return latency(both, ["server", "dt", "hour"]).select(*DAILY["latency_hour"].schema.fieldNames())
 
 
 def latency_day(hours: DataFrame) -> DataFrame:
-    """Compute the latencies of each server by day."""
+    """Compute the same percentiles as :func:`latency_hour`, by server and day."""
     return latency(hours, ["server", "dt"]).select(*DAILY["latency_day"].schema.fieldNames())
 
 
 def session_day(sessions: DataFrame) -> DataFrame:
-    """Compute how long clients stay connected, by server and day. A session that is open at midnight counts on the day
-    on which it ends."""
+    """Compute the number and mean duration of clients' sessions, by server and day. A session counts on the day on
+    which it ends."""
     return (
         sessions.where(F.col("reason") != "open")
         .groupBy("server", "dt")

@@ -1,8 +1,8 @@
-"""Tables about the uptime of servers, according to their own heartbeats and to discovery's observation, and about their
-load.
+"""Tables about the load of servers, and about their uptime by their own heartbeats and by the observation of
+discoveries.
 
-Minutes are bits: one number holds the 60 minutes of an hour, and several events about the same minute are combined by
-bitwise *or*.  This needs no sorting and no window functions, and duplicates change nothing.
+The 60 minutes of an hour are 60 bits of one number. The bits of several events are combined by bitwise *or*. This needs
+no sorting and no window functions, and duplicate events do not change the result.
 """
 
 from __future__ import annotations
@@ -14,21 +14,28 @@ from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 DISTRUST = 0.1
-"""Share of the minutes of a server's heartbeats in which discovery did not see the server; above it, a flag is set."""
+"""Share of a server's minutes with heartbeats. If discovery did not see the server in more than this share, the day
+gets a flag."""
 MINUTES_OF_DAY = 1440
 CLOCK_LIMIT_MS = 60_000
-"""Difference in ms between a server's clock and discovery's above which a flag is set."""
+"""Difference in ms between a server's clock and discovery's. Above it, the day gets a flag."""
 FORGOTTEN_DAYS = 28
-"""Days after a server's last event for which a row says that the server is down."""
+"""Number of days after a server's last event for which the table still has rows of the server, with the state
+*down*."""
 
 
 def _minute(time: Column) -> Column:
-    """Return a column with minutes since 1970, from a time in ms."""
+    """Return a column with the time in minutes since 1970."""
     return F.floor(F.unix_seconds(time) / 60)
 
 
 def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) -> DataFrame:
-    """Return server, dt, hour and one bit for each minute from ``first`` to ``last``, within the row's day."""
+    """Return a row for each minute from ``first`` to ``last`` that is on the row's day, with server, dt, hour and the
+    minute's bit.
+
+    :param key: column with the server's key.
+    :param name: name of the column with the bit.
+    """
     midnight = F.unix_date("dt").cast("long") * MINUTES_OF_DAY
     within = F.sequence(F.greatest(first, midnight), F.least(last, midnight + MINUTES_OF_DAY - 1))
     minute = F.col("minute")
@@ -41,24 +48,24 @@ def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) 
 
 
 def minutes_alive(heartbeats: DataFrame, role: str) -> DataFrame:
-    """Return a bit for each minute in which a process of that role was up by its own heartbeats, with server, dt and
-    hour."""
+    """Return a row for each minute in which a process of that role was up by its own heartbeats, with the minute's
+    bit."""
     beats = heartbeats.where(F.col("role") == role)
     return _minutes(beats, "producer", _minute(F.col("covers_from")), _minute(F.col("at")), "alive")
 
 
 def minutes_seen(entries: DataFrame) -> DataFrame:
-    """Return a bit for each minute in which a discovery held a fresh entry of the server, with server, dt and hour.
+    """Return a row for each minute in which a discovery had a fresh entry of a server, with the minute's bit.
 
-    A server posts every 30 s; a post counts for its minute and the next.
+    A server posts every 30 s. A post counts for its own minute and for the next one.
     """
     posts = entries.where(F.col("is_server") & F.col("result").isin("first", "next"))
     return _minutes(posts, "subject", _minute(F.col("at")), _minute(F.col("at")) + 1, "seen")
 
 
 def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
-    """Compute for each server and hour the minutes in which it was up, according to its own heartbeats and to
-    discovery, and its load."""
+    """Compute for each server and hour the load, and the number of minutes in which the server was up: by its own
+    heartbeats, by discovery, and by both."""
     keys = ["server", "dt", "hour"]
     loads = ("sessions", "transports", "capacity", "frames", "bytes", "lag_ms", "cpu_ms", "rss_kb", "lost")
     load = heartbeats.where(F.col("role") == "server").select(
@@ -86,7 +93,7 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
     )
     no_minute = F.lit(0).cast("long")
     told, found = F.coalesce("alive", no_minute), F.coalesce("seen", no_minute)
-    # If no discovery ran, the number of minutes in which it saw the server is unknown (NULL), and not 0.
+    # If no discovery ran in that hour, the number of minutes in which it saw the server is NULL (unknown), and not 0.
     known = F.col("watched").isNotNull()
     return joined.select(
         *keys,
@@ -100,7 +107,8 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
 def minute_day(hours: DataFrame, window: DataFrame) -> DataFrame:
     """Add up the minutes in which each server was up, by day.
 
-    :param window: dt and observed_minutes: number of minutes of each day between its first and last event.
+    :param window: for each day ``dt`` the ``observed_minutes``, which is the number of minutes between the day's first
+        and last event.
     """
     return (
         hours.groupBy("server", "dt")
@@ -115,8 +123,8 @@ def minute_day(hours: DataFrame, window: DataFrame) -> DataFrame:
 
 
 def clock_day(entries: DataFrame) -> DataFrame:
-    """Compute each server's clock error by day. The maximum difference is taken, because a delayed post only makes its
-    time older."""
+    """Compute each server's clock error by day. The maximum difference is the error: the delay of a post only makes the
+    difference smaller."""
     posts = entries.where(F.col("is_server") & F.col("clock_ms").isNotNull())
     return posts.groupBy(F.col("subject").alias("server"), "dt").agg(
         F.count(F.lit(1)).alias("posts"),
@@ -129,9 +137,9 @@ def clock_day(entries: DataFrame) -> DataFrame:
 def boot(days: DataFrame) -> DataFrame:
     """Classify how each process ended.
 
-    *stopped*: the process wrote a stop event. *crashed*: it wrote none, and another process of its name began.
-    *silent*: it wrote none, no other began, and its last event is more than ``SILENCE_SECONDS`` older than the
-    newest of all. Otherwise it is *running*.
+    A process that wrote a stop event has *stopped*. Without a stop event, the process has *crashed* if a later process
+    of the same name began. It is *silent* if no other process began, and its last event is more than
+    ``SILENCE_SECONDS`` older than the newest event of all. Otherwise it is *running*.
 
     :param days: processes by day, of all days.
     """
@@ -146,8 +154,8 @@ def boot(days: DataFrame) -> DataFrame:
     gone = F.unix_seconds("newest") - F.unix_seconds("last_at") > SILENCE_SECONDS
     ended = (
         F.when(F.col("stops") > 0, "stopped")
-        # The start of another process alone proves no crash, because two programs with one key may run at the same
-        # time.
+        # The start of another process alone does not prove a crash, because two programs with the same key may run at
+        # the same time. So this process must have written no event after that start, or be silent by now.
         .when(F.col("next_at").isNotNull() & ((F.col("next_at") >= F.col("last_at")) | gone), "crashed")
         .when(gone, "silent")
         .otherwise("running")
@@ -163,14 +171,15 @@ def boot(days: DataFrame) -> DataFrame:
 
 
 def _share(minutes: str) -> Column:
-    # Unknown minutes (NULL) give NULL here, because least() ignores NULL and would return 1 for a server of which
-    # nothing is known.
+    # Unknown minutes (NULL) must give NULL. Without the condition, least() would ignore NULL and return 1 for a server
+    # of which nothing is known.
     share = F.least(F.lit(1.0), F.col(minutes) / F.col("observed_minutes"))
     return F.when(F.col(minutes).isNotNull(), share)
 
 
 def calendar(minutes: DataFrame) -> DataFrame:
-    """Return server and dt for each day from a server's first event to :data:`FORGOTTEN_DAYS` after its last."""
+    """Return a row for each server and each day from the server's first event to :data:`FORGOTTEN_DAYS` days after its
+    last event."""
     newest = minutes.agg(F.max("dt").alias("newest"))
     return (
         minutes.groupBy("server")
@@ -186,10 +195,11 @@ def calendar(minutes: DataFrame) -> DataFrame:
 
 
 def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clocks: DataFrame) -> DataFrame:
-    """Compute each server's uptime and availability by day.
+    """Compute each server's uptime, availability and state by day.
 
-    *down*: neither the server nor a discovery reports a minute of the day, but others report some. *unheard*: a
-    discovery saw the server, but no event of the server has arrived. *unknown*: no events of anybody have arrived.
+    The state is *up* if the server wrote heartbeats. It is *unheard* if a discovery saw the server, but no heartbeat
+    has arrived. It is *down* if neither is the case, but other events of the day have arrived. It is *unknown* if no
+    event of the day has arrived.
 
     :param minutes: rows of :func:`minute_day` of all days.
     :param boots: rows of :func:`boot`.
@@ -205,7 +215,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
     crashed = boots.where((F.col("role") == "server") & (F.col("ended") == "crashed")).select(
         F.col("producer").alias("server"), F.to_date("last_at").alias("dt"), F.lit(1).alias("crashes")
     )
-    # The parts are combined by one union and one aggregation; rows outside the calendar are dropped.
+    # The parts are combined by one union and one aggregation. Rows of days outside the calendar are dropped.
     rows = calendar(minutes).withColumn("listed", F.lit(True))
     told_of = ("alive_minutes", "seen_minutes", "agreed_minutes")
     for part in (minutes.select("server", "dt", *told_of), started, crashed, clocks.select("server", "dt", "skew_ms")):
@@ -240,8 +250,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
         days.join(F.broadcast(watched), "dt", "left")
         .withColumn("state", state)
         .withColumn("alive_minutes", F.when(told, alive))
-        # On a day that a discovery watched, a server without an entry has 0 minutes; on other days the number is
-        # unknown.
+        # If a discovery ran on the day, a server without an entry has 0 minutes. Otherwise the number is unknown.
         .withColumn("seen_minutes", F.when(F.col("watched"), seen))
         .withColumn("agreed_minutes", F.when(F.col("watched") & told, F.coalesce("agreed_minutes", F.lit(0))))
         .withColumn("observed_minutes", F.col("observed"))
