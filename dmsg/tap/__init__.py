@@ -1,1 +1,1 @@
-"""Plugins of ``twistd``, one for each entity: their options, and the functions that make the services."""
+"""Plugins of ``twistd``, one for each entity: their options, and the functions that create the services."""

@@ -1,6 +1,6 @@
-"""Settings of an entity in one TOML file, under the names of its options.
+"""Configuration file of an entity: a TOML file whose settings have the names of the command-line options.
 
-The command line overrides the file.
+Options on the command line override the file.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ _log = Logger()
 
 
 class GivenText(str):
-    """Text that was given for an option.
+    """Text of an option's value.
 
-    :ivar where: the file and the line, with a colon; empty for the command line.
+    :ivar where: the file and the line that contain the value, and a colon; empty if it came from the command line.
     """
 
     where = ""
 
 
 def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
-    """Return the settings in the file, as the command line would give them.
+    """Return the settings in the file, in the form that values from the command line have.
 
-    :param rows: all options.
+    :param path: path of the file.
+    :param rows: declarations of all options.
     :raises UsageError: the file is unreadable or malformed, or has an invalid name or value.
     """
     try:
@@ -72,7 +73,7 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
 
 
 def find_line(path: str, name: str) -> str:
-    """Return the file and, if found, the line on which it sets ``name``."""
+    """Return the path and, if found, the number of the line that sets ``name``, as a text for messages."""
     pattern = re.compile(rf"^\s*[\"']?{name.replace('-', '[-_]')}[\"']?\s*=")
     try:
         lines = Path(path).read_text().splitlines()
@@ -83,7 +84,10 @@ def find_line(path: str, name: str) -> str:
 
 
 def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
-    """At SIGHUP, call ``reload`` and reopen the log files; programs that rotate logs send this signal, too."""
+    """Install a handler for SIGHUP that calls ``reload`` and reopens the log files.
+
+    Programs that rotate logs also send this signal.
+    """
 
     def hung_up(number: int, frame: object) -> None:
         threads = cast(IReactorFromThreads, reactor)
@@ -93,6 +97,6 @@ def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
     try:
         signal.signal(signal.SIGHUP, hung_up)
     except ValueError:
-        # Outside the main thread no handler is installed: another program runs the entity there, and handles signals
-        # itself.
+        # Python allows handlers only in the main thread. In another thread, the program that runs the entity there
+        # handles signals itself.
         _log.debug("this system has no SIGHUP: settings cannot be reloaded")

@@ -1,7 +1,7 @@
-"""Log files of twistd that another program rotates, which are reopened at SIGHUP and SIGUSR1.
+"""Reopening of twistd's log files at SIGHUP and SIGUSR1, for programs such as logrotate.
 
-A program such as logrotate renames the file and sends a signal.  Without this module the entity would continue to write
-to the renamed file, and at SIGUSR1 twistd itself would rename the new file once more.
+Such a program renames the log file and then sends a signal.  Without this module, the entity would continue to write to
+the renamed file at SIGHUP.  At SIGUSR1, twistd would rename the new file once more.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _files: list[BaseLogFile] = []
 
 
 def log_file_of(observer: ILogObserver) -> BaseLogFile | None:
-    """Return the file that an observer of twistd writes to; None for standard output or syslog."""
-    # The private attribute is used, because twistd makes the observer and keeps the file only there.
+    """Return the file that a log observer writes to; None for standard output or syslog."""
+    # twistd creates the observer, and only this private attribute has the file.
     file = getattr(observer, "_outFile", None)
     return file if isinstance(file, BaseLogFile) else None
 
 
 def reopen_at_signals(file: BaseLogFile) -> None:
-    """Reopen ``file`` at each SIGUSR1; :func:`reopen_log_files` does so at SIGHUP."""
+    """Reopen ``file`` at each SIGUSR1, and whenever :func:`reopen_log_files` is called, as at SIGHUP."""
     _files.append(file)
 
     def is_rotated(number: int, frame: object) -> None:
@@ -37,11 +37,13 @@ def reopen_at_signals(file: BaseLogFile) -> None:
 
 
 def reopen_log_files() -> None:
-    """Reopen all log files by their names; a file that cannot be opened is kept as it was."""
+    """Reopen all log files under their names.  If a file cannot be opened, the entity continues to write to the old
+    one.
+    """
     for file in _files:
         try:
-            # Opening is tried first, because a reopen closes the old file: if the new one could not be opened, the
-            # entity would have no log to report it.
+            # ``reopen`` closes the old file first. If the new file could not be opened then, the entity would have no
+            # log in which to report that, so opening is tried before.
             with open(file.path, "ab"):
                 pass
             file.reopen()

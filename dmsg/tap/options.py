@@ -1,4 +1,4 @@
-"""Options of the plugins of twistd, generated from their declarations, and options that several plugins share."""
+"""Options of the plugins of twistd, generated from declarations, and the options that several plugins share."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from dmsg.tap.log_files import log_file_of, reopen_at_signals
 from dmsg.tap.usage import usage_of
 
 DESCRIPTOR_RESERVE = 64
-"""Number of descriptors that are not for clients: log, listening ports, discovery."""
+"""Number of file descriptors that are not for clients but for the log, listening ports, discovery and the like."""
 UNSAID: tuple[object, ...] = (None, [], 0)
-"""Values by which an option is recognised that was not given on the command line."""
+"""Values that an option has after parsing if it was not given on the command line."""
 _T = TypeVar("_T")
 
 LISTEN = Option(
@@ -57,18 +57,25 @@ DEBUG = Option(name="debug", short="d", help="Write debug messages to the log", 
 
 
 def listen_row(default: str, help: str = LISTEN.help, kind: Kind = ENDPOINT, short: str | None = None) -> Option:
-    """Return the declaration of ``--listen``."""
+    """Return the declaration of ``--listen``.
+
+    :param default: endpoint string to listen on if the option is not given.
+    :param help: help text.
+    :param kind: kind of the accepted values.
+    :param short: short name of the option, one letter.
+    """
     return replace(LISTEN, default=(default,), help=help, kind=kind, short=short)
 
 
 class EntityOptions(UsageOptions):
-    """Options of an entity, generated from their declarations; see :mod:`dmsg.base.options`.
+    """Options of an entity, generated from declarations; see :mod:`dmsg.base.options`.
 
-    An error is one line, after which twistd prints no usage.  After parsing, each option has its value, in the unit of
-    the settings.
+    An error is printed as one line, without twistd's usage.  After parsing, each option has its value, in the unit of
+    the settings class.
 
     :cvar plugin: name of the plugin of twistd.
-    :cvar rows: all options of the plugin; :func:`~dmsg.base.options.rows_of` returns those of a settings class.
+    :cvar rows: declarations of all options of the plugin; :func:`~dmsg.base.options.rows_of` returns those of a
+        settings class.
     :ivar from_file: settings in the configuration file.
     """
 
@@ -87,7 +94,8 @@ class EntityOptions(UsageOptions):
         cls.optParameters = []
         for row in own:
             if row.repeated:
-                method = _appending(row)  # Both names have the same method, so that twistd shows them on one line.
+                # The long and the short name share one method, so that twistd shows them on one line.
+                method = _appending(row)
                 for name in filter(None, (row.name.replace("-", "_"), row.short)):
                     setattr(cls, f"opt_{name}", method)
             elif not isinstance(row.kind, Flag):
@@ -101,7 +109,8 @@ class EntityOptions(UsageOptions):
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """Parse the options.
 
-        :raises UsageError: an option is invalid; the caller of twistd gets one line, and exit status 1.
+        :raises UsageError: an option is invalid.  As a plugin of twistd, the method instead prints one line and raises
+            SystemExit with status 1.
         """
         try:
             super().parseOptions(options)  # type: ignore[no-untyped-call]
@@ -122,9 +131,9 @@ class EntityOptions(UsageOptions):
             raise UsageError(str(error)) from None
 
     def take_values(self) -> None:
-        """Read the configuration file and the value of each option.
+        """Read the configuration file, and convert the value of each option.
 
-        :raises UsageError: a value is invalid; the message says which one, and where it is.
+        :raises UsageError: a value is invalid; the message contains the value and, if it comes from the file, the line.
         """
         if self.get("config") is not None:
             self.from_file = config.read(self["config"], self.rows)
@@ -145,19 +154,28 @@ class EntityOptions(UsageOptions):
         return _read(row, said) if isinstance(said, GivenText) else row.default
 
     def finish(self) -> None:
-        """Check options in combination, and prepare what the service needs.
+        """Check combinations of options, and load what the service needs, such as the key.
 
-        :raises UsageError: a combination is invalid; also DmsgError and OSError.
+        :raises UsageError: a combination is invalid.
+        :raises DmsgError: a file cannot be used.
+        :raises OSError: a file cannot be read.
         """
 
     def begin(self, reactor: Reactor | None) -> Reactor:
-        """Set the format of the log. Return ``reactor``, or the global reactor if it is None."""
+        """Set the format of the log.
+
+        :returns: ``reactor``, or the global reactor if ``reactor`` is None.
+        """
         reactor = the_reactor(reactor)
         set_log_format(self["log-format"], debug=bool(self.get("debug")))
         return reactor
 
     def make(self, settings: Callable[..., _T], **others: object) -> _T:
-        """Return settings with the values of the options and ``others``, which take precedence."""
+        """Create an instance of a settings class from the values of the options.
+
+        :param settings: settings class.
+        :param others: further arguments of the class, which override the options.
+        """
         values = {}
         for row in rows_of(settings):
             said = self[row.name]
@@ -165,8 +183,10 @@ class EntityOptions(UsageOptions):
         return settings(**{**values, **others})
 
     def read_again(self) -> tuple[Self, list[str]]:
-        """Return the options as the configuration file has them now, and those that need a restart to change.
+        """Read the configuration file again.
 
+        :returns: options with the new values, and the names of the changed options that take effect only after a
+            restart.
         :raises UsageError: the file is invalid.
         """
         fresh = type(self)()
@@ -180,7 +200,7 @@ class EntityOptions(UsageOptions):
         return fresh, sorted(name for name in changed - reloaded if self._given_options[name] in UNSAID)
 
     def getUsage(self, width: int | None = None) -> str:
-        """Return the usage: what the program does, then its options by group."""
+        """Return the text of ``--help``: what the program does, an example, and the options by group."""
         own = [
             Option(name=name, short=self._letter(name), help=" ".join(text.split()).rstrip("."), kind=FLAG)
             for name, text in self.docs.items()
@@ -204,7 +224,7 @@ class EntityOptions(UsageOptions):
 
 
 def _appending(row: Option) -> Callable[[EntityOptions, str], None]:
-    """Return the method with which twistd sets an option that may be repeated."""
+    """Return the method that twistd calls for each value of a repeatable option."""
 
     def append(self: EntityOptions, value: str) -> None:
         self[row.name].append(GivenText(value))
@@ -226,9 +246,9 @@ def _read(row: Option, given: GivenText) -> object:
 
 
 def descriptors() -> int:
-    """Raise the soft limit of descriptors and return the number of connections that this process may have."""
+    """Raise the soft limit of file descriptors to the hard limit, and return how many connections are then possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The limit is compared for equality first, because the constant for "no limit" is a negative number.
+    # The constant for "no limit" is a negative number, so the limit must not be compared by size before this check.
     endless = resource.RLIM_INFINITY
     if soft != endless and (soft < hard or hard == endless):
         try:
@@ -253,17 +273,20 @@ def _as_json(event: LogEvent) -> str:
 
 
 def json_log(stream: TextIO) -> ILogObserver:
-    """Return an observer that writes one JSON object per line."""
+    """Return a log observer that writes one JSON object per line."""
     observer: ILogObserver = FileLogObserver(stream, _as_json)
     return observer
 
 
 def set_log_format(value: str, *, debug: bool = False) -> None:
-    """Set the format of the log: ``text`` is twistd's own, ``json`` replaces it, in its file or on standard output.
+    """Set the format of the log that twistd is about to begin.
 
-    Neither contains control characters.  A plugin's makeService is called just before twistd begins to log.  It has no
-    other way to choose an observer, because its application does not know the observer yet.
+    twistd creates its log observer after the plugin's makeService has returned, and offers no way to replace it.  So
+    this function replaces ``beginLoggingTo``, through which twistd passes its observer.  In both formats, control
+    characters in messages are replaced.
 
+    :param value: ``text`` for twistd's own format, or ``json`` for one JSON object per line.  The log goes to the same
+        file, or to standard output.
     :param debug: whether to log debug messages, too.
     """
     begin = globalLogBeginner.beginLoggingTo
@@ -279,8 +302,8 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
             observers = [json_log(output) for output in outputs]
         if not debug:
             level = LogLevelFilterPredicate(LogLevel.info)
-            # Twisted logs each planned connection to Redis. These lines are left out; only the one that says that Redis
-            # does not answer is of interest.
+            # Twisted logs each planned connection to Redis. Only its warnings that Redis does not answer are logged
+            # here.
             level.setLogLevelForNamespace("twisted.application._client_service", LogLevel.warn)
             observers = [FilteringLogObserver(one, [level]) for one in observers]
         begin([printable_log(one) for one in observers], **options)
@@ -293,7 +316,10 @@ def _default_text(text: str) -> str:
 
 
 def printable_log(observer: ILogObserver) -> ILogObserver:
-    """Wrap a log so that text from strangers cannot control the terminal or forge a line."""
+    """Return an observer that replaces control characters in messages before it passes them to ``observer``.
+
+    Text from strangers could otherwise control the terminal, or look like a log line of its own.
+    """
 
     def observe(event: LogEvent) -> None:
         observer(
@@ -307,9 +333,11 @@ def printable_log(observer: ILogObserver) -> ILogObserver:
 
 
 def own_pid_file(options: object, name: str) -> None:
-    """Give an entity a pid file of its own name, or none in the foreground, unless the command line names one.
+    """Set the path of the pid file to ``NAME.pid``, or to none in the foreground, unless the command line sets a path.
 
-    With twistd's default name, two entities could not run from the same directory, as the README shows it.
+    With twistd's default path, two entities could not run in the same directory, as they do in the README's example.
+
+    :param options: options of the entity, whose ``parent`` has the options of twistd.
     """
     twistd = getattr(options, "parent", None)
     if twistd is not None and twistd.get("pidfile") == "twistd.pid":
@@ -317,41 +345,49 @@ def own_pid_file(options: object, name: str) -> None:
 
 
 def default_key_file(name: str) -> str:
-    """Return the default path of an entity's key file."""
+    """Return the default path of an entity's key file.
+
+    :param name: name of the file without its suffix.
+    """
     return str(config_directory() / f"{name}.key")
 
 
 class KeyOptions(EntityOptions):
-    """Options of an entity that has a key.
+    """Options of an entity that has a secret key.
 
-    :cvar key_name: default name of the key file.
+    :cvar key_name: name of the default key file, without its suffix.
     """
 
     key_name: ClassVar[str] = ""
 
     def take_key(self) -> None:
-        """Load the key, or create it.
+        """Load the key from its file.  The default file is created if it does not exist; another file only with
+        ``--create``.
 
-        :raises DmsgError: the file cannot be used, or another program uses it.
+        :raises DmsgError: the file cannot be used, or another program uses the key.
         """
         if self["key-file"]:
             self["key"] = load_or_create_key(self["key-file"], create=bool(self["create"]))
         else:
             self["key-file"] = default_key_file(self.key_name)
             self["key"] = default_key(self["key-file"])
-        # The lock is taken again when the service starts, after twistd has gone into the background.
+        # This only checks that the key is free. The service locks the key again after twistd has become a daemon.
         self.hold_key().release()
 
     def hold_key(self) -> KeyLock:
         """Lock the key file.
 
-        :raises KeyInUse: another program uses it.
+        :raises KeyInUse: another program uses the key.
         """
         return hold_key(self["key-file"], self.plugin, share=bool(self["share"]))
 
 
 def key_rows(help: str, default: str) -> tuple[Option, ...]:
-    """Return the declarations of the options of :class:`KeyOptions`."""
+    """Return the declarations of the options of :class:`KeyOptions`.
+
+    :param help: help text of ``--key-file``.
+    :param default: default of ``--key-file``, as a text for the help.
+    """
     return (
         Option(name="key-file", help=help, kind=Text("file"), default_text=default, secret=True, group=KEY),
         Option(name="create", help="Create the key file if it does not exist", kind=FLAG, in_file=False, group=KEY),

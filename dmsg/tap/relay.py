@@ -1,4 +1,4 @@
-"""Options that the servers of all protocol families share."""
+"""Options that the servers of the families v2019 and messaging share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = Logger()
 
 
 def relay_rows(key_name: str, limits: type[Any]) -> tuple[Option, ...]:
-    """Return the options of a server.
+    """Return the declarations of a server's options.
 
-    :param key_name: default name of the key file.
+    :param key_name: name of the default key file, without its suffix.
     :param limits: class of the limits of the protocol family.
     """
     return (
@@ -44,7 +44,7 @@ def relay_rows(key_name: str, limits: type[Any]) -> tuple[Option, ...]:
 
 
 class RelayOptions(KeyOptions):
-    """Base class of the options of servers, for all protocol families.
+    """Base class of the options of servers.
 
     :cvar limits_class: class of the limits of the protocol family.
     """
@@ -52,12 +52,16 @@ class RelayOptions(KeyOptions):
     limits_class: ClassVar[type[Any]]
 
     def limits(self) -> Any:
-        """Return the limits of one client."""
+        """Return the limits that the options set.  The maximum number of connections is also bounded by the file
+        descriptors.
+        """
         limits = self.make(self.limits_class)
         return replace(limits, max_connections=min(limits.max_connections, descriptors()))
 
     def reload_on_hangup(self, reactor: Reactor, server: RelayServer) -> None:
-        """Reload the settings and lists at SIGHUP."""
+        """At SIGHUP, read the configuration file and the lists of keys again, and apply what can change without a
+        restart.
+        """
 
         def hung_up() -> None:
             limits = None
@@ -78,7 +82,7 @@ class RelayOptions(KeyOptions):
         config.on_hangup(reactor, hung_up)
 
     def settings(self, reactor: IReactorTime) -> ServerSettings:
-        """Return the settings that the servers of all protocol families share."""
+        """Return the settings that the servers of both families share."""
         return self.make(ServerSettings, admission=self.make(AdmissionSettings).admission(reactor))
 
     def finish(self) -> None:

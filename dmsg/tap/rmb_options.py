@@ -1,4 +1,4 @@
-"""Options that the relay and the peer of the bus share, and options of the reference's programs that dmsg ignores."""
+"""Options that the relay and the peer of the bus share, some of them only for compatibility with rmb-rs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REGISTRY_ROW = Option(name="registry", help=REGISTRIES, kind=REGISTRY, group=NET
 
 
 class RmbOptions(EntityOptions):
-    """Options of a program that looks up twins.
+    """Options of a program of the bus that looks up twins in a registry.
 
-    :cvar several: options that accept several values after one name, as rmb-rs does: ``-s A B``.
+    :cvar several: options that accept several values after one name, as in rmb-rs: ``-s A B``.
     """
 
     several: tuple[str, ...] = ("-s", "--substrate")
@@ -40,16 +40,16 @@ class RmbOptions(EntityOptions):
         super().parseOptions(repeat_option(options or (), self.several))
 
     def note(self, text: str) -> None:
-        """Print a note about an option that is accepted and has no effect."""
+        """Print a note about an option, on standard error."""
         twistd: ServerOptions | None = getattr(self, "parent", None)
         name = "rmb" if twistd is None else f"twistd {twistd.subCommand}"
         sys.stderr.write(f"{name}: {text}\n")
 
     def check_registry(self) -> None:
-        """Find out which registry the options name.
+        """Check that the options name exactly one registry.
 
-        :raises UsageError: they name none, or two.
-        :raises RegistryUnavailable: the value describes no registry.
+        :raises UsageError: the options name no registry, or two.
+        :raises RegistryUnavailable: the value does not describe a registry.
         """
         if self._nodes:
             if self["registry"] is not None:
@@ -62,8 +62,12 @@ class RmbOptions(EntityOptions):
 
 
 def repeat_option(words: Sequence[str], several: Sequence[str]) -> list[str]:
-    """Return the arguments with ``-m a b`` written as ``-m a -m b``. That is unambiguous, because these command lines
-    have no arguments without an option."""
+    """Return the arguments with ``-m a b`` replaced by ``-m a -m b``.
+
+    The replacement is unambiguous, because each argument of these command lines is an option or the value of one.
+
+    :param several: options that accept several values after one name.
+    """
     found: list[str] = []
     repeated: str | None = None
     has_value = False

@@ -91,12 +91,12 @@ class Options(RmbOptions):
         self["secret"] = read_secret(self["key-file"], self["key-type"])
 
     def settings(self) -> PeerSettings:
-        """Return the settings of the peer."""
+        """Return the settings of the gateway."""
         secret = self["secret"]
         return self.make(PeerSettings, secret=secret.secret, registry=self["registry"], key_type=secret.key_type)
 
 
 def makeService(options: Options, reactor: Reactor | None = None) -> IService:
-    """Return a peer as a Twisted service."""
+    """Return the gateway of a twin as a Twisted service."""
     reactor = options.begin(reactor)
     return StopOnFailure(reactor, RmbPeer(reactor, options.settings()), options)

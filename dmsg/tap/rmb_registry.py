@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 
 
 def _path(store: str) -> str:
-    """Return the path of the SQLite file."""
+    """Return the path that SQLite gets for a store: a file, or ``:memory:``."""
     kind, colon, rest = store.partition(":")
     if not colon or kind not in ("memory", "sqlite") or (kind == "sqlite") != bool(rest):
         raise ValueError(f"{store!r} is not sqlite:PATH or memory:")

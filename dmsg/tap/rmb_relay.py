@@ -26,8 +26,10 @@ except ModuleNotFoundError as error:
 
 
 def listen_endpoint(value: str) -> str:
-    """Return the endpoint string of ``HOST:PORT`` or ``[ADDRESS]:PORT``, as in the reference, or of an endpoint
-    string."""
+    """Return an endpoint string for an address to listen on.
+
+    :param value: ``HOST:PORT`` or ``[ADDRESS]:PORT``, as in rmb-rs, or an endpoint string.
+    """
     host, colon, port = value.rpartition(":")
     if colon and port.isdigit() and (host.startswith("[") or host.replace(".", "").isdigit()):
         inner = host.strip("[]").replace(":", "\\:")
@@ -43,7 +45,7 @@ def _queue(text: str) -> str:
 
 
 class Options(RmbOptions):
-    """Options of ``twistd rmb-relay``; names and short forms are those of the reference, if it has the option."""
+    """Options of ``twistd rmb-relay``.  Options that rmb-rs has, too, have the same names and short forms."""
 
     plugin = "rmb-relay"
     longdesc = (
@@ -98,7 +100,7 @@ class Options(RmbOptions):
     several = (*RmbOptions.several, "-m", "--domain")
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
-        """Parse the options; ``--limit COUNT SIZE`` may be two words, as in the reference."""
+        """Parse the options.  As in rmb-rs, ``--limit COUNT SIZE`` may have its two values as separate arguments."""
         words = list(options or ())
         for at, word in enumerate(words):
             head, equals, count = word.partition("=")
@@ -106,7 +108,7 @@ class Options(RmbOptions):
                 continue
             last = at + 1 if equals else at + 2
             count = count if equals else (words[at + 1] if at + 1 < len(words) else "")
-            # Commas are removed, because the reference's documentation has the example --limit 1000, 1048576.
+            # Commas are removed, because the documentation of rmb-rs has the example ``--limit 1000, 1048576``.
             if re.fullmatch(r"\s*\d+\s*,?\s*", count) and re.fullmatch(
                 r"\s*,?\s*\d+\s*", "".join(words[last : last + 1])
             ):
@@ -121,7 +123,8 @@ class Options(RmbOptions):
             self["max-sessions"] = (self["workers"] or 500) * (self["user-per-worker"] or 1000)
 
     def hold_queue(self) -> KeyLock:
-        """Lock this relay's file of messages, because a second relay would deliver each message twice.
+        """Lock this relay's file of queued messages.  A second relay with the same file would deliver each message
+        twice.
 
         :raises KeyInUse: another process uses the file.
         """

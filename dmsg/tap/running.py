@@ -1,4 +1,4 @@
-"""Start of an entity, which ends its process with one clear line if it cannot start."""
+"""Start of an entity as a service.  If the entity cannot start, the process ends with one clear line in the log."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ from dmsg.tap.config import on_hangup
 _log = Logger()
 
 GC_THRESHOLDS = (20_000, 20, 100)
-"""Allocations before a young collection, and collections before the next older one.  With many connections a full
-collection takes a tenth of a second."""
+"""Thresholds of Python's garbage collector: allocations between collections of the youngest generation, and collections
+of each generation between those of the next one.  Full collections are rare, because with many connections each takes a
+tenth of a second.
+"""
 
 
 class CannotStart(DmsgError):
-    """Error: an entity did not start."""
+    """Error: an entity cannot start."""
 
 
 class Entity(Interface):
-    """Interface of a service whose ``ready`` fires when it listens, or fails."""
+    """Interface of an entity's service."""
 
     @property
     def name(self) -> str:
@@ -43,16 +45,18 @@ class Entity(Interface):
 
     @property
     def ready(self) -> Deferred[Any]:
-        """Deferred that fires when the entity listens, or fails."""
+        """Deferred that fires when the entity listens on its ports, and fails if it cannot."""
 
     def setServiceParent(self, parent: IServiceCollection, /) -> None:
         """Attach the service to ``parent``, which then starts and stops it."""
 
 
 class StopOnFailure(MultiService):
-    """Service around an entity, which ends the process if the entity does not start.
+    """Service that contains an entity, and ends the process if the entity cannot start.
 
-    :param hold_key: locks the key file or another file of the entity, from the start to the end.
+    :param options: options of the entity, whose ``parent`` has the options of twistd.
+    :param hold_key: function that locks the key file, or another file of the entity, from the start to the end.
+    :param follower: service that is started after the entity and stopped after it.
     :ivar entity: service of the entity.
     """
 
@@ -64,10 +68,6 @@ class StopOnFailure(MultiService):
         hold_key: Callable[[], KeyLock] | None = None,
         follower: Service | None = None,
     ) -> None:
-        """:param options: options of the entity, whose parent has twistd's.
-
-        :param follower: service that runs beside the entity, and is stopped after it.
-        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._twistd: Mapping[str, Any] = getattr(options, "parent", None) or {}
         self._message = ""
@@ -82,15 +82,16 @@ class StopOnFailure(MultiService):
         ClockWatch(reactor).setServiceParent(self)  # type: ignore[no-untyped-call]
 
     def startService(self) -> None:
-        """Start the entity.
+        """Start the entity.  If it fails after this method has returned, the reactor stops and the process ends with
+        status 1.
 
-        :raises SystemExit: the entity cannot start, and that is known at once.  A later failure stops the reactor and
-            ends the process with status 1.
-        :raises CannotStart: the same for a daemon; twistd tells the process that waits for it.
+        :raises SystemExit: the entity cannot start.
+        :raises CannotStart: the entity cannot start, in a daemon. twistd reports the error to the process that started
+            the daemon.
         """
         self._starting = True
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            # The handler is installed because programs that rotate logs send this signal.
+            # Without a handler, the signal that programs send after rotating logs would end the process.
             on_hangup(self._reactor, lambda: _log.info("SIGHUP: this program has nothing to reload"))
         if self._hold_key is not None:
             try:
@@ -114,7 +115,7 @@ class StopOnFailure(MultiService):
         raise SystemExit(1) from None
 
     def _remove_pid_file(self) -> None:
-        """Remove the pid file, which twistd removes only at an orderly end."""
+        """Remove the pid file. twistd removes it only at a normal end."""
         name = self._twistd.get("pidfile")
         if name:
             with suppress(OSError):
@@ -157,7 +158,7 @@ class StopOnFailure(MultiService):
             self._reactor.stop()
 
     def _exit_with_failure(self) -> None:
-        """End the process with status 1, because twistd ends with 0 unless a signal ended it."""
+        """End the process with status 1. twistd itself would end with status 0."""
         self._remove_pid_file()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -1,4 +1,4 @@
-"""Options of entities that write events, and of the sender that delivers them to a collector."""
+"""Options of entities that write events, and the service that sends the event files to a collector."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def collector_address(value: str) -> DmsgAddress:
-    """Return the address of a collector, from ``KEY[:PORT]``.
+    """Return the address of a collector from ``KEY[:PORT]``.
 
-    :raises ValueError: the text is no such address.
+    :raises ValueError: the text is not such an address.
     """
     key, colon, port = value.partition(":")
     return DmsgAddress(PubKey.from_text(key), int(PORT_NUMBER.read(port)) if colon else PORT)
@@ -42,7 +42,7 @@ TELEMETRY_ROWS = (
 
 
 def telemetry(options: EntityOptions) -> TelemetrySettings | None:
-    """Return the settings of telemetry, or None without a directory.
+    """Return the settings of telemetry; None if ``--telemetry`` was not given.
 
     :raises UsageError: an option is invalid.
     :raises DmsgError: the directory or the secret cannot be used.
@@ -61,11 +61,14 @@ def telemetry(options: EntityOptions) -> TelemetrySettings | None:
 def sender(
     reactor: Reactor, options: EntityOptions, discovery: Callable[[], Sequence[str]], telemetry: Telemetry | None
 ) -> SpoolSender | None:
-    """Return the sender of finished files to the collector, or None if no collector is configured."""
+    """Return the service that sends finished event files to the collector, or None if no collector is configured.
+
+    :param discovery: function that returns the URLs of the discoveries that know the collector.
+    """
     if telemetry is None or options["telemetry-to"] is None:
         return None
-    # The import is here, because the sender needs a whole client, which takes a third as long to import as the rest of
-    # an entity.
+    # The import is delayed: the sender needs a whole client, whose import takes a third as long as the rest of an
+    # entity's.
     from dmsg.collector.sender import SpoolSender
 
     directory: Path = options["telemetry-settings"].directory

@@ -1,4 +1,4 @@
-"""Usage of the plugins of twistd: what an entity does, an example, and its options by group."""
+"""Text of ``--help`` of the plugins of twistd: what an entity does, an example, and its options by group."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator
 from dmsg.base.options import GROUPS, Choice, Flag, Number, Option
 
 HELP_COLUMN = 28
-"""Column at which the text of an option begins."""
+"""Column at which the help texts of options begin."""
 EXAMPLE = "Example: "
-"""Text that marks the example at the end of a description."""
+"""Text that separates a plugin's description from its example."""
 
 
 def usage_of(description: str, rows: Iterable[Option], width: int) -> str:
-    """Return the usage of a plugin.
+    """Return the text of ``--help``.
 
+    :param description: what the entity does, followed by ``EXAMPLE`` and the example.
+    :param rows: declarations of the options.
     :param width: columns of the terminal.
     """
     what, mark, example = description.partition(EXAMPLE)
@@ -35,7 +37,7 @@ def usage_of(description: str, rows: Iterable[Option], width: int) -> str:
 
 
 def _lines(row: Option, width: int) -> Iterator[str]:
-    """Return the lines of one option: name, text, default, and accepted values."""
+    """Return the help lines of one option: name, help text, accepted values, and default."""
     letter = f"-{row.short}," if row.short else ""
     name = f"  {letter:<4}--{row.name}{'' if isinstance(row.kind, Flag) else '='}"
     notes = [row.kind.accepted_text.replace("`", "")] if isinstance(row.kind, (Number, Choice)) else []

@@ -1,6 +1,6 @@
 """Plugins of dmsg for twistd and for endpoint strings.
 
-Every twistd run on a machine imports this file: it imports nothing of dmsg until one of its names is used.
+Every run of twistd on a machine imports this file, so the file imports modules of dmsg only when a plugin is used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _ClientParser:
     prefix = "dmsg"
 
     def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamClientEndpoint:
-        """``dmsg:<public key>[:discovery=URL][:key=FILE][:timeout=SECONDS]``."""
+        """Return the endpoint for ``dmsg:<public key>[:discovery=URL][:key=FILE][:timeout=SECONDS]``."""
         from dmsg.v2019.strings import client_endpoint
 
         return client_endpoint(reactor, *args, **kwargs)
@@ -53,7 +53,7 @@ class _ServerParser:
     prefix = "dmsg"
 
     def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamServerEndpoint:
-        """``dmsg:[discovery=URL][:key=FILE]``."""
+        """Return the endpoint for ``dmsg:[discovery=URL][:key=FILE]``."""
         from dmsg.v2019.strings import server_endpoint
 
         return server_endpoint(reactor, *args, **kwargs)
@@ -64,7 +64,9 @@ class _MessagingClientParser:
     prefix = "dmsg-messaging"
 
     def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamClientEndpoint:
-        """``dmsg-messaging:<public key>[:discovery=URL][:key=FILE][:timeout=SECONDS][:profile=PROFILE]``."""
+        """Return the endpoint for ``dmsg-messaging:<public
+        key>[:discovery=URL][:key=FILE][:timeout=SECONDS][:profile=PROFILE]``.
+        """
         from dmsg.messaging.strings import client_endpoint
 
         return client_endpoint(reactor, *args, **kwargs)
@@ -75,7 +77,7 @@ class _MessagingServerParser:
     prefix = "dmsg-messaging"
 
     def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamServerEndpoint:
-        """``dmsg-messaging:[discovery=URL][:key=FILE][:profile=PROFILE]``."""
+        """Return the endpoint for ``dmsg-messaging:[discovery=URL][:key=FILE][:profile=PROFILE]``."""
         from dmsg.messaging.strings import server_endpoint
 
         return server_endpoint(reactor, *args, **kwargs)
