@@ -19,7 +19,7 @@ from dmsg.analytics.report_data import SHOWN_DAYS, Content
 from dmsg.analytics.store import Row
 
 SERIES = 5
-"""Number of kinds of refusals that have a colour of their own in the chart; the other kinds share one."""
+"""Number of kinds of refusals with separate colours in the chart. All other kinds have one common colour."""
 _PALETTE = ("var(--blue)", "var(--amber)", "var(--teal)", "var(--violet)", "var(--red)", "var(--grey)")
 
 
@@ -39,9 +39,10 @@ def _hours(rows: Sequence[Row]) -> list[tuple[date, int]]:
 
 
 def _observed_minutes(days: Sequence[Row], hour: tuple[date, int]) -> int:
-    """Return the minutes of an hour that lie between the first and the last event of any producer on that day.
+    """Return the number of minutes of an hour that are between the first and the last event of the day, of any
+    producer.
 
-    :param days: dt, and the minutes since 1970 of the first and the last event.
+    :param days: rows with ``dt``, and with the times of the ``first`` and ``last`` event in minutes since 1970.
     """
     first = int(datetime(hour[0].year, hour[0].month, hour[0].day, hour[1], tzinfo=UTC).timestamp()) // 60
     return sum(
@@ -50,7 +51,8 @@ def _observed_minutes(days: Sequence[Row], hour: tuple[date, int]) -> int:
 
 
 def _cell_of(cells: Mapping[tuple[date, int], charts.Cell], hour: tuple[date, int], observed: int) -> charts.Cell:
-    """Return the cell of an hour; the tables may have no row for it."""
+    """Return the cell of an hour. If the tables have no row for the hour, the cell says that the server was not up, or
+    that the hour is unknown."""
     if hour in cells:
         return cells[hour]
     return (0.0, f"0 of {observed} minutes") if observed else (None, "no events of anybody have arrived")
@@ -76,8 +78,8 @@ def _attention(content: Content) -> str:
 
 
 def _cards(content: Content) -> str:
-    """Return the tiles at the top of the page.  Each shows the sum of a column or chart further down, over the same
-    days."""
+    """Return the boxes with totals at the top of the page. Each total is computed for the same days as the table or
+    chart further down."""
     totals = content.totals
     period = f"{SHOWN_DAYS} days"
     known, clients, most = (totals[name] for name in ("uptime_servers", "clients", "clients_of_one"))
@@ -111,13 +113,13 @@ def _servers(content: Content) -> str:
     cells: dict[str, dict[tuple[date, int], charts.Cell]] = defaultdict(dict)
     for row in content["server_hour"]:
         hour, alive = (row["dt"], row["hour"]), row["alive_minutes"] or 0
-        # An hour in which discovery saw the server, and from which no heartbeat has arrived, is no downtime: data is
-        # missing.
+        # If discovery saw the server in the hour, but no heartbeat has arrived, events are missing, and the server was
+        # not down.
         if not alive and row["seen_minutes"]:
             cells[row["server"]][hour] = None, "discovery saw it, none of its events have arrived"
         else:
-            # A heartbeat may cover a minute before the first event of all, so there may be more minutes alive than
-            # observed.
+            # A heartbeat also counts for the minutes before it, which may be before the day's first event. So there may
+            # be more minutes alive than observed.
             of = max(alive, observed[hour])
             cells[row["server"]][hour] = (alive / of if of else None), f"{alive} of {of} minutes"
     drawn = set(cells)

@@ -1,7 +1,7 @@
-"""Rows that the report shows: bounded queries of the gold tables in SQL, without Spark.
+"""Rows that the report shows, from SQL queries of the gold tables without Spark.
 
-At most :data:`ROWS` rows of a table are shown, and the page says so when there are more. Sums are computed where the
-tables are read: a year of a thousand servers arrives here as a few thousand rows.
+At most :data:`ROWS` rows of a table are shown. If there are more, the page says so. The queries compute the sums, so
+that even for a year and a thousand servers they return only a few thousand rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SERVER_STRIPS = 50
 CONFLICTS = 20
 ACTORS_OF_KIND = 20
 SERVERS = 300
-"""Number of servers with a row of their own; servers with problems come first."""
+"""Maximum number of servers in the table of servers. Servers with problems come first."""
 AGREEING = 20
-"""Number of rows shown for servers and days on which all three counts agree."""
+"""Maximum number of rows shown for a server's days on which all three counts agree."""
 FILES = 100
 
 
@@ -39,9 +39,9 @@ class Content:
     """Rows that the page shows, by table.
 
     :ivar attention: findings that need an operator's attention, the most urgent first.
-    :ivar totals: sums of the whole tables, of which the page may show only some rows.
-    :ivar cut: tables that had more rows than the page shows.
-    :ivar more: number of rows left out, for tables whose section says so.
+    :ivar totals: sums over all rows of tables, including rows that the page does not show.
+    :ivar cut: names of tables that have more rows than the page shows.
+    :ivar more: number of rows that the page does not show, by table, for tables whose section states the number.
     """
 
     generated: datetime
@@ -57,9 +57,9 @@ class Content:
 
 
 def total(column: str, name: str | None = None) -> str:
-    """Return an aggregate in SQL: the sum of a column, at most ``SUM_LIMIT``, as ``bounded_sum`` of ``gold/totals.py``.
+    """Return an SQL aggregate: the sum of a column, at most ``SUM_LIMIT``, like ``bounded_sum`` of ``gold/totals.py``.
 
-    :param name: name of the sum; None for the column's own.
+    :param name: name of the sum; None for the name of the column.
     """
     found = f"sum(CAST({column} AS DOUBLE))"
     within = (
@@ -71,11 +71,11 @@ def total(column: str, name: str | None = None) -> str:
 def collect(store: Store, at: datetime | None = None) -> Content:
     """Read the rows that the page needs.
 
-    :param at: show the tables as they were at this time; None for the newest.
-    :raises LakeError: nothing has been computed yet.
+    :param at: show the tables as they were at this time; None for the newest state.
+    :raises LakeError: there are no tables yet.
     """
     state = store.computed_state(at)
-    # A report of a past time measures the age of the data relative to that time, and not to now.
+    # In a report of a past time, the age of the data is measured relative to that time, and not to now.
     content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
     content.attention = needs_attention(store, state, now=datetime.now(UTC) if at is None else content.generated)
     since = date.fromisoformat(max(state.days)) - timedelta(SHOWN_DAYS - 1)
@@ -146,10 +146,10 @@ Ask = Callable[..., list[Row]]
 
 
 def _servers(content: Content, ask: Ask, recent: str, newest: str) -> None:
-    """Collect a row for each server: first servers that are silent, crashed or flagged, then those with the least
-    uptime.
+    """Collect a row for each server: first the servers that are silent, crashed or flagged, then the others by
+    increasing uptime.
 
-    :param newest: newest day.
+    :param newest: the newest day, as ``2026-01-31``.
     """
     content.tables["gone"] = ask(
         "boot",
@@ -191,7 +191,7 @@ def _servers(content: Content, ask: Ask, recent: str, newest: str) -> None:
 
 
 def _totals(content: Content, ask: Ask, recent: str) -> None:
-    """Add up what the charts show, and the completeness of all events."""
+    """Compute the totals of what the charts show, and the completeness of all events."""
     (arrived,) = ask(
         "quality_day",
         f"SELECT {total('expected')}, sum(distinct_events) AS arrived FROM it WHERE {recent}",
@@ -207,7 +207,7 @@ def _totals(content: Content, ask: Ask, recent: str) -> None:
 
 
 def _collect_settlement(content: Content, ask: Ask, recent: str) -> None:
-    """Collect servers' days on which the three counts differ, the newest first, and some on which they agree."""
+    """Collect the days of servers on which the three counts differ, and some days on which they agree."""
     order = "dt DESC, inflated_bytes DESC NULLS LAST, claimed_bytes DESC, server"
     differ = ask(
         "settlement_day",
@@ -241,7 +241,7 @@ def _actors(content: Content, ask: Ask) -> None:
 
 
 def _latencies(ask: Ask, table: str, keys: list[str], recent: str, name: str = "rtt") -> list[Row]:
-    """Return percentiles over all samples of a group, from bucket counts added up."""
+    """Return percentiles of all samples of each group. They are computed from the sums of the counts in each bucket."""
     by = ", ".join(keys)
     counted: dict[tuple[object, ...], list[int]] = defaultdict(lambda: [0] * BUCKETS)
     for row in ask(
@@ -263,7 +263,7 @@ def _latencies(ask: Ask, table: str, keys: list[str], recent: str, name: str = "
 def _by_server(content: Content, ask: Ask, recent: str, newest: str) -> list[Row]:
     """Return a row for each server with its sums over the days shown.
 
-    :param newest: newest day, of which the clients are counted.
+    :param newest: the newest day. Only its clients are counted.
     """
     found: dict[str, Row] = defaultdict(dict)
     of_newest = f"sum(CASE WHEN dt = DATE '{newest}' THEN clients ELSE 0 END)"

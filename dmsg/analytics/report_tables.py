@@ -9,7 +9,7 @@ from dmsg.analytics.report_data import Content
 from dmsg.analytics.store import Row
 
 MAIN_ENDS = 3
-"""Number of the most frequent reasons for the end of transports that the page names."""
+"""Number of reasons for the end of transports that the page names for a server: the most frequent ones."""
 
 
 def by_server(content: Content) -> str:
@@ -98,8 +98,8 @@ def forecast(content: Content) -> str:
 
 
 def _lost_cell(row: Row | None) -> str:
-    """Return a cell with the range of bytes lost with killed processes of a server on a day; receipts of both ends give
-    the lower and upper bound."""
+    """Return a cell with the bytes that a server's killed processes had carried on a day in transports that ended with
+    them. The receipts of both ends determine a lower and an upper bound."""
     if row is None:
         return cell(None)
     if not row["witnessed"]:
@@ -108,7 +108,8 @@ def _lost_cell(row: Row | None) -> str:
 
 
 def settlement(content: Content) -> str:
-    """Return the tables with the settlement of each server and day, and with the transports in conflict."""
+    """Return two tables: the settlement of each server and day, and the transports whose counts contradict each
+    other."""
     lost = {(row["server"], row["dt"]): row for row in content["lost"]}
     rows = [
         [
@@ -194,7 +195,7 @@ def public(content: Content) -> str:
 
 
 def placement(content: Content) -> str:
-    """Return the table with the weights for placing clients on servers."""
+    """Return the table with the weights by which clients should be distributed over servers."""
     rows = [
         [
             cell(row["server"], shown=short_name(row["server"])),
@@ -212,7 +213,7 @@ def placement(content: Content) -> str:
 
 
 def quality(content: Content) -> str:
-    """Return the table that says how complete the events of each process are, and the files that could not be read."""
+    """Return tables of the completeness of each producer's events, of the lines in quarantine, and of damaged files."""
     rows = [
         [
             cell(row["producer"], shown=short_name(row["producer"])),

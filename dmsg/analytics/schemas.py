@@ -1,7 +1,7 @@
 """Schemas of the tables: columns, types, and the meaning of a row.
 
-Bronze contains the events as they were written, silver the cleaned events, gold the answers to questions. Every table
-but those of :data:`OVERALL` is partitioned by ``dt``, the day in UTC.
+Bronze contains the events as they were written, silver the checked events, and gold the answers to questions. All
+tables except those in :data:`OVERALL` are partitioned by ``dt``, the day in UTC.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ EVENT = StructType([StructField(field.name, _TYPES[field.type]) for field in col
 """Columns of any event: the union of the fields of all types."""
 DAY_MS = 86_400_000
 CORRUPT = "_corrupt"
-"""Name of the column with the text of a line that is no JSON or has a field of a wrong type."""
+"""Name of the column with the text of a line that is not JSON, or that has a field of a wrong type."""
 RAW = StructType([*EVENT.fields, StructField(CORRUPT, StringType())])
-"""Columns of a line of a spool, as Spark's JSON reader returns it."""
+"""Columns that Spark's JSON reader returns for a line of a spool."""
 BRONZE = StructType(
     [
         *EVENT.fields,
@@ -62,7 +62,7 @@ BRONZE = StructType(
         StructField("dt", StringType()),
     ]
 )
-"""Columns of bronze: an event with its origin, or, in the family ``quarantine``, a line with its problem."""
+"""Columns of bronze. A row is an event with its origin, or in the family ``quarantine`` a line with its problem."""
 
 FAMILIES = {
     "transport": ("transport_open", "transport_progress", "transport_close"),
@@ -73,21 +73,22 @@ FAMILIES = {
     "receipt": ("receipt_checked",),
     "life": ("start", "stop", "segment_end"),
 }
-"""Types of events in each family; the events of a family share a partition of bronze."""
+"""Types of events in each family. The events of a family and day are in one partition of bronze."""
 QUARANTINE = "quarantine"
 """Name of the family for lines that are no events."""
 REGISTER = "file"
-"""Name of the family for rows that record which files Arrow has read.  They are written in the same transaction as the
-events of these files."""
+"""Name of the family of rows that record which files Arrow has read. These rows are written in the same transaction as
+the events of the files."""
 LIES = "claims more than both ends"
-"""Verdicts on a server's day that lower the server's weight in the placement of clients."""
+"""Verdict on a server's day that lowers the weight by which clients should use the server."""
 AGREES = "agrees"
 
 
 def write_options(schema: StructType) -> dict[str, str]:
     """Return options of Spark's Parquet writer that turn off dictionaries for columns of numbers and times.
 
-    Their values differ from row to row; looking for a dictionary takes a quarter of the writing time.
+    Nearly all values of such a column differ, and the attempt to build a dictionary takes a quarter of the writing
+    time.
     """
     plain = (LongType, TimestampType)
     return {
@@ -100,7 +101,7 @@ class Table:
     """Definition of a silver or gold table.
 
     :ivar text: what the table contains, or the question that it answers.
-    :ivar columns: names and types as in SQL, including ``dt`` if the table has days.
+    :ivar columns: names and types of the columns, separated by commas, including ``dt`` if the table has days.
     """
 
     name: str
@@ -109,7 +110,8 @@ class Table:
 
     @property
     def schema(self) -> StructType:
-        """Columns as a Spark schema. It is built here, because Spark's own parser of types would need a session."""
+        """Columns as a Spark schema. This method parses the types itself, because Spark's parser would need a
+        session."""
         fields = (column.split() for column in self.columns.split(","))
         return StructType([StructField(name, _COLUMN_TYPES[kind]) for name, kind in fields])
 

@@ -1,10 +1,10 @@
-"""Conversion of sealed files with Arrow: reads whole columns at a time, and writes Parquet files by family of events
-and day.
+"""Conversion of sealed files with Arrow, which reads whole columns at a time. The results are Parquet files for each
+family of events and day.
 
 This is the fast path from files to bronze. It runs in executors, or in the driver for little data, and needs no JVM.
-Only files in which every line is one event are converted. Any other file is refused, and Spark reads it line by line
-(:mod:`dmsg.analytics.bronze`), so that quarantine does not depend on Arrow.  Any file that this module accepts, Spark
-would read with the same values: a test compares the two on random lines.
+Only files in which every line is a valid event are converted. Spark reads all other files line by line
+(:mod:`dmsg.analytics.bronze`), so only Spark decides about quarantine. From a file that this module accepts, Spark
+would read the same values; a test compares both on random lines.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from dmsg.analytics.schemas import DAY_MS, EVENT, FAMILIES, REGISTER
 from dmsg.telemetry.schema import BUCKETS, ENVELOPE, EVENT as EVENT_TYPES, MAX_LINE, SCHEMA_VERSION
 
 TEXT_LIMIT = 256 * 1024 * 1024
-"""Maximum size in bytes of a file and of its unpacked text. A larger file is refused, so that memory is bounded."""
+"""Maximum size in bytes of a file and of its unpacked text. A larger file is refused, to limit the memory."""
 MEMBER_LIMIT = 64
-"""Maximum number of gzip members of a file. The number is limited, because unpacking copies the rest of the file for
-each member."""
+"""Maximum number of gzip members of a file, because for each member the rest of the file is copied."""
 HELD_BYTES = 128 * 1024 * 1024
-"""Bytes of text after which the columns that were read are written to Parquet files."""
+"""Bytes of text in memory above which the columns that were read are written to Parquet files."""
 SAMPLE_BYTES = 64 * 1024
 """Bytes at both ends of a text from which the types of its events are guessed."""
 BLOCK_BYTES = 4 * 1024 * 1024
 """Bytes of text that Arrow parses at a time."""
 SHORT_LINE = 1000
-"""Length in bytes up to which a line cannot hold a number that Spark's reader refuses for its length."""
+"""Length of a line in bytes. A line that is not longer cannot contain a number with more than :data:`LONG_NUMBER`
+digits."""
 LONG_NUMBER = 1000
-"""Number of digits above which Spark's reader refuses a number, even in a field that it ignores."""
+"""Number of digits above which Spark's reader rejects a number, even in a field that it ignores."""
 _DIGITS = bytes(ord("0") if 48 <= code <= 57 else ord(" ") for code in range(256))
 _TYPE = re.compile(rb'"type":"(\w+)"')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -80,10 +80,10 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Target:
-    """Destination of the Parquet files, and the origin that is written into their rows.
+    """Destination of the Parquet files, and values that are written to all their rows.
 
     :ivar root: local directory of the table.
-    :ivar directory: directory of the batch below it.
+    :ivar directory: directory of the batch, below ``root``.
     :ivar origin: name of the source.
     :ivar batch: number of the batch.
     :ivar now_ms: time of the run in ms since 1970.
@@ -99,7 +99,7 @@ class Target:
 
 
 class Refused(Exception):
-    """A file is not converted; the text says why."""
+    """Error: a file is not converted. Its text says why."""
 
 
 def convert(files: Iterable[Sealed], target: Target) -> Iterator[Part | Sealed]:
@@ -122,10 +122,10 @@ def convert(files: Iterable[Sealed], target: Target) -> Iterator[Part | Sealed]:
 
 
 def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, int]:
-    """Return the events of a file, and the size of its text.
+    """Return the events of a file, and the size of its text in bytes.
 
     :param now_ms: as for :func:`~dmsg.analytics.bronze.problem_column`.
-    :raises Refused: the file may have a line that is no event.
+    :raises Refused: the file may contain a line that is no valid event.
     """
     text = _unpack(path)
     _check_text(text)
@@ -149,8 +149,8 @@ def _parse(text: bytes) -> pa.Table:
     types |= {name.decode() for name in _TYPE.findall(text, max(0, len(text) - SAMPLE_BYTES))}
     names = {field.name for one in types & EVENT_TYPES.keys() for field in EVENT_TYPES[one].fields}
     names |= {field.name for field in ENVELOPE}
-    # Parsing a column that no line has takes as long as parsing one that all lines have. Most files hold few types of
-    # events, so the columns of these types are tried first.
+    # Arrow takes as long for a column that no line has as for one that all lines have. Most files contain few types of
+    # events, so the first attempt parses only the columns of the types found in the sample.
     for schema, unexpected in (
         (pa.schema([one for one in _SCHEMA if one.name in names]), "error"),
         (_SCHEMA, "ignore"),
@@ -190,13 +190,13 @@ def _unpack(path: str) -> bytes:
 
 
 def _check_text(text: bytes) -> None:
-    """Check that each line is one flat object, and contains nothing that JSON readers interpret differently.
+    """Check that each line is one flat JSON object, without anything that Arrow and Spark might read differently.
 
     :raises Refused: the text may be read differently by Spark.
     """
     lines = text.count(b"\n")
-    # Each line begins with the only brace that opens an object and ends with one that closes it. The counts below
-    # therefore find two objects on one line, and one object on two lines.
+    # A valid line contains one opening brace, at its start, and ends with a closing brace. The counts detect two
+    # objects on one line, and one object on two lines. A brace within a text only causes a refusal.
     whole = text.startswith(b"{") and text.endswith(b"}\n")
     if not (whole and text.count(b"{") == lines and text.count(b"}\n{") == lines - 1):
         raise Refused("a line is not one JSON object")
@@ -240,7 +240,7 @@ def all_valid(table: pa.Table, now_ms: int, *, checked: bool) -> bool:
     if not there.issuperset(needed) or any(table[name].null_count for name in needed):
         return False
     types = [name for family in FAMILIES.values() for name in family if checked or name != "receipt_checked"]
-    # A name may differ from a key only where the role is not server. Names repeat, so only distinct names are checked.
+    # Only the names of servers have to be keys. Names repeat, so each distinct name is checked once.
     servers = []
     if "role" in there:
         servers = pc.unique(table["producer"].filter(pc.equal(table["role"], "server"))).to_pylist()
@@ -278,7 +278,7 @@ def _has_whole_histograms(column: pa.ChunkedArray) -> bool:
 
 
 class _Writer:
-    """Columns that were read and are not yet written, by family of events and day."""
+    """Collects the columns of files, by family of events and day, and writes them to Parquet files."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -326,7 +326,7 @@ class _Writer:
         self.held = 0
 
     def register(self) -> Iterator[Part]:
-        """Write a row for each file that was converted."""
+        """Write a Parquet file with a row for each file that was converted."""
         if self._files:
             yield self._write(
                 pa.Table.from_pylist(self._files, schema=_REGISTER), REGISTER, _day(self._target.now_ms // DAY_MS)

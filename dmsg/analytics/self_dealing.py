@@ -1,17 +1,18 @@
 """Self-dealing: signs that a server's operator also owns the clients for whose traffic the server is credited.
 
-Keys cost nothing, so nothing proves that two keys have one owner, and nothing here changes a credit or a weight. An
-operator who pays servers should look at a flagged server, and may ask who the clients are.  Like the credited bytes,
-the rules are based on the receipts of both ends alone; only the hour of a transport and the heartbeats are the server's
-own statements.
+Anybody can create keys, so whether two keys have one owner cannot be proved. Therefore a flag changes neither the
+credited bytes nor the weight of a server. An operator who pays servers should examine a flagged server, and may ask its
+operator who the clients are. Like the credited bytes, the signs are computed from the receipts of both ends. Only the
+hours of transports and the heartbeats are the server's own statements.
 
-Two signs are looked for on a day:
+There are two signs:
 
-*Closed groups* A client is *apart* if it used only one server and had few partners, disregarding a small share of its
-bytes. A group of clients is closed if all of them and all their partners are apart: for example keys of one owner that
-talk to each other in pairs or rings. Clients of a real network have partners that also talk to others.
+*Closed groups*: a client is *apart* if it used only one server on the day and had few partners. A small share of its
+bytes is ignored in this test. A group of clients is closed if all of the clients and all of their partners are apart.
+An example is keys of one owner that exchange data in pairs or rings. In a real network, the partners of a client also
+exchange data with other clients.
 
-*Bursts* Most of a server's transports and bytes came in one hour, at which the other servers were not busy.
+*Bursts*: most of a server's transports and bytes were in one hour in which the other servers were not busy.
 """
 
 from __future__ import annotations
@@ -30,39 +31,41 @@ from dmsg.analytics.store import Row, Store
 CLOSED, BURST = "closed group", "burst"
 """Flags that a server's day can have."""
 MOST_PARTNERS = 10
-"""Maximum number of partners of a client that is apart."""
+"""Maximum number of partners of a client that counts as apart."""
 MARGIN = 0.05
-"""Share of a client's bytes that is disregarded: faking a little traffic with other clients, or over other servers,
-costs an operator nearly nothing.
+"""Share of a client's bytes that is ignored in the test whether the client is apart. Otherwise an operator could avoid
+a flag with a little faked traffic with other clients or over other servers.
 """
 CLOSED_SHARE = 0.25
-"""Share of a server's credited bytes that comes from closed groups, from which on the server is flagged."""
+"""Minimum share of a server's credited bytes that closed groups must have for a flag."""
 CLOSED_TIMES = 3.0
-"""Factor by which that share must also exceed the median share of the other servers: many people connect only their own
-two machines.
+"""Factor by which this share must also exceed the median of the other servers' shares, because many honest users
+connect only their own two machines.
 """
 CLOSED_LEAST = 30
-"""Minimum number of transports in closed groups; fewer may be chance."""
+"""Minimum number of a server's transports that closed groups must have for a flag. A smaller number may be chance."""
 NETWORK_SERVERS = 3
-"""Minimum number of servers with credit on the day. In a smaller network, clients have no choice of servers."""
+"""Minimum number of servers with credit on the day; with fewer, no server is flagged, because the clients have no
+choice of servers."""
 CLOSED_CLIENTS = 0.5
-"""Share of the network's clients in closed groups above which no server is flagged for closed groups: the network is
-then small, or consists of private groups.
+"""Share of the network's clients. If more of them are in closed groups, no server is flagged for closed groups, because
+the network is small or consists of private groups.
 """
 BURST_SHARE = 0.5
-"""Share of a server's transports, and of its bytes, in its busiest hour, from which on the server is flagged."""
+"""Minimum share of a server's transports, and of its bytes, that must be in its busiest hour for a flag."""
 BURST_LEAST = 50
-"""Minimum number of transports in the busiest hour for the flag."""
+"""Minimum number of transports that must be in the busiest hour for a flag."""
 OTHERS_SHARE = 0.2
-"""Share of all transports of the other servers that fell into the same hour; above it the hour was busy everywhere, and
-the server is not flagged."""
+"""Share of the transports of all other servers. If more of them were in the same hour, the server is not flagged,
+because the hour was busy everywhere."""
 AWAKE_HOURS = 12
-"""Minimum number of hours with heartbeats on the day; a server that was up for less has few hours to choose from."""
+"""Minimum number of hours with heartbeats for a flag. The traffic of a server that was up for fewer hours is
+concentrated anyway."""
 NAMES = 10
-"""Maximum number of clients of a server whose names are shown."""
+"""Maximum number of a server's clients whose names are shown."""
 
 MAX_PAIRS = 1_000_000
-"""Maximum number of pairs of clients of a day; they are read into memory."""
+"""Maximum number of pairs of clients of a day, because the pairs are read into memory."""
 _CREDITED = """WITH ends AS (
     SELECT server, transport, initiator, min(hour) AS hour, min(signer) AS signer, min(partner) AS partner,
            min(delivered_out) AS sent, min(delivered_in) AS received
@@ -73,8 +76,9 @@ credited AS (
     FROM ends AS one JOIN ends AS other ON one.server = other.server AND one.transport = other.transport
     WHERE one.initiator AND NOT other.initiator AND one.signer = other.partner AND one.partner = other.signer)
 """
-"""Query of the credited transports of a day."""
-# Sums of whole numbers could overflow: an operator's own keys may state any number up to 2^50 for each transport.
+"""SQL for the credited transports of a day."""
+# The sums are floating-point numbers, because sums of integers could overflow: an operator's own keys may state any
+# number up to 2^50 for each transport.
 _SUMS = "count(*) AS transports, sum(CAST(bytes AS DOUBLE)) AS bytes FROM credited"
 _PAIRS = f"SELECT server, a, b, {_SUMS} GROUP BY server, a, b"
 _HOURS = f"SELECT server, hour, {_SUMS} GROUP BY server, hour"
@@ -88,7 +92,7 @@ _FROM_SILVER = _RECEIPTS.format(hour="CAST(date_part('hour', at) AS INT)") + "dt
 
 
 class TooManyPairs(LakeError):
-    """A day has too many pairs of clients to look for self-dealing."""
+    """Error: a day has too many pairs of clients for the search for self-dealing."""
 
 
 @dataclass
@@ -98,12 +102,12 @@ class Dealing:
     :ivar credited: bytes for which both ends signed.
     :ivar clients: number of the server's clients.
     :ivar closed_bytes: credited bytes that come from closed groups.
-    :ivar others_closed_share: median of the other servers' shares; the lower one of two.
+    :ivar others_closed_share: median of the other servers' :attr:`closed_share`; the lower of two middle values.
     :ivar names: some of the clients in closed groups.
     :ivar peak_hour: hour with most transports.
-    :ivar others_share: share of the transports of all other servers that was in that hour.
+    :ivar others_share: share of the transports of all other servers that was in ``peak_hour``.
     :ivar awake_hours: number of hours with heartbeats.
-    :ivar network: numbers of servers, clients, and clients in closed groups of the whole network.
+    :ivar network: in the whole network, the numbers of servers, of clients, and of clients in closed groups.
     """
 
     server: str
@@ -124,7 +128,7 @@ class Dealing:
 
     @property
     def closed_share(self) -> float:
-        """Share of the credited bytes that comes from closed groups."""
+        """Share of the credited bytes that closed groups have."""
         return self.closed_bytes / self.credited if self.credited else 0.0
 
     @property
@@ -153,7 +157,7 @@ class Dealing:
 def find_dealings(store: Store, state: State, day: date, most: int = MAX_PAIRS) -> list[Dealing]:
     """Return the figures of each server that was credited with traffic on a day; flagged servers come first.
 
-    :param most: maximum number of pairs of clients; with more, the day is not examined.
+    :param most: maximum number of pairs of clients. A day with more pairs is not examined.
     :raises LakeError: the tables cannot be read.
     :raises TooManyPairs: more than ``most`` pairs have credit.
     """
@@ -265,7 +269,7 @@ def _share_of_others(hours: Iterable[Row], server: str, hour: int) -> float:
 
 
 def lines_of(dealing: Dealing) -> list[str]:
-    """Return the evidence as lines of text for people: each number beside its limit."""
+    """Return the evidence as lines of text for people, each number with its limit."""
     servers, clients, closed = dealing.network
     lines = [
         f"{dealing.closed_clients:,} of {dealing.clients:,} clients deal with nobody else: {dealing.closed_bytes:,} of "

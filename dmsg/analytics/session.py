@@ -1,4 +1,4 @@
-"""Spark sessions (local, in a cluster, or by Spark Connect) and the search for a Java to run them on."""
+"""Creation of Spark sessions (local, in a cluster, or by Spark Connect), and the search for a suitable Java."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from dmsg.analytics.class_archive import usable_archive
 
 JAVA_VERSIONS = (17, 21)
-"""Major versions of Java that are accepted: the jobs are tested on 17, and Spark supports 21."""
+"""Major versions of Java that are accepted. The jobs are tested on 17, and Spark also supports 21."""
 DRIVER_MEMORY = "1g"
 APPLICATION = "dmsg-analytics"
 
@@ -26,11 +26,11 @@ SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # ANSI mode is off, so that an absurd number in an event does not end a run: an expression that cannot be computed
-    # gives NULL.
+    # ANSI mode is off. An expression that cannot be computed then returns NULL, so an absurd number in an event does
+    # not stop a run.
     "spark.sql.ansi.enabled": "false",
-    # The JVM never compiles methods above 8,000 bytes of bytecode. Spark generates longer ones by default, which would
-    # be interpreted for ever, so their length is limited.
+    # The JVM never compiles a method of more than 8,000 bytes of bytecode, but only interprets it, which is slow. By
+    # default Spark generates longer methods, so the length is limited.
     "spark.sql.codegen.hugeMethodLimit": "8000",
     # There are few partitions, because the tables of a day are small and each partition costs a task.  A run over much
     # data raises this number (dmsg.analytics.tuning).
@@ -38,16 +38,17 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.io.compression.zstd.level": "1",
-    # With this setting a task keeps one open file per partition, instead of sorting its rows by partition first.
+    # With this setting, a task opens one file for each partition at the same time, instead of sorting its rows by
+    # partition first.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
-    # This is off, because otherwise Python reports the source line of every new column to Java, which is half of all
-    # calls to Java.
+    # This is off. Otherwise Python would report the source line of every new column to Java, and these reports would be
+    # half of all calls to Java.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
-"""Settings of every session; ``--conf`` of spark-submit overrides each."""
+"""Settings of every session. The option ``--conf`` of spark-submit overrides each of them."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
@@ -55,14 +56,15 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.warehouse.dir": "/nonexistent",
-    # The parallel collector has the best throughput; nobody waits for single answers, so its pauses do no harm.
+    # The parallel garbage collector has the best throughput. Its pauses do no harm, because no user waits for single
+    # answers.
     JAVA_OPTIONS: "-XX:+UseParallelGC",
 }
 
 
 MEDIUM_SETTINGS = {
-    # The second JIT compiler is off, because it takes a minute of CPU, which pays only in runs of many minutes
-    # (docs/pipeline/running.md).
+    # The second JIT compiler is off, because it takes a minute of CPU time, and saves more than that only in runs of
+    # many minutes (docs/pipeline/running.md).
     JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC",
 }
 SMALL_SETTINGS = MEDIUM_SETTINGS | {
@@ -71,15 +73,17 @@ SMALL_SETTINGS = MEDIUM_SETTINGS | {
     "spark.sql.adaptive.enabled": "false",
     SHUFFLE_PARTITIONS: "2",
     "spark.executor.heartbeatInterval": "60s",
-    # This is off, because Spark would describe the plan of each query for its web pages, which are switched off.
+    # With 0, Spark does not write a description of each query's plan. The descriptions are only for its web pages,
+    # which are switched off.
     "spark.sql.maxPlanStringLength": "0",
 }
 
 
 SMALL_FILES = 8 * 1024 * 1024
-"""Bytes of sealed files up to which interpreting a query takes less time than compiling it."""
+"""Bytes of sealed files below which a query that Spark interprets takes less time than one that Spark compiles
+first."""
 MEDIUM_FILES = 1024 * 1024 * 1024
-"""Bytes of sealed files up to which a run is faster with Java's first JIT compiler alone than with both compilers."""
+"""Bytes of sealed files below which a run is faster with only Java's first JIT compiler than with both compilers."""
 
 
 class Load(Enum):
@@ -91,7 +95,7 @@ class Load(Enum):
 
     @classmethod
     def of_files(cls, size: int | None) -> Load:
-        """Return the load for sealed files of that many bytes; None is an unknown size."""
+        """Return the load for sealed files with a total size of so many bytes; None for an unknown size."""
         if size is None or size >= MEDIUM_FILES:
             return cls.LARGE
         return cls.SMALL if size < SMALL_FILES else cls.MEDIUM
@@ -106,15 +110,15 @@ _ASKED = (
     ("org.apache.spark.sql.api.python", "PythonSQLUtils"),
     ("org.apache.spark.sql.classic", "SparkSession"),
 )
-"""Java classes that PySpark looks up again for every column, so that look-ups of them are cached."""
+"""Java classes to cache, because PySpark looks them up again for every column."""
 
 
 class JavaMissing(Exception):
-    """No Java that Spark runs on was found; the text says how to get one."""
+    """Error: no Java was found that is suitable for Spark. Its text says how to install one."""
 
 
 class SparkFailed(Exception):
-    """No Spark session could be made; the text says why in one line."""
+    """Error: no Spark session could be made. Its text says why in one line."""
 
 
 def _java_version(java: str) -> int | None:
@@ -157,22 +161,22 @@ def name_files_in_utf8() -> None:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether a session belongs to a Spark Connect server. Such a session gives no access to a JVM, and cannot run
-    functions of this process.
+    """Whether a session belongs to a Spark Connect server. Such a session has no access to the JVM, and the server
+    cannot run functions of this process.
     """
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _without_submitted(options: dict[str, str]) -> dict[str, str]:
-    """Return ``options`` without those that the user has given to spark-submit, because a builder would override
-    these."""
+    """Return ``options`` without those that the user has passed to spark-submit, because options of a session's builder
+    override them."""
     SparkContext._ensure_initialized()  # noqa: SLF001  # PySpark has no other name for it
     given = dict(SparkConf().getAll())
     return {key: value for key, value in options.items() if key not in given}
 
 
 class _Members:
-    """Java class whose members are looked up only once."""
+    """Java class that caches its members, so that each is looked up only once."""
 
     def __init__(self, java_class: object) -> None:
         self._java_class = java_class
@@ -183,9 +187,9 @@ class _Members:
 
 
 def _keep_classes(jvm: Any) -> None:
-    """Cache the Java classes that Python looks up by name for every column, and their members.
+    """Cache the Java classes that PySpark looks up by name for every column, and their members.
 
-    Each look-up is a call to Java, and one by a short name searches all of Spark's archives.
+    Each look-up is a call to Java, and a look-up by a short name searches all of Spark's archives.
     """
     for package, name in _ASKED:
         java_import(jvm, f"{package}.{name}")
@@ -207,9 +211,9 @@ def make_session(
 
     :param master: ``local[N]``, ``spark://HOST:PORT`` or another master; ``sc://HOST:PORT`` is Spark Connect. None
         means all cores of this machine, or the master that spark-submit names.
-    :param memory: heap of the driver, if this process starts its Java.
-    :param load: amount of work; for little of it, a fast start is better than throughput.
-    :param archives: directory in which an archive of classes may be, for a faster start of a local session.
+    :param memory: heap size of the driver, if this process starts the driver's Java.
+    :param load: amount of work. With little work, the settings favour a fast start over throughput.
+    :param archives: directory that may contain an archive of classes, which makes the start of a local session faster.
     :param archive_to: file to which Java writes an archive of its classes when it ends.
     :raises JavaMissing: no suitable Java was found.
     :raises SparkFailed: the master cannot be reached, or Spark does not start.
@@ -229,12 +233,12 @@ def make_session(
         java_home = find_java()
         os.environ["JAVA_HOME"] = str(java_home)
         name_files_in_utf8()
-        # The variable names this Python; without it the workers run whatever PATH finds as python3.
+        # Spark's workers run the Python of this variable. Without it, they would run any python3 in PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master(master or "local[*]")
         options["spark.driver.memory"] = memory
         if master is None or master.startswith("local"):
-            # The variable gives Java an address; without it Java resolves the name of this machine, which may fail.
+            # With this variable, Java does not resolve the name of this machine, which may fail.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             options |= LOCAL_SETTINGS | _OF_LOAD[load]
             if archive_to is not None:
@@ -242,7 +246,8 @@ def make_session(
             elif archives is not None:
                 archive = usable_archive(archives, java_home)
             if archive is not None:
-                # With an archive that does not fit, Java starts as usual, and these settings suppress its warning.
+                # If the archive does not match the classes, Java starts without it. These options suppress Java's
+                # warning.
                 options[JAVA_OPTIONS] += (
                     f" -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
                 )
@@ -253,7 +258,8 @@ def make_session(
     except Exception as error:
         # Exception is caught, because the errors of Spark, py4j and grpc have no common base class.
         if archive is not None:
-            # Java exits at once if the file is damaged. Without the archive, the session starts as usual.
+            # Java exits at once if the archive is damaged. So the archive is removed, and the session is started
+            # without it.
             archive.unlink(missing_ok=True)
             return make_session(master, memory=memory, settings=settings, load=load, name=name)
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None

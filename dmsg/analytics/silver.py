@@ -1,4 +1,4 @@
-"""Transformation from bronze to silver: each family of events becomes a table with its own columns and types."""
+"""Computation of the silver tables from bronze. Each family of events has a table with its own columns and types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.analytics.event_rules import SILENCE_SECONDS
 from dmsg.analytics.schemas import SILVER
 
 GAP_LIMIT_MS = 10 * 60 * 1000
-"""Longest gap in ms between two heartbeats of one process in which the process still counts as up."""
+"""Maximum time in ms between two heartbeats of a process for which the process counts as up in between."""
 
 
 def _at() -> Column:
@@ -67,15 +67,17 @@ def sessions(
 ) -> DataFrame:
     """Return the silver table of the family of events ``session``.
 
-    A session with an opening but no end on its day is *lost* if its process was lost. It is then taken to end with the
-    process's last event.  Otherwise the session is *open*, and its end is in the table of the day on which it ended.
+    A session that was opened on a day, but did not end on that day, is *lost* if its process was lost. Its end is then
+    the time of the process's last event. Otherwise the session is *open*, and its end is in the rows of the day on
+    which it ends.
 
-    A process was lost if another process of its name started after its last event, or if it was silent for more than
-    ``SILENCE_SECONDS``: until midnight, or, on the last day, until the newest event of all.
+    A process was lost in two cases: another process of its name started after its last event, or it wrote no event for
+    more than ``SILENCE_SECONDS``. The silence is measured from its last event of the day until midnight, or on the last
+    day until the newest event of all.
 
     :param ends: the last event of each process and day (producer, boot, dt, last_ts).
     :param lives: events of the family ``life``.
-    :param last_day: the last day that has events.
+    :param last_day: the last of all days with events.
     :param hint: marks rows for a broadcast if they are few.
     """
     opening = F.col("type") == "session_open"
@@ -143,8 +145,8 @@ def heartbeats(events: DataFrame) -> DataFrame:
 
 
 def refusals(events: DataFrame) -> DataFrame:
-    """Return the silver table of the family of events ``refusal``; ``who`` is the pseudonym of a client or a network,
-    NULL for drops."""
+    """Return the silver table of the family of events ``refusal``. The column ``who`` is the pseudonym of a client or a
+    network; it is NULL for drops."""
     what = (
         F.when(F.col("type") == "handshake_fail", "handshake")
         .when(F.col("type") == "transport_refuse", "request")
@@ -183,7 +185,8 @@ def entries(events: DataFrame) -> DataFrame:
 
 
 def accepted_receipts(events: DataFrame) -> DataFrame:
-    """Return the accepted receipts of the family of events ``receipt``, with the columns of :func:`receipts`."""
+    """Return the accepted receipts of the family of events ``receipt``, with the columns of :func:`receipts`. If an end
+    of a transport sent several receipts, each of them has a row."""
     return events.where(F.col("reason").isNull() & F.col("transport").isNotNull() & F.col("signer").isNotNull()).select(
         "server",
         "transport",
@@ -201,9 +204,10 @@ def accepted_receipts(events: DataFrame) -> DataFrame:
 
 
 def receipts(events: DataFrame) -> DataFrame:
-    """Return the silver table of the family of events ``receipt``: accepted receipts only, one row for each end of a
-    transport."""
-    # Columns of text are only used as grouping keys, because to aggregate texts Spark would sort instead of hash.
+    """Return the silver table of the family of events ``receipt``. It has one row with the accepted receipts of each
+    end of a transport."""
+    # Text columns are grouping keys only. If texts were aggregated, Spark would sort the rows, which is slower than
+    # hashing.
     return (
         accepted_receipts(events)
         .groupBy("server", "transport", "signer", "partner", "initiator", "former")
@@ -222,8 +226,8 @@ def receipts(events: DataFrame) -> DataFrame:
 def boots(lives: DataFrame, beats: DataFrame, ends: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return the table of processes, from the families ``life`` and ``beat``.
 
-    A process counts if it started, stopped or sent a heartbeat. Checked receipts are left out, because the program
-    that checks them numbers them separately.
+    The table has every process that started, stopped or wrote a heartbeat. Events with checked receipts are ignored:
+    the program that checks receipts writes and numbers these events.
 
     :param ends: the first and last event of each process and day (producer, boot, dt, first_ts, last_ts).
     :param hint: marks rows for a broadcast if they are few.

@@ -2,9 +2,11 @@
 
 ::
 
-    OUT/bronze/           all lines that were read OUT/silver/TABLE/     cleaned events; a run rewrites the days that it
-    touches OUT/gold/TABLE/       answers OUT/runs/             the state that each run left
-    (:mod:`dmsg.analytics.runs`) OUT/checkpoints/S/    the files that a stream has read
+    OUT/bronze/           all lines that were read
+    OUT/silver/TABLE/     checked events; a run rewrites the days that have new events
+    OUT/gold/TABLE/       answers to questions
+    OUT/runs/             the state that each run left (:mod:`dmsg.analytics.runs`)
+    OUT/checkpoints/S/    names of the files that a stream has read
 
 All but the last are tables of Delta Lake (:mod:`dmsg.analytics.delta`).
 """
@@ -53,17 +55,17 @@ _PARTS = {**{("silver", name): one.schema for name, one in (SILVER | INTERNAL).i
 _PARTS |= {("gold", name): one.schema for name, one in GOLD.items()}
 _PARTS["", "bronze"] = BRONZE
 BRONZE_KEY = "/bronze"
-"""Key of bronze in :attr:`~dmsg.analytics.runs.State.versions`."""
+"""Key for the table bronze in :attr:`~dmsg.analytics.runs.State.versions`."""
 MERGE_AT = 64
 """Number of small files in a partition at which they are merged."""
 LEFT_BEHIND_HOURS = 24
 """Age in hours after which files that belong to no table are removed; killed runs leave such files."""
 TIDY_RUNS = 20
-"""Number of runs after which files are merged and removed, if runs are frequent."""
+"""Number of runs after which small files are merged and unneeded files are removed."""
 TIDY_SECONDS = 6 * 3600
-"""Seconds after which files are merged and removed, if runs are rare (6 hours)."""
+"""Seconds between two runs after which the same is done, because runs are rare (6 hours)."""
 _BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
-"""Start of the path of a bronze file: names the source and the number of its batch."""
+"""Regular expression for the start of the path of a bronze file, with the source and the number of the batch."""
 
 
 def local_path(uri: str) -> Path | None:
@@ -95,9 +97,10 @@ class Store:
     # --- runs ---
 
     def state(self, at: datetime | None = None) -> State:
-        """Return the state that the newest run left, or the newest run that had begun by ``at``.
+        """Return the state that the newest finished run left.
 
-        :raises LakeError: the state was written by another version of dmsg, or is no longer kept.
+        :param at: return the state of the newest run that had begun by this time instead.
+        :raises LakeError: the state has another format, or is no longer stored.
         """
         return self.runs.state(at)
 
@@ -112,9 +115,9 @@ class Store:
         return state
 
     def claim(self) -> Claim:
-        """Claim the right to write.
+        """Claim the right to write to the tables.
 
-        :raises LakeError: another run is writing, the tables are of another version, or ``OUT/runs`` is missing.
+        :raises LakeError: another run is writing, the tables have another format, or ``OUT/runs`` is missing.
         """
         if self.state().run == 0 and not self.runs.has_begun() and self.table("silver", "sums").version() is not None:
             raise LakeError(
@@ -122,12 +125,12 @@ class Store:
                 "restore it, or move the tables away and run again"
             )
         claim = self._claim = self.runs.claim()
-        # Snapshots cached under an earlier claim are dropped, because they may be out of date.
+        # Snapshots that were cached during an earlier claim may be out of date, so they are dropped.
         self._tables = {}
         return claim
 
     def finish(self, claim: Claim, state: State) -> State:
-        """Make the newest versions of all tables visible to readers in one transaction."""
+        """Commit the newest versions of all tables as the state that readers see, in one transaction."""
         versions = {}
         for layer, name in _PARTS:
             if (version := self.table(layer, name).version()) is not None:
@@ -140,11 +143,11 @@ class Store:
 
     @staticmethod
     def names() -> Iterable[tuple[str, str]]:
-        """Return the layer and name of each table; the layer of bronze is empty."""
+        """Return the layer and name of each table. The layer of the table bronze is an empty text."""
         return _PARTS.keys()
 
     def table(self, layer: str, name: str) -> Delta:
-        """Return the table of that layer and name: its files and transactions."""
+        """Return the object with which the files and transactions of a table are accessed."""
         claim = self._claim
         if claim is None or claim.is_over:
             return self._table(layer, name, lambda: False)
@@ -157,7 +160,7 @@ class Store:
         return Delta(place, schema, partitions, is_exclusive=is_exclusive)
 
     def answer(self, name: str, state: State, since: str | None = None, until: str | None = None) -> pa.Table:
-        """Return rows of a gold table, read without Spark or Java. The rows of the chosen days have to fit in memory.
+        """Read rows of a gold table without Spark or Java. The rows have to fit in memory.
 
         :param since: first day, as ``2026-01-31``, of a table that has days.
         :param until: last day, included.
@@ -177,25 +180,29 @@ class Store:
         return [dict(row) for row in found.to_pylist()]
 
     def stored_days(self, name: str, state: State) -> set[str]:
-        """Return the days for which rows of a view (a silver table) are stored."""
+        """Return the days for which a view, which is a silver table, has stored rows."""
         files = self.table("silver", name).files(state.versions.get(f"silver/{name}"))
         return {file.values["dt"] for file in files}
 
     def ask(self, layer: str, name: str, state: State, sql: str) -> list[Row]:
-        """Return the result of an SQL query of one table, run without Spark.  In the query the table's name is
+        """Return the rows that an SQL query of one table selects, without Spark. In the query the table's name is
         ``it``."""
         key = BRONZE_KEY if name == "bronze" else f"{layer}/{name}"
         found = self.table(layer, name).ask(sql, state.versions.get(key))
         return [] if found is None else [dict(row) for row in found.to_pylist()]
 
     def gold(self, name: str, state: State, since: str | None = None) -> list[Row]:
-        """Return all rows of a small gold table."""
+        """Return the rows of a small gold table.
+
+        :param since: first day, as ``2026-01-31``; None for all days.
+        """
         return [dict(row) for row in self.answer(name, state, since).to_pylist()]
 
     # --- maintenance ---
 
     def tidy(self, before: State, claim: Claim) -> int:
-        """Merge small files and remove unneeded ones, once every :data:`TIDY_RUNS` runs or :data:`TIDY_SECONDS`.
+        """Merge small files and remove unneeded files, at every run whose number :data:`TIDY_RUNS` divides, and
+        :data:`TIDY_SECONDS` after the previous run.
 
         :param before: state that the newest finished run left.
         :returns: number of files removed.
@@ -205,15 +212,15 @@ class Store:
         return self.make_room(before, claim, MERGE_AT)
 
     def make_room(self, before: State, claim: Claim, least: int, *, left_behind: int | None = None) -> int:
-        """Merge small files and remove those that no kept run needs, now.
+        """Merge small files, and remove the files of versions that readers may no longer open.
 
         :param least: number of small files in a partition at which they are merged.
         :param left_behind: see :meth:`~dmsg.analytics.delta.Delta.vacuum`.
         """
         own = f"run={claim.number}."
         self._merge_small(self.table("", "bronze"), least, lambda file: not unrefined(file, before.batches))
-        # A partition that contains a file of the current run is not merged, because the run still finds its own files
-        # by their paths.  Files of a killed run with the same number have the same prefix.
+        # A partition with a file of the current run is not merged, because this run, and a repetition of it after a
+        # kill, find its files by their paths.
         self._merge_small(self.table("silver", FILES.name), least, lambda file: not file.path.startswith(own))
         kept = self.runs.states()
         removed = 0
@@ -232,8 +239,8 @@ class Store:
     def forget(self, claim: Claim, before: str) -> State:
         """Delete all rows of the days before ``before``.
 
-        The next run recomputes tables without days, such as totals over all days. Files that were read stay known, so
-        they are not read again.
+        The next run recomputes the tables without days, such as totals over all days. The names of the files that were
+        read are not deleted, so these files are not read again.
         """
         state = self.state()
         for layer, name in _PARTS:
@@ -248,13 +255,14 @@ def _is_daily(schema: StructType, name: str) -> bool:
 
 
 def batch_of(file: File) -> list[tuple[str, int]]:
-    """Return a list with the source and the batch number of a bronze file; an empty list for a compacted file."""
+    """Return a list with the source and the batch number of a bronze file. The list is empty for a merged file, all
+    batches of which are refined."""
     found = _BATCH.match(file.path)
     return [(found["origin"], int(found["number"]))] if found else []
 
 
 def unrefined(file: File, done: Mapping[str, int]) -> list[str]:
-    """Return a list with the source of a bronze file if no run has refined the file; otherwise an empty list.
+    """Return a list with the source of a bronze file if no run has refined the file yet; otherwise an empty list.
 
     :param done: number of the last refined batch of each source.
     """
@@ -262,7 +270,7 @@ def unrefined(file: File, done: Mapping[str, int]) -> list[str]:
 
 
 def _remove_empty(table: Path) -> None:
-    """Remove directories without Parquet files; they contain only checksums of removed files."""
+    """Remove directories without Parquet files. They contain only checksums of files that were removed."""
     for directory in table.glob("run=*"):
         if not any(directory.rglob("*.parquet")):
             shutil.rmtree(directory, ignore_errors=True)

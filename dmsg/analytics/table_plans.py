@@ -1,4 +1,4 @@
-"""Plans of the silver and gold tables: how Spark makes each of them from events and from other tables."""
+"""Plans of the silver and gold tables: how Spark computes each table from events and from other tables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dmsg.analytics.neighbour_days import MIDNIGHT_MS
 from dmsg.analytics.schemas import DAY_MS
 
 HISTORY_DAYS = 28
-"""Number of past days from which gold tables without days are computed."""
+"""Number of past days from which some of the gold tables without days are computed."""
 
 Read = Callable[[str], DataFrame]
-"""Function that returns the rows of a silver table, a gold table or a family of events, by its name."""
+"""Function that returns the rows of a table or of a family of events, by the name of the table or family."""
 Tables = dict[str, Callable[[], DataFrame]]
-"""Functions that return the plans of tables, by table name.  Rows are computed only when they are written or
+"""Functions that return the plans of tables, by table name. Spark computes the rows only when they are written or
 collected."""
 
 
@@ -33,13 +33,15 @@ def silver_tables(
     *,
     last_day: date,
 ) -> Tables:
-    """Plan the silver tables of some days. The last two tables are made from the others.
+    """Return the plans of the silver tables of some days. The last two tables are computed from the others.
 
     :param events: returns the events of a family.
-    :param around: as ``read``, including the days before and after.
-    :param accepted: returns the receipts of ``around``, which need not be joined to one row for each end.
+    :param read: returns the rows of a table on these days.
+    :param around: as ``read``, but including the days before and after.
+    :param accepted: returns the accepted receipts of the days of ``around``. An end of a transport may have several
+        rows. None to use the table ``receipts``.
     :param hint: marks rows for a broadcast if they are few.
-    :param last_day: the last day of all that has events.
+    :param last_day: the last of all days with events.
     """
 
     def ends() -> DataFrame:
@@ -67,24 +69,26 @@ def silver_tables(
 
 
 def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], hint: Hint) -> DataFrame:
-    """Compare the three counts of the transports of these days, including events shortly before and after midnight."""
+    """Return the verdicts on the transports of these days. Events of the days before and after are used if they are
+    near midnight."""
     wanted = F.col("dt").cast("string").isin(list(days))
     rows_of_day = F.unix_millis("at") % DAY_MS
     near = (rows_of_day < MIDNIGHT_MS) | (rows_of_day >= DAY_MS - MIDNIGHT_MS)
     transports = transports.where(wanted | near)
     is_former = F.coalesce("former", F.lit(False))
     former = settlement.of_ends(receipts.where(is_former), transports, hint)
-    # Receipts of other days are left out: a receipt arrives within ten minutes of its transport's end, so they belong
-    # to other transports.
+    # Receipts arrive within ten minutes of their transport's end. So receipts of the days before and after that are not
+    # near midnight belong to other transports, and are left out.
     due = receipts.where(~is_former & (wanted | near))
     rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
     return rows.where(wanted)
 
 
 def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
-    """Plan the gold tables of some days, from their silver tables and from each other (``_OF_GOLD``).
+    """Return the plans of the gold tables of some days.
 
-    :param around: as ``read``, including the days before and after.
+    :param read: returns the rows of a table on these days.
+    :param around: as ``read``, but including the days before and after.
     :param hint: marks rows for a broadcast if they are few.
     """
 
@@ -119,11 +123,11 @@ def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
 
 
 def overall_tables(read: Read, recent: Read, today: date) -> Tables:
-    """Plan the gold tables that are recomputed as a whole. ``placement`` and ``boot`` are made from one of the other
-    tables.
+    """Return the plans of the gold tables without days. ``placement`` and ``boot`` are each computed from another of
+    these tables.
 
-    :param read: returns the rows of all days.
-    :param recent: returns the rows of the last :data:`HISTORY_DAYS`.
+    :param read: returns the rows of a table on all days.
+    :param recent: returns the rows of a table on the last :data:`HISTORY_DAYS` days.
     :param today: day of the run.
     """
 

@@ -1,4 +1,4 @@
-"""Settings of a Spark session for the amount of work at hand."""
+"""Settings of a Spark session that depend on the amount of work of a job."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from pyspark.sql import SparkSession
 from dmsg.analytics.session import SETTINGS, SHUFFLE_PARTITIONS, SMALL_SETTINGS, is_connect
 
 LITTLE = {
-    # Queries are interpreted, because compiling one takes longer than executing it.
+    # Queries are interpreted, because compiling a query takes longer than executing it.
     "spark.sql.codegen.wholeStage": "false",
-    # There are few tasks, because a task's overhead exceeds its work; several tables are computed at the same time
-    # instead.
+    # There are few tasks, because the overhead of a task exceeds its work. Instead, several tables are computed at the
+    # same time.
     SHUFFLE_PARTITIONS: "1",
     "spark.sql.files.minPartitionNum": "1",
 }
 """Spark settings for small jobs."""
 FEW = {
-    # All rows are in one partition, so that a join without a broadcast needs neither a job of its own nor a shuffle.
+    # Broadcasts are off. All rows are in one partition, so a join without a broadcast needs no shuffle, while a
+    # broadcast would be a separate job.
     "spark.sql.optimizer.disableHints": "true",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 """Additional settings for small jobs whose rows are all in memory."""
 PARTITION_ROWS = 1_000_000
-"""Number of events for each partition of a shuffle: their rows fit in the memory of a task (about 150 MB)."""
+"""Maximum number of events for each partition of a shuffle. Their rows fit in the memory of a task (about 150 MB)."""
 TASK_ROWS = 100_000
-"""Number of events below which another task costs more than it saves."""
+"""Minimum number of events of a task. With fewer, the overhead of another task exceeds the time that it saves."""
 _OURS = {one[SHUFFLE_PARTITIONS] for one in (SETTINGS, SMALL_SETTINGS)}
 
 
 def shuffle_partitions(events: int, cores: int) -> int:
     """Return the number of partitions of a shuffle of that many events.
 
-    The number grows with the data, so that the memory of a task does not.  It also grows with the cores of a cluster,
-    as long as each core has enough work.  Spark merges small neighbouring partitions again (adaptive execution).
+    The number grows with the data, so that the memory of a task does not grow. It also grows with the number of cores,
+    as long as each core has enough work. With adaptive execution, Spark merges neighbouring partitions that turn out to
+    be small.
     """
     return max(int(SETTINGS[SHUFFLE_PARTITIONS]), -(-events // PARTITION_ROWS), min(cores, events // TASK_ROWS))
 
 
 class Tuning:
-    """Switch between the settings for small jobs and those for large ones.
+    """Switch between the settings for small jobs and those for large jobs.
 
-    :param may: whether to use the settings for small jobs at all.
-    :ivar may: whether settings for small jobs are used at all.
-    :ivar is_small: whether they are in use now.
+    :ivar may: whether the settings for small jobs may be used at all.
+    :ivar is_small: whether the settings for small jobs are in use.
     """
 
     def __init__(self, spark: SparkSession, *, may: bool) -> None:
@@ -55,8 +56,8 @@ class Tuning:
         """Choose the settings for a job.
 
         :param few: whether all rows of a small job are in memory.
-        :param events: number of events of a large job, which decides how many partitions a shuffle has. A number of
-            partitions that the user has set stays.
+        :param events: number of events of a large job. It decides the number of partitions of a shuffle, unless the
+            user has set this number.
         """
         self.is_small = small and self.may
         conf = self._spark.conf
@@ -72,5 +73,5 @@ class Tuning:
                 conf.set(name, usual)
 
     def _cores(self) -> int:
-        """Return the number of cores of the executors; 0 if it is unknown."""
+        """Return the total number of cores of all executors; 0 if it is unknown."""
         return 0 if is_connect(self._spark) else self._spark.sparkContext.defaultParallelism

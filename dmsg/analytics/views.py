@@ -1,8 +1,8 @@
-"""Silver tables that are views.  Rows are stored for them only on days on which events came twice; for other days a
-view computes its rows from events.
+"""Silver tables that are views. For most days, the rows of a view are computed from events when they are read. Rows are
+stored only for days on which events arrived twice.
 
-A view selects from one family of events. Spark plans it with :mod:`dmsg.analytics.silver`; the SQL here is the same
-selection for queries that need no Spark, as delta-rs executes it.
+A view selects from one family of events. Spark computes it with :mod:`dmsg.analytics.silver`. Queries without Spark use
+the SQL of this module, which is the same selection in the dialect of delta-rs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _AT = """arrow_cast(to_timestamp_millis(ts), 'Timestamp(Microsecond, Some("UTC")
 class View:
     """Selection from one family of events.
 
-    :ivar changed: SQL for the columns that the events do not have.
-    :ivar where: condition that the selected events meet.
-    :ivar keys: columns whose values identify rows that are merged to one; empty if no rows are merged.
+    :ivar changed: SQL expressions for the columns that events do not have, by column.
+    :ivar where: SQL condition that the selected events meet.
+    :ivar keys: columns by which events are grouped; the events of a group become one row. Empty if each event becomes a
+        row.
     """
 
     family: str
@@ -29,7 +30,7 @@ class View:
     keys: tuple[str, ...] = ()
 
     def sql(self, name: str) -> str:
-        """Return an SQL query for all rows of the view; in it, bronze has the name ``it``."""
+        """Return an SQL query for all rows of the view. In the query, the table bronze has the name ``it``."""
         columns = ", ".join(
             f'{self.changed.get(column, chr(34) + column + chr(34))} AS "{column}"'
             for column in SILVER[name].schema.fieldNames()

@@ -1,19 +1,19 @@
 """Simulation: events of an invented network of any size, reproducible from a seed.
 
-Spark computes them from counters and hashes, so that 20 million events take minutes and little memory.  The
+Spark computes the events from counters and hashes, so that 20 million events take minutes and little memory. The
 distributions are:
 
 * a server's share of transports falls with its rank, as 1 / rank ** 0.6;
 * the time of day follows a wave with its peak at noon;
-* the client is the square of a uniform draw, so that few clients are busy and many are not;
+* the number of a transport's client grows with the square of a uniform draw, so that few clients have many transports;
 * durations and bytes are log-normal (median 20 s and 30 kB, sigma 1.5 and 2);
 * round-trip times are log-normal around a median for each server, 5 to 80 ms;
 * one request in 33 is refused by the other end;
-* one day in twenty a server is away for two hours, and one in forty it crashes then;
+* on one day of twenty, a server has an outage of two hours; half of these outages begin with a crash;
 * receipts: from both ends for 80 % of transports, from one end for 10 %.
 
-The planted anomalies are listed in :mod:`dmsg.analytics.simulate.ground_truth`, and with their names in
-``truth.jsonl``.
+The simulation also contains planted anomalies, which the pipeline should find.
+:mod:`dmsg.analytics.simulate.ground_truth` defines them, and the file ``truth.jsonl`` lists those of a simulation.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ TRUTH = "truth.jsonl"
 
 
 class Simulation:
-    """Generator of the events of a network, as JSON files."""
+    """Generator of the events of a network. It writes them to files in JSON."""
 
     def __init__(self, spark: SparkSession, network: Network) -> None:
         self.network = network
         self.stage = Scenario(spark, network)
 
     def truth(self) -> list[PlantedAnomaly]:
-        """Return all anomalies that the simulation plants, random crashes included."""
+        """Return all anomalies that the simulation plants, including random crashes."""
         network = self.network
         crashed = self.stage.plan().where("crashed").select("producer", "day").orderBy("day", "producer").collect()
         return [
@@ -56,7 +56,7 @@ class Simulation:
         ]
 
     def lines(self) -> dict[str, DataFrame]:
-        """Return the lines of events, by the part of the file name that identifies each group of files."""
+        """Return the lines of events for each group of files. The keys are parts of the files' names."""
         return {
             "transports": transport_lines(self.stage),
             "servers": server_lines(self.stage).coalesce(8),
@@ -65,11 +65,10 @@ class Simulation:
         }
 
     def write(self, directory: Path) -> dict[str, int]:
-        """Write a spool, its receipts in the form in which the check of signatures stores them, and the list of planted
-        anomalies.
+        """Write a spool, its receipts as ``dmsg analytics verify`` would write them, and the list of planted anomalies.
 
-        :param directory: receives ``spool/``, ``checked/`` and ``TRUTH``.
-        :returns: number of files written to each.
+        :param directory: directory in which to create ``spool/``, ``checked/`` and the file :data:`TRUTH`.
+        :returns: number of files written to ``spool`` and to ``checked``.
         """
         written = {"spool": 0, "checked": 0}
         for name, lines in self.lines().items():

@@ -1,5 +1,5 @@
-"""Simulated events of servers and a discovery about themselves: start and stop, heartbeats, sessions, entries and
-refusals."""
+"""Simulated events of servers and of a discovery, apart from transports: start and stop, heartbeats, sessions, entries
+and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server_lines(stage: Scenario) -> DataFrame:
 
 
 def _is_silent(stage: Scenario, minute: Column) -> Column:
-    """Whether a server has fallen silent by that minute."""
+    """Return a column: whether the server writes no more events in that minute."""
     return stage.on_last_day(SILENT) & (minute >= SILENT_FROM)
 
 
@@ -43,7 +43,7 @@ def _life(stage: Scenario) -> list[DataFrame]:
     most = float(max(stage.network.shares()))
     full = stage.on_last_day(FULL) & minute.between(FULL_FROM, FULL_FROM + FULL_MINUTES - 1)
     load = 5 + 700 * F.col("n") / most * wave * (1 + F.col("day") * 0.03)
-    # Load is capped below capacity, because the simulated network grows from day to day.
+    # The load is capped below the capacity, because the simulated network grows from day to day.
     busy = F.when(full, CAPACITY - 1).otherwise(F.least(F.lit(0.75 * CAPACITY), load))
     lives = stage.processes(stage.plan())
     lost = stage.on_last_day(LOSER) & minute.between(LOST_FROM, LOST_FROM + LOST_MINUTES - 1)
@@ -100,8 +100,8 @@ def _sessions(stage: Scenario) -> list[DataFrame]:
         .withColumn("who", name(F.lit("client"), stage.where, who))
     )
     peer, session = F.col("who").alias("peer"), F.col("key").cast("long").alias("session")
-    # Both events of a session come from one process, which numbers its events: openings have even numbers, ends odd
-    # ones.
+    # One process writes both events of a session, and numbers its events without gaps. So openings have even numbers,
+    # and ends odd numbers.
     return [
         stage.events(
             sessions.withColumn("at", F.col("start")).withColumn("i", 2 * F.col("key")),

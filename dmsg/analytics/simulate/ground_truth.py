@@ -1,7 +1,8 @@
 """Anomalies planted in a simulated network: the ground truth with which the pipeline's findings are compared.
 
-Each anomaly of a server affects one server, chosen by its rank from 0, on the last day. A network with few servers has
-fewer anomalies. In a simulation of few events, some are too small to be found, and are listed nevertheless.
+Each anomaly of a server affects one server on the last day. The server is chosen by its rank in traffic, from 0, so a
+network with few servers has fewer anomalies. In a simulation with few events, some of the listed anomalies are too
+small to be found.
 """
 
 from __future__ import annotations
@@ -11,27 +12,28 @@ from datetime import date, timedelta
 from hashlib import md5
 
 SLOW, LIAR, FULL, COLLUDER, SLOW_READERS, SKEWED, LOSER, SILENT, CRASHED, RING, OWN_KEYS, BURST = range(1, 13)
-"""Rank of the server that: answers slowly; claims more than it delivered; is full; claims more, together with the
-initiators of its transports; has receivers that are too slow; has a wrong clock; has lost a file of events; fell
-silent; crashed on the day before, as others do by chance; carries the traffic of a ring of keys that deal with nobody
-else; that of two such keys; carries most of its day within half an hour.
+"""Ranks of the servers with an anomaly. In this order, the servers answer slowly; claim more than they delivered; are
+full; claim more than they delivered, together with the initiators of their transports; have receivers that are too
+slow; have a wrong clock; have lost a file of events; fell silent; crashed on the day before; carry transports of a ring
+of keys that connect only to each other; carry transports of two such keys; and carry most of the day's transports
+within half an hour.
 """
 QUIET = frozenset({SLOW, FULL, SKEWED, LOSER, SILENT, RING, OWN_KEYS, BURST})
-"""Servers that have no random outages or crashes in addition to their anomaly."""
+"""Ranks of the servers that have no random outages or crashes besides their anomaly."""
 LIE = 1.03
 SCANNERS = 3
 SKEW_MS = 180_000
 SLOW_TIMES = 4.0
 SILENT_FROM = 15 * 60
-"""First minute of the last day in which the server writes nothing."""
+"""Minute of the last day from which on the silent server writes no more events."""
 FULL_FROM, FULL_MINUTES = 10 * 60, 180
 LOST_FROM, LOST_MINUTES = 11 * 60, 120
-"""Start and length in minutes of the period of the last day whose events are missing, as if a file of the spool were
+"""Start and length, in minutes of the last day, of the period whose events are missing, as if a file of the spool was
 lost.
 """
 SLOW_READER_ONE_IN = 3
 OWN_TIMES = 2
-"""Number of self-dealing transports of a server for each honest one of the same server."""
+"""Number of self-dealing transports of a server for each of its honest transports."""
 RING_KEYS = 5
 BURST_FROM, BURST_MINUTES = 4 * 60 + 10, 30
 
@@ -42,7 +44,7 @@ def server_key(server: int) -> str:
 
 
 def tag(*words: object) -> str:
-    """Return a pseudonym of 16 hex digits, as the simulation makes them."""
+    """Return the pseudonym, of 16 hex digits, that the simulation uses for these words."""
     return md5("/".join(map(str, words)).encode()).hexdigest()[:16]  # noqa: S324
 
 
@@ -77,7 +79,7 @@ def server_anomalies(servers: int, last_day: date, days: int) -> list[PlantedAno
         BURST: "burst",
     }
     there = [(server, kind) for server, kind in kinds.items() if server < servers]
-    # A slow server is one that is slower than on the days before, so earlier days have to exist.
+    # A server counts as slow if it is slower than on the days before, so there must be earlier days.
     return [PlantedAnomaly(kind, server_key(server), last_day) for server, kind in there if kind != "slow" or days > 1]
 
 

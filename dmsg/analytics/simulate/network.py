@@ -1,7 +1,7 @@
 """Simulated network: its servers and clients, and when each of its processes runs.
 
-Every random draw is a hash of its row, so a row depends on no other row.  Spark can thus make any number of rows
-without keeping them in memory.
+Every random draw is a hash of columns of its row, so a row does not depend on other rows. Spark can therefore produce
+any number of rows without storing them in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TURN = 2 * 3.141592653589793
 class Network:
     """Parameters of a simulation.
 
-    :ivar transports: number of transports in all; each makes two events, or one if it was refused.
+    :ivar transports: total number of transports. A transport has two events, or one if it was refused.
     :ivar last_day: last of the simulated days.
     :ivar fleet: whether the servers share one secret, so that they use the same pseudonyms for clients.
     """
@@ -56,19 +56,25 @@ class Network:
 
 
 def draw_uniform(seed: int, draw: int, *columns: str) -> Column:
-    """Return a uniform draw between 0 and 1 for each distinct value of the columns."""
+    """Return a column with uniform random draws between 0 and 1. Rows with the same values in ``columns`` have the same
+    draw.
+
+    :param draw: number of the draw; different numbers result in independent draws.
+    """
     mixed = F.xxhash64(*columns, F.lit(seed), F.lit(draw))
     return (F.pmod(mixed, F.lit(2**53)) + F.lit(0.5)) / F.lit(float(2**53))
 
 
 def draw_normal(seed: int, draw: int, *columns: str) -> Column:
-    """Return a standard normal draw (Box-Muller transform)."""
+    """Return a column with standard normal random draws, by the Box-Muller transform. The parameters are those of
+    :func:`draw_uniform`; the draw ``draw`` + 1 is used, too."""
     radius = F.sqrt(-2 * F.log(draw_uniform(seed, draw, *columns)))
     return radius * F.cos(TURN * draw_uniform(seed, draw + 1, *columns))
 
 
 def name(*columns: Column | str) -> Column:
-    """Return 16 hex digits, equal to those of :func:`~dmsg.analytics.simulate.ground_truth.tag` for the same words."""
+    """Return a column with the pseudonyms that :func:`~dmsg.analytics.simulate.ground_truth.tag` returns for the values
+    of the columns."""
     return F.substring(F.md5(F.concat_ws("/", *columns)), 1, 16)
 
 
@@ -81,19 +87,19 @@ def union(parts: list[DataFrame]) -> DataFrame:
 
 
 class Scenario:
-    """Servers and days of the network, from which all events are made."""
+    """Servers and days of the simulated network, from which all events are computed."""
 
     def __init__(self, spark: SparkSession, network: Network) -> None:
         self.spark = spark
         self.network = network
 
     def on_last_day(self, server: int) -> Column:
-        """Whether a row is of that server's last day."""
+        """Return a column: whether a row belongs to that server and to the last day."""
         return (F.col("server") == server) & (F.col("day") == self.network.days - 1)
 
     @property
     def until(self) -> Column:
-        """Time of the day, in ms, at which a server stops writing events."""
+        """Column with the time of day, in ms, at which the row's server stops writing events."""
         return F.when(self.on_last_day(SILENT), SILENT_FROM * MINUTE_MS).otherwise(DAY_MS)
 
     def plan(self) -> DataFrame:
@@ -123,15 +129,17 @@ class Scenario:
 
     @property
     def where(self) -> Column:
-        """Column with the name of the pseudonym space: servers that do not share a secret give the same client
-        different names."""
+        """Column that identifies the secret of the row's server. Servers with different secrets give the same client
+        different pseudonyms."""
         return F.lit("fleet") if self.network.fleet else F.col("server").cast("string")
 
     def events(self, rows: DataFrame, kind: str, block: int, *fields: Column | str) -> DataFrame:
-        """Return lines of JSON for rows with ``i`` (number within the block) and ``at`` (ms of the day).
+        """Return a line of JSON for each row.
 
-        :param block: number of the kind of event.  Each kind gets a process (boot) of its own, so that its events can
-            be numbered without gaps and without sorting.
+        :param rows: rows with ``i`` (number of the event in its process) and ``at`` (time of day in ms).
+        :param kind: type of the events.
+        :param block: number of the type. Each type is written by a separate process (boot), so that its events can be
+            numbered without gaps and without sorting.
         """
         skew = F.col("skew") if "skew" in rows.columns else F.lit(0)
         at = F.greatest(F.lit(0), F.least("at", F.lit(DAY_MS - 1) - skew)).cast("long")
@@ -152,14 +160,14 @@ class Scenario:
         )
 
     def client(self, draw: int) -> Column:
-        """Return the number of the client for each row; few clients are busy."""
+        """Return a column with the number of a client. Low numbers are much more frequent."""
         drawn = draw_uniform(self.network.seed, draw, "server", "day", "i")
         return F.floor(self.network.clients * F.pow(drawn, F.lit(2.0))).cast("int")
 
     @staticmethod
     def processes(plan: DataFrame) -> DataFrame:
-        """Return a row for each process: its ``first`` minute and number of ``minutes``. A server with an outage has
-        two processes."""
+        """Return a row for each process of a server and day, with its ``first`` minute and its number of ``minutes``. A
+        server with an outage has two processes on that day."""
         away, life = F.col("away"), F.col("life")
         return (
             plan.withColumn(
@@ -175,7 +183,8 @@ class Scenario:
 
     @staticmethod
     def minutes_present(plan: DataFrame) -> DataFrame:
-        """Return a row for each minute without an outage of the server; ``i`` numbers the rows."""
+        """Return a row for each server, day and minute without an outage. The column ``i`` numbers the rows of a server
+        and day."""
         minute, away = F.col("minute"), F.col("away")
         return (
             plan.withColumn("minute", F.explode(F.sequence(F.lit(0), F.lit(MINUTES - 1))))

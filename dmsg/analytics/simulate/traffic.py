@@ -28,7 +28,8 @@ from dmsg.telemetry.schema import BUCKETS
 
 REFUSED_ONE_IN = 33
 REASONS = ("unspecified",) * 4 + ("aborted", "timeout", "peer_disconnected", "moved")
-"""Reasons why transports end, drawn with equal probability."""
+"""Reasons for the ends of transports. Each item is drawn with the same probability, so a repeated reason is more
+frequent."""
 _KEY = ("server", "day", "i")
 
 
@@ -42,7 +43,7 @@ def _transports(stage: Scenario) -> DataFrame:
     among = (F.col("i") - F.when(more, F.col("n")).otherwise(0)) / F.when(more, OWN_TIMES).otherwise(1)
     part = (among + draw_uniform(seed, 1, *_KEY)) / (F.col("n") + F.when(more, 1).otherwise(0))
     keys = F.when(F.col("server") == RING, RING_KEYS).otherwise(2)
-    # The clients used for self-dealing have the numbers after those of all other clients.
+    # Clients for self-dealing have numbers above those of all other clients.
     own = more & F.col("server").isin(RING, OWN_KEYS)
 
     def own_key(number: Column) -> Column:
@@ -52,7 +53,7 @@ def _transports(stage: Scenario) -> DataFrame:
         return median * F.exp(sigma * draw_normal(seed, draw, *_KEY))
 
     clients = stage.network.clients
-    # All self-dealing transports have the same size, which is about the mean of all others.
+    # Self-dealing transports have similar sizes, about the mean of the other transports.
     out = F.when(more, lognormal(400_000.0, 0.2, 10)).otherwise(lognormal(30_000.0, 2.0, 10))
     in_burst = MINUTE_MS * (BURST_FROM + BURST_MINUTES * part)
     spread = stage.until * (part + F.sin(TURN * part) / 10)
@@ -65,8 +66,8 @@ def _transports(stage: Scenario) -> DataFrame:
         .withColumn("b0", F.when(own, own_key(F.col("i") + 1)).otherwise(stage.client(3)))
         .withColumn("b", F.when(F.col("b0") == F.col("a"), (F.col("b0") + 1) % (clients + 1)).otherwise(F.col("b0")))
         .withColumn("transport", F.md5(F.concat_ws("/", F.lit(seed), *_KEY)))
-        # Missing receipts are chosen by number, and not at random, so that the numbers of openings and receipts have no
-        # gaps.
+        # Refused transports are chosen by their number, and not at random, so that the events of accepted transports
+        # and their receipts can be numbered without gaps.
         .withColumn("accepted", F.col("i") % REFUSED_ONE_IN != REFUSED_ONE_IN - 1)
         .withColumn("taken", F.col("i") - F.floor(F.col("i") / REFUSED_ONE_IN))
         .withColumn("lasted", F.least(lasted, stage.until - 1 - F.col("start")).cast("long"))
@@ -86,7 +87,7 @@ def _is_lost(stage: Scenario) -> Column:
 
 
 def transport_lines(stage: Scenario) -> DataFrame:
-    """Return the lines transport_open and transport_close."""
+    """Return the lines of events ``transport_open`` and ``transport_close``."""
     seed = stage.network.seed
     rows = _transports(stage)
     lie = F.when(F.col("server").isin(LIAR, COLLUDER), LIE).otherwise(1.0)
@@ -153,7 +154,7 @@ def transport_lines(stage: Scenario) -> DataFrame:
 
 
 def receipt_lines(stage: Scenario) -> DataFrame:
-    """Return the lines receipt_checked of both ends."""
+    """Return the lines of events ``receipt_checked`` with the receipts of both ends."""
     lie = F.when(F.col("server") == COLLUDER, LIE).otherwise(1.0)
     tens, ones = F.floor(F.col("taken") / 10), F.col("taken") % 10
     at = F.least(F.col("start") + F.col("lasted") + 5, stage.until - 1)
