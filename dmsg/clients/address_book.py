@@ -1,7 +1,7 @@
 """Address book: names that stand for public keys.
 
 The file ``names`` in the configuration directory (``$XDG_CONFIG_HOME/dmsg``, else ``~/.config/dmsg``), or the file
-named by ``DMSG_NAMES``, has a line ``NAME KEY`` for each name. The book belongs to this user, and nobody else can add
+named by ``DMSG_NAMES``, has a line ``NAME KEY`` for each name. Only the user changes it: no peer or server can add
 names.
 """
 
@@ -22,22 +22,24 @@ from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 MAX_NAMES = 100_000
 """Maximum number of names in the book."""
 MAX_NAME = 63
-"""Maximum number of characters of a name, which must fit into a DNS label."""
+"""Maximum number of characters of a name, so that each name fits into a DNS label."""
 SUFFIX = ".dmsg"
-"""Domain under which programs that do not know dmsg find keys and names, for example through ``dmsg socks``."""
+"""Suffix with which keys and names are host names for programs that do not know dmsg, for example through ``dmsg
+socks``.
+"""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 class UnknownName(DmsgError, ValueError):
-    """A name is invalid or unknown, or the book cannot be used."""
+    """Error: a name is invalid or unknown, or the address book cannot be read or changed."""
 
 
 class NotAName(UnknownName, WrongUse):
-    """A text cannot be a name."""
+    """Error: a text is not valid as a name."""
 
 
 class NoSuchName(UnknownName):
-    """The name is not in the book."""
+    """Error: the name is not in the address book."""
 
 
 def default_path() -> Path:
@@ -49,14 +51,14 @@ def default_path() -> Path:
 
 
 def check_name(name: str) -> str:
-    """Return the name in lower case.
+    """Check that a text is valid as a name, and return it in lower case.
 
-    :raises UnknownName: the text cannot be a name, or is a key.
+    :raises UnknownName: the text is not valid as a name, or is a public key.
     """
     name = name.lower()
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise NotAName(f"{name[:80]!r} is not a name: letters, digits and hyphens, at most {MAX_NAME}")
-    # ``find`` tries the text as a key first, so a name that is also a key would never be found.
+    # A name that is also a key would never be found, because ``find`` first tries to read a text as a key.
     if len(name) == PUBKEY_TEXT_SIZE:
         with suppress(KeyFormatError):
             PubKey.from_text(name)
@@ -66,14 +68,17 @@ def check_name(name: str) -> str:
 
 _Stamp = tuple[int, int, int, int]
 SETTLED = 1.0
-"""Seconds after its last change from which a book is cached. A younger book is read again, because two changes in quick
-succession may have the same time stamp."""
+"""Seconds after its last change from which the content of an address book may be cached. A book that was changed more
+recently is read again at each use, because a further change may leave its time stamp as it is.
+"""
 _last: dict[Path, tuple[_Stamp, dict[str, PubKey]]] = {}
-"""Cache of the book that was read last. A proxy reads it for each connection, and 20,000 names take 0.1 s."""
+"""Cache of the address book that was read last. A proxy looks up a name for each connection, and reading 20,000 names
+takes 0.1 s.
+"""
 
 
 def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the words of each line of a file that is not empty.  Comments (``#``) are left out.
+    """Yield the line number and the words of each line of a file. Comments (``#``) and empty lines are skipped.
 
     :raises UnknownName: the file cannot be read.
     """
@@ -105,16 +110,16 @@ def changing_book(path: Path) -> Iterator[None]:
 
 
 def write_book(path: Path, lines: list[str]) -> None:
-    """Replace the address book or the file of groups atomically; only inside :func:`changing_book`.
+    """Replace the address book or the file of groups atomically. Callers must be inside :func:`changing_book`.
 
     :raises OSError: the file cannot be written.
     """
-    # The file is replaced as a whole, so that a program that reads it meanwhile sees the old or the new one.
+    # The file is replaced as a whole, so that a program that reads it at the same time gets the old or the new content.
     replace_file(path, "".join(f"{line}\n" for line in lines))
 
 
 class AddressBook:
-    """Address book in one file, which is read again when it has changed."""
+    """Address book in one file. The file is read again when it has changed."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_path()
@@ -133,8 +138,7 @@ class AddressBook:
             return {}
         except OSError as error:
             raise UnknownName(f"{self.path}: {error.strerror}") from None
-        # Both are compared: the inode changes with each replacement by ``write_book``, and ctime with each change in
-        # place.
+        # The inode changes when ``write_book`` replaces the file, the ctime when a program changes the file in place.
         stamp = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         last = _last.get(self.path)
         if last is not None and last[0] == stamp:
@@ -147,14 +151,14 @@ class AddressBook:
             except ValueError as error:
                 why = error if isinstance(error, DmsgError) else "not NAME KEY"
                 raise UnknownName(f"{self.path}, line {number}: {why}") from None
-        # Only one book is cached, so the cache stays small even if a program opens many books.
+        # Only the book that was read last is cached, so that the cache stays small in a program that opens many books.
         _last.clear()
         if abs(time.time() - status.st_ctime) > SETTLED:
             _last[self.path] = stamp, names
         return names
 
     def find(self, text: str) -> PubKey:
-        """Return the key that ``text`` is or stands for.
+        """Return the key that ``text`` is, or the key of the name ``text``.
 
         :raises UnknownName: the text is neither a key nor a known name.
         """
@@ -171,7 +175,7 @@ class AddressBook:
         return key
 
     def find_host(self, host: str) -> PubKey:
-        """Return the key that the host of a URL stands for.
+        """Return the key for the host of a URL.
 
         :param host: key or name, with or without ``.dmsg``. A hexadecimal key before the suffix may be split by dots,
             because a DNS label has at most 63 characters.
@@ -182,12 +186,13 @@ class AddressBook:
         return self.find(host)
 
     def name_of(self, key: PubKey) -> str | None:
-        """Return a name of ``key``, or None."""
+        """Return a name of ``key``, or None if the book has none."""
         return next((name for name, known in self._read().items() if known == key), None)
 
     def add(self, name: str, key: PubKey, *, replace: bool = False) -> None:
         """Add a name.
 
+        :param replace: whether the name may already stand for another key, which is then replaced.
         :raises UnknownName: the name is invalid, or stands for another key and ``replace`` is false.
         """
         name = check_name(name)

@@ -38,9 +38,9 @@ from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.wake import WakeWatch
 
 MAX_WARNINGS = 64
-"""Maximum number of different warnings that a client reports."""
+"""Maximum number of different warnings that a client reports in its lifetime."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds that a connect may take as a whole, by default."""
+"""Default timeout in seconds of ``connect`` as a whole."""
 
 _log = Logger()
 
@@ -51,17 +51,17 @@ def log_warning(text: str) -> None:
 
 
 Opening: TypeAlias = Callable[[SessionT, float], Deferred[IProtocol]]
-"""Function that opens a stream through a session within a number of seconds."""
+"""Function that opens a stream through a session. Its second argument is a timeout in seconds."""
 
 
 class DelegatedClient(Service, Generic[SessionT]):
-    """Part of a client that handles servers and discovery; each protocol family adds the sessions with servers.
+    """Base class of clients, which handles servers and discovery. Each protocol family adds its sessions with servers.
 
     :param choice: servers that the client may use.
-    :param features: features that the entry of this client offers (True) or withdraws (False).
+    :param features: features that are added to this client's entry (True) or removed from it (False).
     :param advertise_visits: see :class:`~dmsg.clients.servers.ServerUses`.
-    :param server_feature: feature that the entries of its servers offer. A server whose entry offers no feature may be
-        of 2019, and is accepted.
+    :param server_feature: feature that marks the entries of suitable servers. A server whose entry has no features at
+        all may be of 2019, and is suitable, too.
     """
 
     def __init__(
@@ -77,7 +77,9 @@ class DelegatedClient(Service, Generic[SessionT]):
         random: Random | None = None,
         on_warning: Callable[[str], None] = log_warning,
     ) -> None:
-        """:param on_warning: called with each warning for the person who runs this client, once per text."""
+        """:param on_warning: called with each warning for the person who runs this client; the same text is reported
+        only once.
+        """
         self._reactor = reactor
         self._key = key
         self._server_feature = server_feature
@@ -115,14 +117,14 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._on_warning = on_warning
         self._warnings: set[str] = set()
         self._waiting: set[Deferred[None]] = set()
-        """Deferreds of :meth:`when_online` and :meth:`when_published` that have a timeout."""
+        """Unfired Deferreds of :meth:`when_online` and :meth:`when_published` that have a timeout."""
         self._core = LifecycleCore()
         self._lifecycle = make_lifecycle(self._core)
 
     # --- hooks for a protocol family ---
 
     def _session_opener(self, entry: Entry) -> SessionOpener[SessionT]:
-        """Return the opener of sessions with the server of an entry.
+        """Return the object that opens sessions with the server of an entry.
 
         :raises DmsgError: the address of the server is malformed.
         """
@@ -130,7 +132,7 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     def _is_suitable(self, entry: Entry) -> bool:
         """Whether a listed server speaks this client's protocol, as far as its entry shows."""
-        # The entry of a program of 2019 names no features, so an entry without features says nothing about its server.
+        # An entry without features may be that of a server of 2019, which names none, so its server may be suitable.
         offered = entry_features(entry.version)
         return not offered or self._server_feature in offered
 
@@ -139,7 +141,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         return True
 
     def _migrate(self, stream: StreamTransport) -> None:
-        """Move a stream, whose server is slow or shuts down, to another server."""
+        """Move a stream to another server, because its present server is slow or shuts down."""
 
     # --- interface for applications ---
 
@@ -155,12 +157,12 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     @property
     def last_error(self) -> str:
-        """Reason why there is no server, as far as known."""
+        """Reason why no server is connected; empty if unknown."""
         return self._set.last_error
 
     @property
     def waiting_for(self) -> str:
-        """Text that says what the client still waits for, to be online or to be found by others."""
+        """Text that says for what the client waits before it is online or others can find it."""
         if self.last_error:
             return self.last_error
         if self.status == "online":
@@ -183,33 +185,34 @@ class DelegatedClient(Service, Generic[SessionT]):
         return self._set.sessions()
 
     def entry(self, remote: PubKey) -> Deferred[Entry]:
-        """Return the verified entry of ``remote``. The entry is a few seconds old at most, unless discovery does not
-        answer."""
+        """Return the verified entry of ``remote``. It was fetched at most a few seconds ago, unless discovery does not
+        answer.
+        """
         return Deferred.fromCoroutine(self._entries.get(remote))
 
     def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
-        """Return the current key of ``remote``, itself or its successor, and the entry of that key."""
+        """Return the current key of ``remote`` and the entry of that key. It is ``remote`` itself, or its successor."""
         return Deferred.fromCoroutine(self._entries.successor(remote))
 
     async def claim_nameplate(self) -> Nameplate:
-        """Claim a nameplate, a short number that leads to this client's key.
+        """Claim a nameplate: a short number that discovery maps to this client's key.
 
         :raises DiscoveryError: no nameplate is available.
         """
         return await claim(self._lookups, self._key)
 
     async def find_nameplate(self, number: int) -> PubKey:
-        """Return the key to which a nameplate leads. This key is not proved to be the right one.
+        """Return the key of a nameplate. Nothing proves that this key is the right one.
 
         :raises ~dmsg.discovery.lookup.nameplates.NoSuchNameplate: there is no such nameplate.
-        :raises DiscoveryError: no discovery answered.
+        :raises DiscoveryError: a discovery failed to answer, and no other has the nameplate.
         """
         return await find(self._lookups, number)
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
         """Return a Deferred that fires when a server is connected.
 
-        After ``timeout`` seconds it fails with DmsgTimeout, which gives the reason.
+        After ``timeout`` seconds it fails with DmsgTimeout, whose text says why.
         """
         online: Deferred[None] = Deferred()
         if self.status == "online":
@@ -221,7 +224,7 @@ class DelegatedClient(Service, Generic[SessionT]):
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
         """Return a Deferred that fires when discovery has this client's entry with its current servers.
 
-        After ``timeout`` seconds it fails with DmsgTimeout, which gives the reason.
+        After ``timeout`` seconds it fails with DmsgTimeout, whose text says why.
         """
         return self._limit(self._publisher.when_published(), timeout, "no entry in discovery")
 
@@ -242,7 +245,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         return waiting.addBoth(over).addTimeout(timeout, self._reactor, too_late)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
-        """Accept streams at ``port`` with ``factory``. A port has one listener.
+        """Accept streams at ``port``; ``factory`` builds their protocols. A port has at most one listener.
 
         :raises CannotListenError: the port already has a listener.
         :raises ValueError: ``port`` is not 0 to 65535.
@@ -270,7 +273,8 @@ class DelegatedClient(Service, Generic[SessionT]):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        # The entry is withdrawn first; otherwise others would try servers from which this client has disconnected.
+        # The entry is withdrawn before the servers are disconnected. Otherwise other clients would try servers that can
+        # no longer reach this client.
         await self._publisher.withdraw()
         await self._set.stop()
         await self._lookups.close()
@@ -288,11 +292,11 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._publisher.changed()
 
     def _discovery_failed(self, error: DiscoveryError) -> None:
-        """Record a failure of discovery.  If this discovery can never answer, also fail the Deferreds that have a
+        """Record a failure of discovery. If trying again is pointless, also fail the waiting Deferreds that have a
         timeout.
         """
         self._set.last_error = str(error)
-        # Deferreds without a timeout stay pending, because their callers have asked to wait for as long as it takes.
+        # Deferreds without a timeout do not fail, because their callers want to wait for any length of time.
         if isinstance(error, WrongDiscovery):
             for waiting in list(self._waiting):
                 if not waiting.called:
@@ -306,8 +310,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         self._publisher.soon()
 
     def _warn(self, text: str) -> None:
-        # Warnings may contain texts that a server or another program has sent, so only a limited number of different
-        # ones is remembered.
+        # The number of different warnings is limited, because their texts may come from servers or other programs.
         if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(text)
             self._on_warning(text)
@@ -321,12 +324,15 @@ class DelegatedClient(Service, Generic[SessionT]):
         timeout: float,
         via: PubKey | None,
     ) -> Deferred[IProtocol]:
-        """Connect through the servers of the remote, connected ones first. With ``via``, use only that server.
+        """Connect to ``remote`` through the servers in its entry. Servers to which this client is connected are tried
+        first.
 
-        :param prepare: returns how to open a stream through a session, given the key and the entry of the remote.
+        :param prepare: function that returns the opening function for the key and the entry of the remote.
+        :param via: only server to use; None for all.
         """
         attempts: list[tuple[str, str]] = []
-        # ``attempts`` is filled while the coroutine runs, so a timeout can still report the servers that were tried.
+        # The coroutine adds to ``attempts`` while it runs, so that the error after a timeout can list the servers that
+        # were tried.
         connecting = Deferred.fromCoroutine(self._try_servers(remote, prepare, timeout, via, attempts))
 
         def too_late(result: IProtocol | Failure, seconds: float) -> IProtocol:
@@ -351,8 +357,8 @@ class DelegatedClient(Service, Generic[SessionT]):
         rounds = 0
         cached = remote in self._entries
         while True:
-            # The successor is used without further questions: the succession is signed by the old key, so discovery
-            # need not be trusted.
+            # The successor is used without asking the user, because the old key has signed the succession. So nobody
+            # has to trust discovery.
             remote, entry = await self._entries.successor(remote)
             if entry.client is None:
                 raise ConnectFailed(
@@ -362,8 +368,9 @@ class DelegatedClient(Service, Generic[SessionT]):
             servers = [one for one in self._servers_of(remote, entry) if one not in tried and via in (None, one)]
             for position, server in enumerate(servers):
                 tried.add(server)
-                # Each server gets an equal share of the time left, so a dead one cannot use up the whole timeout. The
-                # share is computed again once the session is there, because connecting took a part of it.
+                # Each server gets an equal share of the time left, so that a dead server cannot use up the whole
+                # timeout. The share is computed again once the session is open, because opening it took some of the
+                # time.
                 left = deadline - self._reactor.seconds()
                 share = max(left / (len(servers) - position), 0.01)
                 try:
@@ -380,17 +387,18 @@ class DelegatedClient(Service, Generic[SessionT]):
                     reasons[server] = getattr(error, "reason", None)
                     attempts.append((server.short, shorten(str(error)) or type(error).__name__))
             if cached:
-                # Discovery is asked once more, because the remote may have moved to other servers since.
+                # The cached entry may be outdated, and the remote connected to other servers. So the entry is fetched
+                # once more.
                 cached = False
                 self._entries.mark_stale(remote)
                 continue
-            # A refusal by the remote itself is final, and would only be repeated.  After a rate limit of a server,
-            # another attempt may succeed.
+            # If the remote itself refused, another attempt would be refused, too. After a rate limit, another attempt
+            # may succeed.
             limited = {server for server, reason in reasons.items() if reason == CloseReason.RATE_LIMITED}
             delay = retry_delay(rounds, self._random)
             if not limited or CloseReason.REFUSED in reasons.values() or self._reactor.seconds() + delay >= deadline:
                 raise _not_reached(remote, attempts, reasons.values())
-            # The attempt is repeated: a rate limit is over soon, and may be caused by somebody else.
+            # A rate limit lasts only for a short time, and other clients may have caused it.
             await deferLater(self._reactor, delay)
             rounds += 1
             tried -= limited
@@ -398,7 +406,8 @@ class DelegatedClient(Service, Generic[SessionT]):
             attempts[:] = [one for one in attempts if one[0] not in names]
 
     def _servers_of(self, remote: PubKey, entry: Entry) -> list[PubKey]:
-        # Connected servers come first: they save a handshake, and the fastest of them is known.
+        # Connected servers come first, because they need no handshake; among them, the one with the shortest round
+        # trip.
         def order(server: PubKey) -> tuple[bool, bool, float]:
             session = self._set.find_session(server)
             if session is None:
@@ -409,8 +418,8 @@ class DelegatedClient(Service, Generic[SessionT]):
 
 
 def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: Iterable[object]) -> ConnectFailed:
-    """Return the error for a remote that could not be reached through any server. If all servers agree, the error
-    blames the remote, not the servers.
+    """Return the error for a remote that could not be reached through any server. If all attempts failed for the same
+    reason, the text of the error says what this means for the remote.
     """
     said = set(reasons)
     if said == {CloseReason.REFUSED}:
@@ -426,12 +435,12 @@ def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: Itera
 
 
 AnyClient: TypeAlias = DelegatedClient[Any]
-"""Client of any protocol family, for code that does not open streams through a session itself."""
+"""Type of a client of any protocol family, for code that does not depend on the type of its sessions."""
 
 
 @implementer(IListeningPort)
 class _ListeningPort:
-    """Listening port of a client, with the factory that builds protocols for the streams that it accepts."""
+    """Port of a client on which a factory accepts streams, as Twisted's ``listen`` methods return it."""
 
     def __init__(self, client: AnyClient, factory: IProtocolFactory, port: int) -> None:
         self._client = client

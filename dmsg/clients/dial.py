@@ -1,7 +1,7 @@
-"""Lasting connection to one server, which reconnects with growing delays.
+"""Lasting connection to one server, which is re-established with growing delays after it is lost.
 
-A :class:`SessionOpener` connects only when its session can be used. So ``ClientService`` sees a connection or a
-failure, and nothing in between.
+Twisted's ``ClientService`` does the reconnecting. Each of its "connections" here is a whole session: a
+:class:`SessionOpener` reports success only when the session is ready for use.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dmsg.keys import PubKey
 from dmsg.net.retry import retry_delay
 
 SHORT_SESSION = 5.0
-"""Seconds; a session that ends earlier counts as a failed attempt."""
+"""Seconds that a session must last. An attempt whose session ends earlier counts as failed."""
 
 
 SessionT = TypeVar("SessionT", bound=Session)
 
 
 class SessionOpener(Protocol[SessionT]):
-    """Interface that opens sessions with one server."""
+    """Interface of objects that open sessions with one server."""
 
     def open(self) -> Deferred[SessionT]:
-        """Return a Deferred that fires with a :class:`Session` that can be used."""
+        """Return a Deferred that fires with a :class:`Session` that is ready for use."""
 
 
 class _SessionTransport:
-    """Methods of a transport that ClientService needs."""
+    """Stand-in for a transport: the two methods of one that ClientService calls."""
 
     def __init__(self, session: Session) -> None:
         self.loseConnection = session.close
@@ -47,7 +47,7 @@ class _SessionTransport:
 
 
 class _SessionMarker(TwistedProtocol):
-    """Protocol that stands for a session in ClientService."""
+    """Protocol through which ClientService is notified of the end of a session."""
 
     def __init__(self, on_down: Callable[[], None]) -> None:
         self._down = on_down
@@ -74,8 +74,8 @@ class _ServiceEndpoint(Generic[SessionT]):
                 protocol.connectionLost(Failure(DmsgError("session ended")))
 
             session.lost.addCallback(ended)
-            # The session is announced only after ClientService knows of it, because a callback may stop the service at
-            # once.
+            # The session is announced in the next turn, after ClientService knows of it, because a callback may stop
+            # the service.
             self._link.up_soon(session)
             return protocol
 
@@ -87,10 +87,10 @@ class _ServiceEndpoint(Generic[SessionT]):
 
 
 class ServerLink(Generic[SessionT]):
-    """Connection to one server, which is re-established when it is lost.
+    """Lasting connection to one server, which is re-established when it is lost.
 
     :param on_change: called when the session starts or ends.
-    :param on_lost: called with the link and the number of failed attempts in a row.
+    :param on_lost: called after each loss or failed attempt, with the link and the number of consecutive failures.
     :ivar session: current session, or None.
     """
 
@@ -108,11 +108,11 @@ class ServerLink(Generic[SessionT]):
         self.session: SessionT | None = None
         self.failures = 0
         self.short = 0
-        """Number of consecutive sessions that ended soon after their start."""
+        """Number of consecutive sessions that ended within ``SHORT_SESSION`` seconds."""
         self.carries = True
         """Whether the server can carry every kind of stream that this client opens, according to its entry."""
         self.entry: Entry | None = None
-        """Entry with the address of the server."""
+        """Entry of the server, with the address to which this link connects."""
         self._at_once = False
         self.last_error = ""
         self.slow = False
@@ -134,7 +134,7 @@ class ServerLink(Generic[SessionT]):
         self._service.startService()
 
     def stop(self) -> Deferred[None]:
-        """Disconnect from the server, and do not reconnect."""
+        """Disconnect from the server for good."""
         if self.session is not None:
             self.session.close()
         stopped: Deferred[None] = self._service.stopService()
@@ -148,10 +148,12 @@ class ServerLink(Generic[SessionT]):
         """Handle the end of a session that lasted ``seconds``."""
         self.last_error = session.why_lost
         if session.refused_extension:
-            # The next session does not use the extension that the server has refused, such as PING.
+            # The next attempt is made at once, because it does not use the extension that the server has refused, such
+            # as PING.
             self._at_once = True
         elif session.is_doubtful:
-            # This is no failure of the server: it probably runs, and only a router has dropped the connection.
+            # The next attempt is made at once, because this machine was suspended: the server probably runs, and only a
+            # router has dropped the connection.
             self._at_once = True
         else:
             self.short = self.short + 1 if seconds < SHORT_SESSION else 0
@@ -161,15 +163,15 @@ class ServerLink(Generic[SessionT]):
             self._at_once = False
             return 0.0
         # A short session counts as a failure, because a server that accepts connections and drops them is no better
-        # than one that accepts none.
-        # ``short`` is counted across reconnects, which ClientService does not do.
+        # than one that accepts none. ClientService resets its own count of failures with each connection, so ``short``
+        # is counted here.
         self.failures = max(failures, self.short)
         self._on_lost(self, self.failures)
         return retry_delay(self.failures - 1, self._random)
 
     def up_soon(self, session: SessionT) -> None:
         """Announce the session in the next reactor turn."""
-        # The session may be lost before the next turn, when this function runs; then it must not be announced.
+        # If the session is lost before the next turn, it is not announced.
         self._reactor.callLater(0, lambda: None if session.lost.called else self._session_up(session))
 
     def _session_up(self, session: SessionT) -> None:

@@ -1,4 +1,4 @@
-"""Cache of the entries of other clients, which say where a key can be reached."""
+"""Cache of the entries of other clients, which say through which servers a key can be reached."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from dmsg.errors import ConnectFailed, DiscoveryError, EntryNotFound, KeyFormatE
 from dmsg.keys import PubKey
 
 ENTRY_CACHE_TIME = 10.0
-"""Seconds for which a fetched entry is used without asking again. Older entries are kept for the case that discovery
-does not answer.
+"""Seconds for which a fetched entry is used without a new query. Older entries are used if discovery does not answer.
 """
 ENTRY_CACHE_SIZE = 1024
 """Maximum number of entries in the cache."""
@@ -22,9 +21,9 @@ SUCCESSORS = 4
 
 
 class _Query:
-    """Query of discovery for one entry, whose answer is shared by all callers that ask before it arrives.
+    """Query of one entry from discovery. Callers that want the same entry before the answer arrives share the query.
 
-    The query is cancelled when its last caller cancels.
+    The query is cancelled when all its callers have cancelled.
     """
 
     def __init__(self) -> None:
@@ -32,13 +31,16 @@ class _Query:
         self._asking: Deferred[Entry] | None = None
 
     def answer(self) -> Deferred[Entry]:
-        """Return a Deferred of the answer for one more caller."""
+        """Add a caller, and return its Deferred, which fires with the answer."""
         caller: Deferred[Entry] = Deferred(self._leave)
         self._callers.append(caller)
         return caller
 
     def start(self, asking: Deferred[Entry]) -> None:
-        """Pass the answer of ``asking`` to all callers."""
+        """Wait for the answer of discovery, and pass it to all callers.
+
+        :param asking: Deferred that fires with the answer.
+        """
         self._asking = asking
         asking.addBoth(self._ended)
 
@@ -48,7 +50,7 @@ class _Query:
             self._asking.cancel()
 
     def _ended(self, result: Entry | Failure) -> None:
-        # A callback may add or cancel callers, so the list is read again before each call.
+        # A callback may add or remove callers, so the list is not iterated over.
         while self._callers:
             self._callers.pop(0).callback(result)
 
@@ -61,29 +63,32 @@ class Entries:
         self._lookups = lookups
         self._known: dict[PubKey, tuple[float, Entry]] = {}
         self._queries: dict[PubKey, _Query] = {}
-        """Queries under way; each has a caller that waits."""
+        """Queries under way, by key."""
 
     def __contains__(self, remote: PubKey) -> bool:
-        """Whether an entry of ``remote`` is cached, fresh or not."""
+        """Whether an entry of ``remote`` is cached, of any age."""
         return remote in self._known
 
     def is_fresh(self, remote: PubKey) -> bool:
-        """Whether :meth:`get` answers without asking discovery."""
+        """Whether :meth:`get` answers from the cache, without a query of discovery."""
         known = self._known.get(remote)
         return known is not None and known[0] > self._reactor.seconds()
 
     def keep(self, remote: PubKey, entry: Entry, seconds: float) -> None:
-        """Cache ``entry``, and use it like an answer of discovery for ``seconds``."""
-        # The pop makes the refreshed entry the newest one of the dictionary, so the cache evicts the entry that was
-        # fetched longest ago.
+        """Cache ``entry``, and use it without a query of discovery for ``seconds``."""
+        # The entry is removed first so that it moves to the end of the dictionary. The cache evicts from the front the
+        # entry that was fetched longest ago.
         self._known.pop(remote, None)
         self._known[remote] = (self._reactor.seconds() + seconds, entry)
         if len(self._known) > ENTRY_CACHE_SIZE:
             del self._known[next(iter(self._known))]
 
     def mark_stale(self, remote: PubKey) -> None:
-        """Make the next :meth:`get` ask discovery.  The cached entry is then used only if discovery does not answer."""
-        # A query under way is not shared with later callers, because its answer may be as old as the stale entry.
+        """Make the next :meth:`get` query discovery. The cached entry is then used only if
+        discovery does not answer.
+        """
+        # Later callers do not share a query that is under way, because its answer may be as outdated as the cached
+        # entry.
         self._queries.pop(remote, None)
         if remote in self._known:
             self._known[remote] = (0.0, self._known[remote][1])
@@ -94,7 +99,9 @@ class Entries:
         self._queries.clear()
 
     async def get(self, remote: PubKey) -> Entry:
-        """Return the entry of ``remote``, at most ``ENTRY_CACHE_TIME`` old unless discovery does not answer.
+        """Return the entry of ``remote``, which was fetched at most ``ENTRY_CACHE_TIME`` seconds ago.
+
+        If discovery does not answer, return an older entry from the cache.
 
         :raises EntryNotFound: discovery has no entry of ``remote``.
         :raises DiscoveryError: discovery does not answer, and no entry is cached.
@@ -109,13 +116,12 @@ class Entries:
         except DiscoveryError:
             if known is None:
                 raise
-            return known[1]  # The cached entry is returned, because an outdated entry is better than none.
+            return known[1]  # An outdated entry is better than none.
         self.keep(remote, entry, ENTRY_CACHE_TIME)
         return entry
 
     async def _query(self, remote: PubKey) -> Entry:
-        """Return the answer of discovery.  A query for the same key that is under way is shared; otherwise a new one is
-        started."""
+        """Fetch an entry from discovery. If a query of the same key is under way, share its answer."""
         query = self._queries.get(remote)
         if query is not None:
             return await query.answer()
@@ -132,11 +138,13 @@ class Entries:
         return await answer
 
     async def successor(self, remote: PubKey) -> tuple[PubKey, Entry]:
-        """Return the current key of ``remote`` and its entry. A successor is named in an entry signed by both keys.
+        """Return the current key of ``remote``, itself or its successor, and the entry of that key.
+
+        A successor is valid, because both the old and the new key have signed the succession.
 
         :raises ConnectFailed: the chain of successors is longer than ``SUCCESSORS``.
         """
-        # The number of steps is limited, because two keys may name each other as successors.
+        # The number of steps is limited, because two keys may name each other as successor.
         for _ in range(SUCCESSORS):
             entry = await self.get(remote)
             if entry.successor is None:

@@ -1,7 +1,9 @@
-"""Groups of peers: ``@friends`` stands for several keys where a command asks who may connect, or to whom to send.
+"""Groups of peers: ``@friends`` stands for several keys, in options of commands that say who may connect or to whom to
+send.
 
-The file of the address book with ``.groups`` appended has a line ``GROUP MEMBER...`` for each group. A member is a
-key, or a name of the address book, whose key may be replaced later.
+The file of groups has the name of the address book's file with ``.groups`` appended. It has a line ``GROUP MEMBER...``
+for each group. A member is a key or a name of the address book. Names are looked up at each use, so the keys of a group
+change with the address book.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ MAX_GROUPS = 1000
 MAX_MEMBERS = 10_000
 """Maximum number of members of one group."""
 MARK = "@"
-"""Prefix of the name of a group, in places where a name or a key is possible, too."""
+"""Prefix that distinguishes the name of a group from names and keys."""
 
 
 class Groups:
-    """Groups beside one address book, read from the file at each call.
+    """Groups that belong to one address book. Each call reads the file again.
 
     :ivar path: path of the file.
     """
@@ -50,9 +52,10 @@ class Groups:
         return frozenset(self.peers(group).values())
 
     def peers(self, group: str) -> dict[str, PubKey]:
-        """Return the key of each member of a group, by the member's name, or by the text of a key without one.
+        """Return the keys of a group's members, by name; a member that is a key is its own name.
 
-        A key that several members stand for is returned once. The errors are those of :meth:`keys`.
+        If several members stand for the same key, only the first of them is returned. The errors are those of
+        :meth:`keys`.
         """
         members = self.members(group)
         if not members:
@@ -74,16 +77,16 @@ class Groups:
         return found
 
     def add(self, group: str, members: tuple[str, ...]) -> None:
-        """Add members to a group, which is created if needed.
+        """Add members to a group; create the group if it does not exist.
 
-        :raises UnknownName: a member is neither a key nor a name of the address book.
+        :raises UnknownName: a member is neither a key nor a name in the address book, or a limit is exceeded.
         """
         name = check_name(_plain(group))
         for one in members:
             self._names.find(one)
         with changing_book(self.path):
             groups = self.all()
-            # A dict is used, because it removes duplicates and keeps the order in which members were added.
+            # A dict removes duplicates and keeps the order in which members were added.
             groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *(one.lower() for one in members))))
             if len(groups) > MAX_GROUPS or len(groups[name]) > MAX_MEMBERS:
                 raise UnknownName(f"more than {MAX_GROUPS} groups, or {MAX_MEMBERS} members")
@@ -139,9 +142,9 @@ def _check_member(text: str) -> str:
 
 
 def allowed_keys(text: str, names: AddressBook | None = None) -> frozenset[PubKey]:
-    """Return the keys for which a key, a name, or ``@`` and the name of a group stands. The result is never empty.
+    """Return the keys for which ``text`` stands: a key, a name, or a group with ``@``. The result is never empty.
 
-    :raises UnknownName: the text stands for nothing.
+    :raises UnknownName: the text is neither a key, nor a known name, nor a group with members.
     """
     names = names or AddressBook()
     if text.startswith(MARK):

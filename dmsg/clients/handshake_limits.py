@@ -1,7 +1,7 @@
-"""Limits of incoming handshakes, checked before the expensive Diffie-Hellman.
+"""Rate limits for incoming handshakes, which are checked before the expensive Diffie-Hellman computation.
 
-Refusing a handshake here takes microseconds; processing one takes a fifth of a millisecond. Without limits, an attacker
-that replays recorded handshakes, or sends endless new ones, would keep a client from all other work.
+A refusal takes microseconds; processing a handshake takes a fifth of a millisecond. Without limits, an attacker could
+occupy a client completely by replaying recorded handshakes or sending new ones.
 """
 
 from __future__ import annotations
@@ -19,45 +19,54 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
 OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
-"""Rate per second and burst of handshakes of one known initiator. The burst is large, because all streams of a lost
-server return together."""
+"""Rate per second and burst of handshakes of one known initiator. The burst is large, because all streams that are
+resumed after the loss of a server begin a handshake at the same time.
+"""
 ONE_STRANGER_RATE, ONE_STRANGER_BURST = 50.0, 200.0
-"""Rate per second and burst of handshakes of one unknown initiator. Data that follow such a handshake wait for it."""
+"""Rate per second and burst of handshakes of one unknown initiator."""
 OF_STRANGERS_RATE, OF_STRANGERS_BURST = 1000.0, 2000.0
-"""Rate per second and burst of handshakes of all unknown initiators through one server: a fifth of a core.
+"""Rate per second and burst of handshakes of all unknown initiators through one server. At this rate, handshakes use a
+fifth of a processor core.
 
-The rate is shared fairly among the keys of initiators, so a new one is admitted even if others ask often.  But keys
-cost nothing. Only the server, which sees addresses, can stop an attacker that keeps changing keys. The server forwards
-less than this rate (:data:`~dmsg.base.policing.DESTINATION_FACTOR`).
+The rate is shared fairly among the keys of initiators, so that an initiator is admitted even if others send many
+handshakes. An attacker can evade this by changing keys, because keys cost nothing. Only the server, which knows
+addresses, can stop such an attacker. The server forwards fewer handshakes than this rate
+(:data:`~dmsg.base.policing.DESTINATION_FACTOR`).
 """
 OF_KNOWN_RATE, OF_KNOWN_BURST = 1000.0, 5000.0
 """Rate per second and burst of handshakes of all known initiators through one server."""
 RESERVED_RATE, RESERVED_BURST = 2.0, 20.0
-"""Rate per second and burst of handshakes that each known initiator may make even if others use up the common rate."""
+"""Rate per second and burst of handshakes that each known initiator may make even if the rate of all known initiators
+is used up.
+"""
 MAX_SERVERS = 64
-"""Maximum number of servers for which strangers are counted. The one with the oldest last handshake is forgotten
-first.
+"""Maximum number of servers for which handshakes of unknown initiators are counted. The server whose last handshake is
+oldest is forgotten first.
 """
 KNOWN = 4096
-"""Maximum number of keys remembered because a handshake with them was completed."""
+"""Maximum number of known initiators: keys with which a handshake was completed."""
 REMEMBERED = 16_384
-"""Minimum number of ephemeral keys remembered to refuse replays: each is valid for one handshake."""
+"""Minimum number of recent ephemeral keys that are remembered. A handshake with one of them is a
+replay and is refused.
+"""
 
 
 Refusal = Callable[[bytes, bytes | None], CloseReason | None]
-"""Function that returns why an initiator's handshake is refused, or None. Arguments are the 33 bytes of its key and of
-its ephemeral key.
+"""Function that returns the reason why a handshake is refused, or None. Its arguments are the initiator's key and
+ephemeral key, 33 bytes each.
 """
 
 
 class HandshakeLimits:
     """Limits of incoming handshakes of one client, for all its sessions.
 
-    The name of an initiator is not proven yet, and the server may have invented it. So the sessions with different
-    servers are limited separately, and known initiators do not wait behind unknown ones.
+    Before the handshake the initiator's key is not proved, and a server may have invented it. So each server has limits
+    of its own. Known and unknown initiators have separate limits, too, so that unknown ones cannot use up the rate of
+    the others.
 
-    :param factories: returns the listening factories. A factory may have ``admits``, which says whether an address may
-        connect. An initiator that no factory admits is refused.
+    :param now: monotonic clock, in seconds.
+    :param factories: returns the factories that accept streams. A factory may have a method ``admits(address)`` that
+        says whether a peer may connect. An initiator that no factory admits is refused.
     :ivar refused: number of refused handshakes.
     """
 
@@ -74,33 +83,34 @@ class HandshakeLimits:
         self.refused = 0
 
     def at(self, server: PubKey) -> Refusal:
-        """Return the function that the session with ``server`` calls for each handshake; see :meth:`refusal`."""
+        """Return the function with which the session with ``server`` checks each handshake; see :meth:`refusal`."""
         return partial(self.refusal, server.hex())
 
     def remember(self, key: PubKey) -> None:
-        """Remember a key that has completed a handshake. Its next handshakes are those of a known initiator."""
+        """Remember a key that has completed a handshake, so that it is a known initiator from now on."""
         remember(self._known, key, None, KNOWN)
 
     def refusal(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
-        """Return why a handshake is refused before it is processed, or None to process it.
+        """Return the reason why a handshake is refused, or None if it is to be processed.
 
-        :param initiator: 33 bytes, which may not be a valid key.
-        :param ephemeral: ephemeral key of 33 bytes at the start of the first message; None if it is always the same.
+        :param server: key of the server that forwarded the handshake, in hexadecimal.
+        :param initiator: claimed key of the initiator: 33 bytes, which need not be a valid key.
+        :param ephemeral: initiator's ephemeral key, 33 bytes; None if the request has none.
         """
         reason = self._reason(server, initiator, ephemeral)
         self.refused += reason is not None
         return reason
 
     def _reason(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
-        # The cheapest check comes first: a replayed handshake is found by one look-up in a table.
+        # This check is first because it is the cheapest, one look-up in a table.
         if ephemeral in self._seen:
             return CloseReason.NOT_AUTHENTIC
         if not self._admitted(initiator):
             return CloseReason.REFUSED
         if not self._has_place(server, initiator):
             return CloseReason.RATE_LIMITED
-        # Only the keys of processed handshakes are remembered. Refused ones cost an attacker nothing, and would evict
-        # the others from the table.
+        # Only the ephemeral keys of accepted handshakes are remembered. Otherwise an attacker could evict these from
+        # the table with handshakes that are refused.
         if ephemeral is not None:
             self._seen.add(ephemeral)
         return None
@@ -116,7 +126,7 @@ class HandshakeLimits:
             )
         if not self._of_one.allow(who, now):
             return False
-        # The reserve lets each known initiator in even while others use up the common rate.
+        # Each known initiator has a reserved rate, because others may have used up the common rate.
         return self._reserved.allow(who, now) or self._of_known.allow(server, now)
 
     def _admitted(self, initiator: bytes) -> bool:
@@ -133,5 +143,6 @@ class HandshakeLimits:
                 return False
             if admits(address):
                 return True
-        # A client without listeners checks no further: it still answers pings and resumes its own streams.
+        # Without listeners every handshake is accepted, because it may be a ping or resume a stream that this client
+        # opened.
         return not listening

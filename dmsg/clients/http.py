@@ -1,5 +1,6 @@
-"""HTTP to public keys: with this module the HTTP clients of Twisted and treq reach ``http://KEY/`` and ``http://NAME/``
-over dmsg."""
+"""HTTP to public keys: lets the HTTP clients of Twisted and treq reach ``http://KEY/`` and
+``http://NAME/`` over dmsg.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery and key of a client, for scripts, which name both by texts."""
+"""Discovery and key of a client in a script, which passes both as texts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from dmsg.keylock import KeyLock, hold_key, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 
 KeySource = SecKey | str | os.PathLike[str] | None
-"""Secret key, or the path of a key file, which is made if it is absent; None for a new key."""
+"""Secret key, or path of a key file, which is created if it is absent; None for a new key without a file."""
 
 
 class Identity:
     """Discovery and key of one client.
 
-    :param discovery: URL of a discovery, or several; by default those in the variable ``DMSG_DISCOVERY``.
+    :param discovery: URL of a discovery, or several URLs; by default those in the environment variable
+        ``DMSG_DISCOVERY``.
     :ivar urls: URLs of the discoveries.
     :ivar key: secret key.
     """
 
     def __init__(self, discovery: str | Sequence[str] | None, key: KeySource) -> None:
-        """:raises ValueError: no discovery is named, or the text is no URL.
+        """:raises ValueError: there is no URL of a discovery, or a text is not a URL.
         :raises KeyFileError: the key file cannot be used.
         """
         if discovery is None:
@@ -44,7 +45,7 @@ class Identity:
         return self.key.public
 
     def hold(self) -> None:
-        """Keep other programs of this machine from using the key file.
+        """Lock the key file, so that no other program on this machine uses it.
 
         :raises KeyInUse: another program uses it.
         """
@@ -52,7 +53,7 @@ class Identity:
             self._lock = hold_key(self._file, this_program())
 
     def release(self) -> None:
-        """Let other programs use the key file.  May be repeated."""
+        """Unlock the key file. Further calls do nothing."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()

@@ -16,13 +16,12 @@ HOST                  host of the server, with flag 2 only; else it is discovery
 1 + n                 length and ASCII text of the name that the network has at its host
 ====================  ==========================================================================================
 
-HOST is one byte and what follows it: 4 and an IPv4 address of 4 bytes, 6 and an IPv6 address of 16 bytes, or 0, one
-byte with the length, and a name of DNS in ASCII.
+HOST begins with one byte for its kind. After 4 follows an IPv4 address of 4 bytes, after 6 an IPv6 address of 16 bytes,
+and after 0 a DNS name in ASCII with its length in one byte before it.
 
-An invitation contains no secret: it says where a network is, but does not allow its reader to use it. The key of the
-server lets the reader notice that an address belongs to another network: only the server could sign the entry for that
-key.  Anybody who has recorded the entry can present it too, so the entry is no proof; a connection to the server is
-one.
+An invitation contains no secret. It says where a network is, but gives no permission to use it. With the key of the
+server the reader can check that discovery belongs to the right network: its entry for this key must have the key's
+signature. An impostor could present a recorded entry, so only a handshake with the server proves this.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from dmsg.keys import PUBKEY_SIZE, PubKey, sha256
 from dmsg.net.addresses import is_host, parse_address
 
 PREFIX = "dmsg1"
-"""Beginning of every invitation; the digit is the version of what follows."""
+"""Prefix of every invitation. Its digit is the version of the format."""
 CHECKSUM_SIZE = 4
 MAX_INVITATION = 1024
 """Maximum number of characters of an invitation."""
@@ -52,14 +51,14 @@ _URL_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
 
 class NotAnInvitation(WrongUse, ValueError):
-    """A text is not an invitation."""
+    """Error: a text is not an invitation, or a value does not fit into one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
     """Content of an invitation.
 
-    :ivar name: name of the network, as in the address book.
+    :ivar name: name that the network has on its host; it follows the rules for names of the address book.
     :ivar discovery: URL of its discovery, ``http://HOST:PORT`` or ``https://HOST:PORT/PATH``.
     :ivar server: public key of one of its servers.
     :ivar address: ``HOST:PORT`` of that server.
@@ -72,9 +71,9 @@ class Invitation:
 
     @property
     def text(self) -> str:
-        """Invitation as one word.
+        """Encoded invitation, one word.
 
-        :raises NotAnInvitation: a part of it does not fit into an invitation.
+        :raises NotAnInvitation: a value does not fit into an invitation.
         """
         url = urlsplit(self.discovery)
         host, port = parse_address(self.address)
@@ -96,10 +95,10 @@ class Invitation:
 def parse_invitation(text: str) -> Invitation:
     """Parse an invitation. White space and upper case are accepted, because people and QR codes add both.
 
-    :raises NotAnInvitation: ``text`` is not an invitation, or was copied with a mistake; the error says which.
+    :raises NotAnInvitation: ``text`` is not an invitation, or a mistake was made in copying it; the error says which.
     """
-    # White space and upper case are removed: mail programs and terminals break the long line, and QR codes are shorter
-    # in upper case.
+    # White space is removed, because mail programs and terminals break the long line. Upper case is accepted, because
+    # QR codes are smaller in upper case.
     text = "".join(text.split()).lower()
     if len(text) > MAX_INVITATION or not text.startswith(PREFIX):
         raise NotAnInvitation(f"an invitation begins with {PREFIX}; 'dmsg host' prints it")
@@ -128,7 +127,7 @@ class _Reader:
 
     @property
     def rest(self) -> int:
-        """Number of bytes that are left."""
+        """Number of bytes that are not read yet."""
         return len(self._data)
 
     def take(self, size: int) -> bytes:
@@ -159,7 +158,7 @@ class _Reader:
         return name
 
     def path(self) -> str:
-        """:raises ValueError: the path has a character, or a part such as ``..``, that no URL's path has."""
+        """:raises ValueError: the path has a character or a segment, such as ``..``, that is not allowed."""
         path = self.text()
         if not _is_path(path):
             raise ValueError("discovery's path has characters that a URL cannot have")
@@ -168,7 +167,8 @@ class _Reader:
 
 def _read(payload: _Reader) -> Invitation:
     flags = payload.number(1)
-    # An unknown flag is an error, because it may add a field, and then the rest of the payload would be misread.
+    # An unknown flag is an error, because it may stand for a further field. Without that field, the rest of the payload
+    # would be misread.
     if flags & ~(_TLS | _OWN_HOST | _PATH):
         raise ValueError("a newer version of dmsg is needed to read this invitation")
     scheme = "https" if flags & _TLS else "http"
@@ -181,7 +181,7 @@ def _read(payload: _Reader) -> Invitation:
     own = payload.host() if flags & _OWN_HOST else host
     address = at_port(own, payload.number(2))
     name = payload.text()
-    # Only one encoding is valid, because a second text for the same network could be taken for another invitation.
+    # Trailing bytes are an error, so that each invitation has only one valid text.
     if payload.rest:
         raise ValueError("bytes follow the last field")
     shown = _bracket(host) if port == DEFAULT_PORTS[scheme] else at_port(host, port)
@@ -218,7 +218,7 @@ def _number(value: int) -> bytes:
 
 
 def _short(text: str) -> bytes:
-    """Return the length of an ASCII text in one byte, and the text.
+    """Encode an ASCII text, with its length in one byte before it.
 
     :raises NotAnInvitation: the text is longer than 255 characters, or not ASCII.
     """

@@ -1,9 +1,8 @@
-"""State machine of a client: whether it has a server and can be reached.
+"""State machine of a client: stopped, searching for a server, or online.
 
-The inputs are calls of the client: the service starts or stops, the first session is up, the last one is lost.  The
-output is the result of :attr:`LifecycleCore.waiting`.  A Deferred in that list fires once the client is online, and
-fails if the client stops first.  An input that changes nothing, such as a second server, is accepted in every state, so
-that callers need not know the state::
+The client reports to the machine that its service starts or stops, and that it has a server or has lost the last one.
+The Deferreds in :attr:`LifecycleCore.waiting` fire once the client is online, and fail if it stops first. Every report
+is accepted in every state, and is ignored if it changes nothing, so that callers need not know the state::
 
     stopped   -- start ------> searching
     searching -- server_up --> online
@@ -28,16 +27,16 @@ class Lifecycle(Protocol):
     """Inputs of the state machine."""
 
     def start(self) -> None:
-        """Handle that the service starts."""
+        """Report that the service starts."""
 
     def server_up(self) -> None:
-        """Handle that the first server is connected."""
+        """Report that at least one server is connected."""
 
     def no_server(self) -> None:
-        """Handle that the last server is lost."""
+        """Report that no server is connected."""
 
     def stop(self) -> None:
-        """Handle that the service stops."""
+        """Report that the service stops."""
 
 
 @dataclass
@@ -52,8 +51,8 @@ class LifecycleCore:
     waiting: list[Deferred[None]] = field(default_factory=list)
 
     def fire(self, result: Failure | None = None) -> None:
-        """Fire the waiting Deferreds."""
-        # The list is emptied first, because a callback may call ``when_online`` again.
+        """Fire all waiting Deferreds with ``result``, or fail them if it is a Failure."""
+        # The list is emptied first, because a callback may add a Deferred to it.
         waiting, self.waiting = self.waiting, []
         for deferred in waiting:
             if not deferred.called:
@@ -65,7 +64,7 @@ _stopped = _builder.state("stopped")
 _searching = _builder.state("searching")
 _online = _builder.state("online")
 
-# These transitions change nothing.
+# In these states the reports are ignored.
 _searching.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.server_up).loop().returns(None)

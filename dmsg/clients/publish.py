@@ -1,4 +1,4 @@
-"""Publisher that keeps the entry of a client in discovery up to date."""
+"""Publisher of a client's entry, which keeps the entry in discovery up to date."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
 
 PUBLISH_DELAY = 0.05
-"""Seconds for which changes of the server list are collected into one POST."""
+"""Seconds from a change of the servers to the POST, so that several changes need only one POST."""
 FEWER_DELAY = 1.0
-"""Seconds to wait, plus or minus up to half at random, before a lost server is removed from the entry, if others are
-left.
-"""
+"""Seconds before a lost server is removed from the entry if other servers are left, with a jitter of up to half."""
 WITHDRAW_TIMEOUT = 2.0
-"""Seconds to wait for discovery when the client stops."""
+"""Seconds to wait for discovery to withdraw the entry when the client stops."""
 REFRESH_EVERY = 1800.0
-"""Seconds after which an unchanged entry is posted again, because discovery drops it after two hours."""
+"""Seconds after which an unchanged entry is posted again. Discovery drops an entry that was not
+posted for two hours.
+"""
 _log = Logger()
 
 
 class EntryPublisher:
-    """Publisher of the entry of ``key``, which posts it after changes, and again if discovery has lost it.
+    """Publisher that posts the entry of ``key`` when it has changed, at intervals, and when discovery has lost it.
 
-    :param delegated: returns the connected servers as hexadecimal keys, in order.
-    :param features: features that the entry offers (True) or withdraws (False).
+    :param delegated: function that returns the keys of the connected servers in hexadecimal, sorted.
+    :param features: features that are added to the entry (True) or removed from it (False).
     :param on_failure: called with the error of a failed POST, which is repeated with a growing delay.
     :param on_warning: called with a warning if another program posts the entry of the same key.
-    :ivar published: servers in the last accepted POST; None before the first.
+    :ivar published: servers in the last POST; None if there was none, or if it failed.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class EntryPublisher:
         self._posted_at = 0.0
         self.published: tuple[str, ...] | None = None
         self._is_published = False
-        """Whether some discovery may have an entry of this client."""
+        """Whether a discovery may have an entry that this client posted."""
 
     def start(self) -> None:
-        """Enable :meth:`soon`, which has no effect before."""
+        """Start posting; before this, :meth:`soon` has no effect."""
         self._publishing.start()
 
     @property
@@ -82,7 +82,7 @@ class EntryPublisher:
         return self._publishing.busy
 
     def when_published(self) -> Deferred[None]:
-        """Return a Deferred that fires when discovery has the current servers, and there is at least one."""
+        """Return a Deferred that fires when discovery has the entry with the current servers, at least one."""
         published: Deferred[None] = Deferred()
         if self.published and self.published == self._delegated():
             published.callback(None)
@@ -92,8 +92,8 @@ class EntryPublisher:
 
     def soon(self, delay: float = PUBLISH_DELAY) -> None:
         """Post within ``delay`` seconds if the entry has changed or discovery has lost it."""
-        # After a failure the delay grows. A change of the entry must not shorten it; otherwise a failing discovery
-        # would be flooded.
+        # After a failure the next attempt is already planned, with a growing delay. A change of the entry must not make
+        # it earlier, because the clients would flood a failing discovery.
         if not self._failures or not self._publishing.is_planned:
             self._publishing.soon(delay)
 
@@ -108,11 +108,11 @@ class EntryPublisher:
         self.soon(FEWER_DELAY * self._random.uniform(0.5, 1.5) if only_fewer else PUBLISH_DELAY)
 
     def publish(self) -> None:
-        """Post now, or right after the current request."""
+        """Post now, or as soon as the request under way has ended."""
         self._publishing.now()
 
     async def withdraw(self) -> None:
-        """Delete the entry, if discovery answers in time; the client is stopping."""
+        """Stop posting, and withdraw the entry if discovery answers in time."""
         self._publishing.stop()
         if self._is_published:
             try:
@@ -133,7 +133,7 @@ class EntryPublisher:
         unchanged = wanted == self.published or (not wanted and self.published is None)
         if unchanged and (not wanted or not await self._is_missing(wanted)):
             return self._next_check()
-        # This is set before the POST, because discovery may store an entry whose answer is lost.
+        # This is set before the POST, because discovery may store the entry even if its answer does not arrive.
         self._is_published = True
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
@@ -155,8 +155,8 @@ class EntryPublisher:
         return self._next_check()
 
     def _next_check(self) -> float | None:
-        """Return the seconds until the entry is posted again, with jitter so that clients do not post in step. None
-        without servers.
+        """Return the seconds until the entry is posted again; None without servers. They have jitter, so that clients
+        do not all post at the same time.
         """
         return REFRESH_EVERY * self._random.uniform(1.0, 1.2) if self.published else None
 
@@ -167,13 +167,16 @@ class EntryPublisher:
         return replace(entry, version=version, client=ClientMeta(delegated))
 
     async def _is_missing(self, delegated: tuple[str, ...]) -> bool:
-        """Return whether to post again, because discovery has lost the entry or another program has replaced it."""
+        """Return whether the unchanged entry has to be posted again.
+
+        It has to if it is old, if discovery has lost it, or if another program has replaced it.
+        """
         try:
             entry = await self._lookups.entry(self._key.public)
         except EntryNotFound:
             return True
         except DiscoveryError:
-            return False  # Nothing can be done now, because discovery does not answer.
+            return False  # A POST would fail, too.
         is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
         if is_said and entry.client is not None and entry.client.delegated_servers == delegated:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)

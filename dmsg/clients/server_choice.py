@@ -9,16 +9,16 @@ from typing import TypedDict
 from dmsg.keys import PubKey
 
 MIN_SERVERS = 2
-"""Number of servers to which a client stays connected, by default."""
+"""Default number of servers to which a client stays connected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerChoice:
-    """Choice of the servers that a client uses, and of their number.
+    """Settings for the servers that a client uses, and for their number.
 
     :ivar min_servers: number of servers to stay connected to, if discovery lists as many; at least 1.
-    :ivar prefer: servers to use before others when they are available.
-    :ivar only: servers to use exclusively; empty for any.
+    :ivar prefer: servers to which the client connects before others, if they are available.
+    :ivar only: the only servers that the client uses; empty for any.
     """
 
     min_servers: int = MIN_SERVERS
@@ -39,4 +39,4 @@ class ServerChoiceOptions(TypedDict, total=False):
 
 
 ANY = ServerChoice()
-"""Any servers that discovery lists."""
+"""Settings for any servers that discovery lists."""

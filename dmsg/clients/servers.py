@@ -1,9 +1,11 @@
-"""Set of the servers of one client: lasting connections to some, and short ones (visits) to others.
+"""Set of the servers of one client: lasting connections to some servers, and visits to others.
 
-A client stays connected to ``min_servers``. The choice is a race: the client connects to a few more than needed, and
-keeps those that answer first. The race measures round trip and load in one. Later, the round trips measured by PING are
-compared.  A server that is slow, does not answer or shuts down is replaced, and streams move to another server before
-they are disturbed.
+A client stays connected to ``min_servers`` servers. They are chosen by a race: the client connects to more servers than
+needed, and keeps those that answer first, because both a short round trip and a low load make a server answer early.
+Later, the client compares round trips measured by PING. A server that is slow, does not answer or shuts down is
+replaced, and its streams move to another server before it is disconnected.
+
+A *visit* is a temporary connection to a server of a remote, opened to connect to that remote.
 """
 
 from __future__ import annotations
@@ -31,23 +33,27 @@ from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.stream import StreamTransport
 
 RACE = 2
-"""Number of servers tried beyond those that are needed."""
+"""Number of additional servers that take part in a race."""
 AWAY_AFTER = 2
-"""Number of consecutive failed attempts after which another server is searched for."""
+"""Number of consecutive failed attempts after which a server counts as unreachable, and another one is searched for."""
 MAX_WORKED = 16
-"""Maximum number of servers remembered because they have worked. These servers are used before others that discovery
+"""Maximum number of remembered servers to which the client was connected. They are tried before others that discovery
 lists.
 """
 MAX_HINTS, HINTS_FOR = 8, 60.0
-"""Maximum number of servers that a server that shuts down may suggest, and seconds for which these are preferred."""
+"""Maximum number of suggestions that are accepted from a server that shuts down, and seconds for which the suggested
+servers are preferred.
+"""
 AVOID_FOR = 60.0
-"""Seconds for which a server that did not answer, was slow or shut down is not chosen again."""
+"""Seconds for which a server is not chosen again after it was unreachable, was slow or announced a shutdown."""
 CHECK_INTERVAL = 60.0
-"""Seconds between checks of the servers when nothing happens, before jitter."""
+"""Seconds between two checks of the servers if no event requires an earlier one; jitter is added."""
 SLOW_FACTOR = 4.0
-"""Factor by which the round trip of a slow server exceeds the best one's."""
+"""Factor for slow servers. A server is slow if its round trip exceeds the shortest one both by this factor and by
+``SLOW_SECONDS``.
+"""
 SLOW_SECONDS = 0.05
-"""Seconds by which the round trip of a slow server must also exceed the best one's."""
+"""Seconds by which the round trip of a slow server exceeds the shortest one, see ``SLOW_FACTOR``."""
 
 _log = Logger()
 
@@ -56,15 +62,17 @@ _log = Logger()
 class ServerUses(Generic[SessionT]):
     """Callbacks and settings of a client for its set of servers.
 
-    :ivar opener: returns the opener of sessions with the server of an entry; raises DmsgError if there is none.
+    :ivar opener: returns the object that opens sessions with the server of an entry; raises DmsgError for a malformed
+        entry.
     :ivar suits: returns whether a listed server speaks the client's protocol, as far as its entry shows.
-    :ivar carries: returns whether a server can carry every kind of stream that the client may open.  Other servers are
-        used if there is none.
+    :ivar carries: returns whether a server can carry every kind of stream that the client may open. Servers that cannot
+        are used only if there are no others.
     :ivar key_shared: called with the address of another program that is connected with this client's key.
     :ivar migrate: called with each stream that should move to another server.
-    :ivar advertise_visits: whether others can reach this client through visited servers, too, while the visit lasts.
-    :ivar on_failure: called with the error when discovery could not be asked for servers.
-    :ivar on_change: called when the sessions through which others reach this client have changed.
+    :ivar advertise_visits: whether the client's entry names visited servers, too, so that others can reach the client
+        through them.
+    :ivar on_failure: called with the error when the servers could not be fetched from discovery.
+    :ivar on_change: called when the sessions may have changed.
     """
 
     opener: Callable[[Entry], SessionOpener[SessionT]]
@@ -80,7 +88,7 @@ class ServerUses(Generic[SessionT]):
 class ServerSet(Generic[SessionT]):
     """Set of the sessions of one client with its servers.
 
-    :ivar last_error: reason why there is no server, as far as known.
+    :ivar last_error: reason why no server is connected; empty if unknown.
     """
 
     def __init__(
@@ -120,8 +128,8 @@ class ServerSet(Generic[SessionT]):
         return kept + [session for server, session in self._visited.items() if server not in self.links]
 
     def delegated(self) -> tuple[str, ...]:
-        """Return the servers for this client's entry, in order. A server that shuts down is only included if there is
-        no other.
+        """Return the keys of the servers for this client's entry, sorted. Servers that shut down are included only if
+        there are no others.
         """
         here = [link for link in self.links.values() if link.session is not None]
         staying = [link for link in here if link.session is not None and not link.session.leaving]
@@ -134,17 +142,17 @@ class ServerSet(Generic[SessionT]):
         """Return the session with ``server``, or None."""
         link = self.links.get(server)
         session = (link.session if link is not None else None) or self._visited.get(server)
-        # A session that is being closed is left out, because it accepts no streams.
+        # A session that is being closed is not returned, because it accepts no streams.
         return session if session is not None and session.connected else None
 
     def session(self, server: PubKey) -> Deferred[SessionT]:
-        """Return a Deferred of the session with ``server``: a lasting one, a visit, or a new visit."""
+        """Return a Deferred that fires with the session with ``server``. If there is none, a visit begins."""
         found: Deferred[SessionT] = Deferred()
         session = self.find_session(server)
         if session is not None:
             found.callback(session)
             return found
-        # Two connects through one server share one visit.
+        # Further calls wait for a visit that has already begun.
         waiting = self._visits.get(server)
         if waiting is not None:
             waiting.append(found)
@@ -164,7 +172,7 @@ class ServerSet(Generic[SessionT]):
     # --- start and stop ---
 
     def start(self) -> None:
-        """Find servers and stay connected."""
+        """Start to find servers, and stay connected to them."""
         self._running = True
         self._search_loop.start()
         self.search_soon(0)
@@ -183,7 +191,7 @@ class ServerSet(Generic[SessionT]):
         await DeferredList(ends, consumeErrors=True)
 
     def search_soon(self, delay: float) -> None:
-        """Check the servers within ``delay`` seconds."""
+        """Schedule a check of the servers within ``delay`` seconds."""
         self._search_loop.soon(delay)
 
     def _after_failure(self, failures: int) -> float:
@@ -192,17 +200,17 @@ class ServerSet(Generic[SessionT]):
     # --- search for servers ---
 
     async def _search_servers(self) -> float | None:
-        """Check the servers, and open links until ``min_servers`` of them are good or no candidate is left.
+        """Check the servers, and open links until ``min_servers`` links are good or no candidate is left.
 
         :returns: seconds until the next check.
         """
-        # The interval has jitter, because clients that lost the same server would otherwise keep asking at the same
+        # The interval has jitter. Without it, clients that have lost the same server would query discovery at the same
         # times.
         delay = CHECK_INTERVAL * self._random.uniform(1 - JITTER, 1 + JITTER)
         good = self._good_links()
         missing = self._min_servers - len(good)
         if missing <= 0 and not self._only and not any(link.carries for link in good):
-            # One more server is searched for: it must carry the kinds of streams that the present ones cannot.
+            # None of the present servers can carry every kind of stream, so one more is searched for that can.
             missing = 1
         if missing > 0:
             now = self._reactor.seconds()
@@ -210,7 +218,7 @@ class ServerSet(Generic[SessionT]):
             candidates = await self._candidates()
             if not self._running:
                 return None
-            # More servers are tried than needed. _drop_surplus ends the race once enough of them are connected.
+            # More servers are tried than needed, in a race that _drop_surplus ends once enough of them are connected.
             wanted = missing + (0 if self._only else RACE)
             added = 0
             if len(good) >= self._min_servers:
@@ -230,8 +238,8 @@ class ServerSet(Generic[SessionT]):
         return delay
 
     def _drop_moved(self, entry: Entry) -> None:
-        """Drop the link to an unreachable server whose entry has a new address. The server is then reached at the new
-        address.
+        """Drop the link to an unreachable server if its entry has a new address, so that a new link to that address is
+        opened.
         """
         link = self.links.get(entry.key)
         if link is None or link.session is not None or link.failures < AWAY_AFTER:
@@ -246,9 +254,12 @@ class ServerSet(Generic[SessionT]):
                 link.stop()
 
     def _good_links(self) -> list[ServerLink[SessionT]]:
-        """Return the links to keep: they work, or have not failed too often, and are not slow."""
+        """Return the links whose servers are neither unreachable, nor slow, nor shutting down. Some may not be
+        connected yet.
+        """
         measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
-        # A server is slow only in comparison with others, because on a slow network all servers are slow.
+        # A server counts as slow only in comparison with the best one, because on a slow network all round trips are
+        # long.
         best = min(measured, default=0.0)
         good = []
         for link in self.links.values():
@@ -274,22 +285,23 @@ class ServerSet(Generic[SessionT]):
                 if not entries:
                     self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
             except DiscoveryError as error:
-                # Known servers are tried even if discovery does not answer, so that clients survive its outage.
+                # The search continues with known servers, so that clients survive an outage of discovery.
                 self.last_error = str(error)
                 self._uses.on_failure(error)
-            # The list is shuffled, because the order of discovery's list would lead all clients to the same servers.
+            # The list is shuffled, because clients that follow the order of discovery's list would all choose the same
+            # servers.
             self._random.shuffle(entries)
         known = {entry.key: entry for entry in entries}
         hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []
         first = list(dict.fromkeys((*self._only, *self._prefer, *hints)))
         if not self._only:
-            # Servers that have worked before come first, the most recent one at the front. So nobody can draw this
-            # client to other servers by adding them to discovery.
+            # Servers to which this client was connected come first, the latest at the front. So nobody can attract this
+            # client to new servers by posting them to discovery.
             worked = [server for server in reversed(self._worked) if server not in first]
             entries = [known.get(server, self._worked[server]) for server in worked] + [
                 entry for entry in entries if entry.key not in self._worked
             ]
-            # Full servers are only used when there are no others.
+            # Servers without free connections come last.
             entries.sort(key=lambda entry: (_is_full(entry), not self._uses.carries(entry)))
         for server in first:
             if server not in known:
@@ -326,9 +338,10 @@ class ServerSet(Generic[SessionT]):
         link.stop()
 
     def _drop_surplus(self) -> None:
-        """End the race if there are enough servers, and drop those that do not answer, shut down or are slow.
+        """If enough servers are connected, end the race: drop the links that are not needed, and those to bad servers.
 
-        A server that still carries streams stays until they have moved.
+        Bad servers are those that are unreachable, slow or shutting down. A link that still carries streams is kept
+        until the streams have moved to other servers.
         """
         here = [link for link in self._good_links() if link.session is not None]
         if len(here) < self._min_servers:
@@ -343,7 +356,7 @@ class ServerSet(Generic[SessionT]):
             if link.session is None:
                 if link.failures >= AWAY_AFTER:
                     self._remove(link, "stays away")
-                # A link that is still connecting is kept if its server carries a kind of stream that no kept one does.
+                # A link that is still connecting is kept if only its server can carry every kind of stream.
                 elif carried or not link.carries:
                     del self.links[link.server]
                     link.stop()
@@ -387,11 +400,11 @@ class ServerSet(Generic[SessionT]):
         session.keeper = self
 
     def key_shared(self, address: str) -> None:
-        """Warn of a shared key (:class:`~dmsg.clients.session.SessionKeeper`)."""
+        """Warn that another program uses the same key; see :class:`~dmsg.clients.session.SessionKeeper`."""
         self._uses.key_shared(address)
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
-        """Replace a server that shuts down (:class:`~dmsg.clients.session.SessionKeeper`)."""
+        """Replace a server that shuts down; see :class:`~dmsg.clients.session.SessionKeeper`."""
         _log.info(
             "server {server} announced that it will leave in {seconds} s", server=session.server.short, seconds=seconds
         )
@@ -400,7 +413,8 @@ class ServerSet(Generic[SessionT]):
         link = self.links.get(session.server)
         if link is not None and link.session is session:
             link.leaving = True
-            # Suggestions count only from a server that this client keeps, and while it searches for a replacement.
+            # Suggestions of other servers are accepted only from a server with a lasting connection, which has to be
+            # replaced, and not from a visited server.
             self._hints = [server for server in servers if server != session.server][:MAX_HINTS]
             self._hints_until = now + HINTS_FOR
         self.search_soon(0)
@@ -411,7 +425,7 @@ class ServerSet(Generic[SessionT]):
     # --- visits ---
 
     async def _visit(self, server: PubKey) -> SessionT:
-        """Connect to a server of a remote for as long as transports need it."""
+        """Connect to a server temporarily; :meth:`_close_idle_visits` ends the visit."""
         entry = await self._lookups.entry(server)
         if entry.server is None:
             raise DmsgError("the entry belongs to a client, not to a server")
@@ -433,7 +447,7 @@ class ServerSet(Generic[SessionT]):
 
     def _close_idle_visits(self) -> None:
         """Close each visit that has no transport now and had none at the previous check."""
-        # A visit that was idle only once may have just been opened for a transport that is about to be requested.
+        # A visit that was idle at only one check may just have been opened, and its transport be requested next.
         idle = {server for server, session in self._visited.items() if not session.transports}
         for server in idle & self._idle:
             self._visited[server].close()

@@ -1,8 +1,8 @@
 """Session of a client with a server, for all protocol families: the counterpart of :mod:`dmsg.servers.serving`.
 
-The core of the protocol family has the rules.  A :class:`Session` passes received data to the core, and the core's
-events to methods of the family's subclass. The session sends the core's output, and reports when the connection is lost
-or about to end.
+The core of the protocol family contains the rules of the protocol. A :class:`Session` passes received data to the core,
+calls a method of the family's subclass for each event of the core, and sends the core's output. It also notifies its
+owner when the connection is lost, or when the server announces that it shuts down.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn_share import FRAMES
 
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Maximum number of bytes queued for a server that does not read. Beyond this limit the connection ends, because the
-server provokes answers without reading them.
+"""Maximum number of bytes queued for a server that does not read. Beyond this limit the connection is closed, because a
+server that sends requests without reading the answers would fill the memory.
 """
 
 V = TypeVar("V")
@@ -35,11 +35,12 @@ _log = Logger()
 
 
 class SessionCore(Protocol):
-    """Interface of the core of a protocol family, which has the rules for one connection, without I/O.
+    """Interface of the core of a protocol family: the rules of the protocol for one connection, without I/O.
 
     :ivar accepting: whether streams opened by others are offered to the application.
-    :ivar has_frames_left: whether the last read may have left whole frames behind.
-    :ivar broken: error with which the connection has to end. The events before it are delivered first.
+    :ivar has_frames_left: whether whole frames may be left in the buffer, because a call processes a limited number.
+    :ivar broken: error with which the connection has to end, after the events before the error are delivered; None
+        without an error.
     """
 
     accepting: bool
@@ -47,15 +48,20 @@ class SessionCore(Protocol):
     broken: RemoteProtocolError | None
 
     def receive_frames(self, buffer: bytearray, end: int, limit: int = ...) -> tuple[int, Sequence[object]]:
-        """Process whole frames from the start of ``buffer``. Return the number of bytes processed, and the events."""
+        """Process whole frames from the start of ``buffer``; return the number of bytes processed, and events.
+
+        :param end: number of bytes in ``buffer`` that may be processed.
+        :param limit: maximum number of frames to process.
+        """
 
 
 class SessionKeeper(Protocol):
     """Interface of the owner of a client's sessions, which reacts to announcements of their servers."""
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
-        """Search for another server, because that of ``session`` shuts down in ``seconds`` seconds and suggests
-        ``servers``."""
+        """Search for another server, because the server of ``session`` shuts down in ``seconds`` seconds. It suggests
+        the servers ``servers``.
+        """
 
     def key_shared(self, address: str) -> None:
         """Warn that another program, at ``address``, is connected with the same key."""
@@ -64,20 +70,21 @@ class SessionKeeper(Protocol):
 class Session:
     """Session of a client with one server.
 
-    :param accept: returns the factory for streams opened by others, or None to refuse them.
+    :param accept: returns the factory for streams that others open, or None to refuse such streams.
     :ivar core: core of the protocol family.
     :ivar server: key of the server.
     :ivar lost: Deferred that fires with None when the connection is lost.
-    :ivar keeper: owner to which the server's announcements are passed, or None.
-    :ivar connected: whether the session can be used.
+    :ivar keeper: object that is notified of the server's announcements, or None.
+    :ivar connected: whether the session can open and accept streams.
     :ivar writable: whether the link accepts more data; False while it is congested.
     :ivar leaving: whether the server announced that it shuts down.
     :ivar why_lost: reason why the connection was lost.
-    :ivar carrier: carrier by which the server was reached.
-    :ivar carriers_failed: error messages of the carriers that did not work.
-    :ivar is_doubtful: whether this machine was suspended, and the server has not answered since. If the connection ends
-        then, the next one is tried at once.
-    :ivar refused_extension: whether the server ended the connection at an extension that its entry offers.
+    :ivar carrier: carrier protocol by which the server was reached.
+    :ivar carriers_failed: error messages of the carrier protocols that were tried before and failed.
+    :ivar is_doubtful: whether the server has not answered since this machine was suspended. If the connection ends in
+        this state, the client reconnects at once.
+    :ivar refused_extension: whether the server closed the connection when the client used an extension of the protocol
+        that the server's entry offers.
     """
 
     _handle: Mapping[type, Callable[..., None]]
@@ -136,18 +143,22 @@ class Session:
         raise NotImplementedError
 
     def _event_lost(self, event: Any) -> None:
-        """End the stream of an event whose handler raised. It cannot continue, because the event was not handled."""
+        """End the stream of an event whose handler raised an exception. Without this event the stream cannot continue
+        correctly.
+        """
         raise NotImplementedError
 
     def _forget_streams(self, reason: Failure) -> Callable[[], None]:
         """Remove every stream from the core, because the link is lost.
 
-        :returns: function that notifies the streams; called after :attr:`lost` has fired.
+        :returns: function that notifies the streams of the loss; it is called after :attr:`lost` has fired.
         """
         raise NotImplementedError
 
     def check_after_wake(self) -> None:
-        """Close the connection soon if the server does not answer, because this machine was suspended."""
+        """Check, after this machine was suspended, whether the server still answers; if not, close
+        the connection soon.
+        """
 
     # --- calls of the application ---
 
@@ -167,7 +178,8 @@ class Session:
     def frames_received(self, buffer: bytearray, end: int) -> int:
         core = self.core
         core.accepting = self._accepts
-        # All events of a read are delivered before its error ends the connection, so that no received data are lost.
+        # All events of a read are delivered before an error of the same read ends the connection, so that no received
+        # data are lost.
         taken, events = core.receive_frames(buffer, end, FRAMES)
         self._deliver(events)
         link = self._link
@@ -183,8 +195,8 @@ class Session:
         return taken
 
     def _deliver(self, events: Sequence[object]) -> None:
-        """Call the protocol family's methods for events of the core, and send their output."""
-        # Output is collected during the dispatch and sent once, so that the answers to a read share a record.
+        """Call the family's method for each event, and send the resulting output of the core."""
+        # Output is sent only after all events of a read are handled, so that all answers fit into one record.
         self._receiving = True
         dispatch(events, self._handle, self, self._event_lost)
         self._receiving = False
@@ -202,32 +214,34 @@ class Session:
         self._link = None
         self.connected = False
         tell = self._forget_streams(Failure(TransportClosed(CloseReason.PEER_DISCONNECTED, self.why_lost)))
-        # The loss of this server is announced first, so that a stream that searches for another server does not find
-        # this one.
+        # The owner is notified before the streams. Otherwise a stream that searches for another server could find the
+        # lost one.
         self.lost.callback(None)
         tell()
 
     def _server_leaves(self, seconds: int, servers: list[PubKey]) -> None:
-        """Tell the keeper, once, that the server shuts down in ``seconds`` seconds and suggests ``servers``."""
-        if not self.leaving:  # The announcement is passed on only once, because each would start a search.
+        """Notify the keeper that the server shuts down in ``seconds`` seconds and suggests ``servers``."""
+        if not self.leaving:  # Repeated announcements are ignored, because each would start a search.
             self.leaving = True
             if self.keeper is not None:
                 self.keeper.server_leaves(self, seconds, servers)
 
-    # --- for the carriers of its streams ---
+    # --- calls of the streams' carriers ---
 
     def flush(self) -> None:
-        """Send the output of the core, unless :meth:`frames_received` will do so for all events of a read."""
+        """Send the output of the core. While events of a read are handled, do nothing: the output
+        is sent afterwards.
+        """
         if not self._receiving:
             self._send_all()
 
     def schedule(self, stream: StreamTransport) -> None:
-        """Flush ``stream`` at the end of the reactor turn."""
+        """Schedule a flush of ``stream`` at the end of the reactor turn."""
         self._turn.add_stream(stream)
 
 
 class AnsweringSession(Protocol):
-    """Interface of a session for callers that wait for an answer."""
+    """Part of the interface of a session that :func:`wait_for_answer` uses."""
 
     connected: bool
 
@@ -238,14 +252,15 @@ class AnsweringSession(Protocol):
 def wait_for_answer(
     session: AnsweringSession, reactor: IReactorTime, waiting: Deferred[V], timeout: float, give_up: Callable[[], None]
 ) -> Deferred[V]:
-    """Send a request, and wait ``timeout`` seconds for its answer.
+    """Send the queued request, and wait at most ``timeout`` seconds for its answer.
 
     :param waiting: Deferred that fires with the answer.
-    :param give_up: called if the answer is late or no longer wanted and the session is still connected.
+    :param give_up: function that withdraws the request. It is called if the answer is late, or the caller cancels,
+        while the session is connected.
     """
 
     def failed(failure: Failure) -> Failure:
-        # For a refused or lost request, ``give_up`` has no effect, because it is closed already.
+        # If the request was refused, it is already closed, and ``give_up`` has no effect.
         if session.connected:
             give_up()
             session.flush()
@@ -258,7 +273,7 @@ def wait_for_answer(
 
 
 def no_answer(result: object, seconds: float) -> NoReturn:
-    """Raise the error for a late answer; a callback for :meth:`~twisted.internet.defer.Deferred.addTimeout`.
+    """Raise the error for a late answer; to be passed to :meth:`~twisted.internet.defer.Deferred.addTimeout`.
 
     :raises DmsgTimeout: always.
     """
@@ -268,7 +283,7 @@ def no_answer(result: object, seconds: float) -> NoReturn:
 def start_opened(stream: StreamTransport, factory: IProtocolFactory, close: Callable[[int], None]) -> IProtocol:
     """Build the application protocol of a stream that this client opened, and connect it to the stream.
 
-    :param close: function that closes the stream at the remote, with a reason; called if no protocol is built.
+    :param close: function that closes the stream at the remote with a close reason; called if no protocol is built.
     :raises TransportClosed: the factory built no protocol, and the stream was closed.
     """
     try:
@@ -284,13 +299,14 @@ def start_opened(stream: StreamTransport, factory: IProtocolFactory, close: Call
 
 
 def build_accepted(factory: IProtocolFactory | None, stream: StreamTransport) -> IProtocol | None:
-    """Build the application protocol of a stream that another client opened. Return None if the factory builds none or
-    raises an error.
+    """Build the application protocol of a stream that another client opened.
+
+    :returns: the protocol; None if the factory builds none or raises an exception.
     """
     try:
         return factory.buildProtocol(stream.getPeer()) if factory is not None else None
     except Exception:
-        # The exception is only logged: a bug in the application ends its stream, and not the connection, which carries
-        # other streams.
+        # The exception is only logged: a bug in the application may end its stream, but not the connection, which
+        # carries other streams, too.
         _log.failure("unhandled error in buildProtocol of {factory!r}", factory=factory)
         return None

@@ -1,8 +1,8 @@
-"""Shared clients for endpoint strings, which cannot name a client object.
+"""Shared clients for endpoint strings, because a string cannot contain a client object.
 
-A client is made at its first use and stopped with the reactor. All strings of the process with the same discovery and
-key file share a client. Missing settings come from the environment: ``DMSG_DISCOVERY`` (URLs separated by blanks) and
-``DMSG_KEY_FILE``. A client without a key file gets a new key for this process.
+A client is created at its first use and stopped with the reactor. All endpoint strings in the process with the same
+discovery and key file share a client. Settings that a string lacks come from the environment: ``DMSG_DISCOVERY`` (URLs
+separated by blanks) and ``DMSG_KEY_FILE``. A client without a key file gets a new key for this process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ C = TypeVar("C", bound=AnyClient)
 
 
 class SharedClients(Generic[C]):
-    """Clients of one protocol family that the process shares, by their settings.
+    """Table of the shared clients of one protocol family, by their settings.
 
-    :param make: makes a client, given the reactor, the key, the URLs, and further settings by which clients differ.
+    :param prefix: prefix of the endpoint strings, for error messages.
+    :param make: function that creates a client. Its arguments are the reactor, the key, the URLs of the discoveries,
+        and the further arguments of :meth:`get`.
     """
 
     def __init__(self, prefix: str, make: Callable[..., C]) -> None:
@@ -36,11 +38,12 @@ class SharedClients(Generic[C]):
         self._clients: dict[tuple[Hashable, ...], C] = {}
 
     def get(self, reactor: Reactor, discovery: str | None = None, key: str | None = None, *others: Hashable) -> C:
-        """Return the started client of this process for a discovery and a key file.
+        """Return the running client for a discovery and a key file; create and start it at the first call.
 
         :param discovery: URLs separated by blanks.
         :param key: path of a key file, which is created if absent.
-        :raises ValueError: no discovery is named.
+        :param others: further settings by which clients differ.
+        :raises ValueError: neither ``discovery`` nor the environment has a URL.
         :raises KeyFileError: the key file cannot be used, or another program uses it.
         """
         urls = tuple((discovery or os.environ.get("DMSG_DISCOVERY", "")).split())
@@ -49,7 +52,7 @@ class SharedClients(Generic[C]):
                 f"{self._prefix}: the endpoint needs discovery=URL or the environment variable DMSG_DISCOVERY"
             )
         key = key or os.environ.get("DMSG_KEY_FILE", "")
-        # A client belongs to one reactor, so the reactor is a part of the table's key.
+        # The reactor is part of the table's key, because a client belongs to one reactor.
         name = (id(reactor), urls, key, *others)
         client = self._clients.get(name)
         if client is None:
@@ -58,7 +61,8 @@ class SharedClients(Generic[C]):
             client = self._clients[name] = self._make(reactor, secret, urls, *others)
 
             def stop(client: C = client) -> Deferred[None]:
-                # A string that is used during the shutdown must not get a client that is stopping.
+                # The client is removed first, so that an endpoint string that is used during the shutdown does not get
+                # a stopping client.
                 self._clients.pop(name, None)
                 if lock is not None:
                     lock.release()
@@ -69,14 +73,17 @@ class SharedClients(Generic[C]):
         return client
 
     async def stop(self) -> None:
-        """Stop all clients before the reactor stops."""
+        """Stop all clients now, without waiting for the reactor to stop."""
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.stopService()
 
 
 class LazyClient:
-    """Opener of streams with a client that is made when first needed."""
+    """Opener of streams that creates its client at the first use.
+
+    :param get: function that returns the client.
+    """
 
     def __init__(self, get: Callable[[], StreamOpener]) -> None:
         self._get = get
