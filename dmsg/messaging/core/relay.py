@@ -265,7 +265,7 @@ class Relay(ConnectionTable[RelayPeer]):
 
     # --- control frames ---
 
-    def _say(self, end: End, frame: bytes) -> None:
+    def _send_control(self, end: End, frame: bytes) -> None:
         """Send a control frame of a channel to the client at ``end``, after the channel's queued data."""
         if not self.congestion.queue_control(end, frame):
             self._answer(end.peer, frame)
@@ -317,7 +317,7 @@ class Relay(ConnectionTable[RelayPeer]):
         elif len(body) != 1:
             self.drops[DropReason.BAD_FRAME] += 1
         else:
-            self._closing(end)
+            self._half_close(end)
 
     def _on_closed(self, peer: RelayPeer, body: bytes, now: float) -> None:
         if peer.answers_due.pop(body[0], body) is None:
@@ -339,7 +339,7 @@ class Relay(ConnectionTable[RelayPeer]):
     def _on_no_channel(self, peer: RelayPeer, frame_type: int, body: bytes, allowed: bool) -> None:
         self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         if allowed:
-            self._stray(peer, frame_type, body)
+            self._answer_stray(peer, frame_type, body)
 
     def _allows_stray(self, peer: RelayPeer, end: End | None, now: float) -> bool:
         """Whether an unexpected control frame is within the sender's rate limit, or was provoked by another client."""
@@ -350,7 +350,7 @@ class Relay(ConnectionTable[RelayPeer]):
         peer.police.refuse(Kind.STRAY, self.limits.flood, now)
         return False
 
-    def _stray(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
+    def _answer_stray(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
         """Answer a control frame whose channel does not exist. A ChannelClosed gets no answer, so answers cannot
         loop."""
         opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
@@ -439,7 +439,7 @@ class Relay(ConnectionTable[RelayPeer]):
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
 
-    def _closing(self, end: End) -> None:
+    def _half_close(self, end: End) -> None:
         if not end.open:
             # The channel is not open yet. Either its opener has withdrawn the request, or its responder has refused the
             # channel with CloseChannel instead of ChannelClosed.
@@ -453,7 +453,7 @@ class Relay(ConnectionTable[RelayPeer]):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         else:
             end.closed = True
-            self._say(end.other, encode_close(self._profile, end.other.name))
+            self._send_control(end.other, encode_close(self._profile, end.other.name))
 
     def _close(self, end: End, *, notify: bool = True) -> None:
         """End a channel, and send ChannelClosed to its other end.
@@ -470,11 +470,11 @@ class Relay(ConnectionTable[RelayPeer]):
         del other.peer.ends[other.id]
         self.channel_count -= 1
         if notify and not end.nameless:
-            self._answer(end.peer, self._last_words(other, end))
+            self._answer(end.peer, self._closing_frames(other, end))
         if other.peer in self.peers and not other.nameless:
-            self._say(other, self._last_words(end, other))
+            self._send_control(other, self._closing_frames(end, other))
 
-    def _last_words(self, other: End, end: End) -> bytes:
+    def _closing_frames(self, other: End, end: End) -> bytes:
         """Return the frames that tell the client at ``end`` of the channel's end: ChannelClosed, with CloseChannel if
         Go needs it.
 

@@ -195,7 +195,7 @@ class ClientConnection:
             return True
         if not channel.apply(Input.SEND_CLOSED):
             return False
-        self._say_closed(channel)
+        self._send_closed(channel)
         self._forget(channel)
         return True
 
@@ -204,7 +204,7 @@ class ClientConnection:
         this side sends it only after the server's answer."""
         return any(one.name == channel.name and one is not channel for one in self.channels.values())
 
-    def _say_closed(self, channel: ClientChannel) -> None:
+    def _send_closed(self, channel: ClientChannel) -> None:
         self._out.append(encode_closed(self._profile, channel.name))
         self._doubtful.pop(channel.id, None)
         self._doubtful[channel.id] = None
@@ -326,7 +326,7 @@ class ClientConnection:
                 self._close_late_channel(body, None)
             elif frame_type == CHANNEL_CLOSED:
                 self._doubtful.pop(body[0], None)
-                self._lost_behind_close(body[0], events)
+                self._correct_clean_end(body[0], events)
             elif (
                 frame_type == CLOSE_CHANNEL
                 and len(body) == 1
@@ -346,7 +346,7 @@ class ClientConnection:
 
     def _requested(self, body: bytes, channel: ClientChannel | None, events: list[Event]) -> None:
         try:
-            number = self._place(body[0], channel)
+            number = self._choose_id(body[0], channel)
             if len(body) != OPEN_BODY_SIZE:
                 raise HandshakeError("OpenChannel has a wrong length")
             remote, message = decode_open(body)
@@ -371,7 +371,7 @@ class ClientConnection:
         else:
             events.append(Requested(offered))
 
-    def _place(self, name: int, channel: ClientChannel | None) -> int:
+    def _choose_id(self, name: int, channel: ClientChannel | None) -> int:
         """Return the id for a channel whose OpenChannel from the server has the id ``name``.
 
         :param channel: channel that has this id now, or None.
@@ -451,10 +451,10 @@ class ClientConnection:
         if not channel.apply(Input.RECV_CLOSE):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
-        self._say_closed(channel)
+        self._send_closed(channel)
         if channel.state is State.CLOSED:
             self._forget(channel)
-        self._tell(channel, before, events, CloseReason.UNSPECIFIED)
+        self._add_end_event(channel, before, events, CloseReason.UNSPECIFIED)
 
     def _closed(self, channel: ClientChannel, events: list[Event]) -> None:
         before = channel.state
@@ -467,10 +467,12 @@ class ClientConnection:
             self._doubtful[channel.id] = None
         self._forget(channel)
         # There was no CloseChannel of the remote, so data of the stream may be missing.
-        self._tell(channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED)
+        self._add_end_event(
+            channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED
+        )
 
     @staticmethod
-    def _lost_behind_close(number: int, events: list[Event]) -> None:
+    def _correct_clean_end(number: int, events: list[Event]) -> None:
         """Change the reason of the last event to ``ABORTED`` if it reports a clean end of channel ``number``.
 
         A server that has lost the remote sends CloseChannel and ChannelClosed together. The remote has not closed the
@@ -481,7 +483,7 @@ class ClientConnection:
             events[-1] = Closed(last.channel, CloseReason.ABORTED)
 
     @staticmethod
-    def _tell(channel: ClientChannel, before: State | None, events: list[Event], reason: CloseReason) -> None:
+    def _add_end_event(channel: ClientChannel, before: State | None, events: list[Event], reason: CloseReason) -> None:
         if before is State.OPENING:
             events.append(Rejected(channel, "rejected"))
         elif before in (State.OPEN, State.CLOSING, State.OFFERED):

@@ -678,7 +678,7 @@ class CountTests(RelayCase):
         own = next(end for end in a.ends.values() if end.name == 5)
         own.id, gone = 77, own.id
         a.ends[77] = a.ends.pop(gone)
-        self.relay._stray(a, CLOSE_CHANNEL, b"\x05")
+        self.relay._answer_stray(a, CLOSE_CHANNEL, b"\x05")
         self.assertEqual((self.ports[a].take(), end_id), ([], end_id))
         a.ends[gone] = a.ends.pop(77)
         own.id = gone
