@@ -1,7 +1,8 @@
 """Credits: bytes that servers delivered on a day, computed from the receipts of both ends of each transport.
 
-The input is sealed files of receipts, as servers write them. The result depends only on the content of these files: not
-on their names and order, nor on the servers' own counts, nor on discovery (docs/pipeline/statement.md).
+The input is the sealed files of receipts that servers write. The result depends only on the contents of these files. It
+does not depend on the names or the order of the files, on the servers' own counts, or on discovery
+(docs/pipeline/statement.md).
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, n
 from dmsg.telemetry.schema import MAX_LINE
 
 DAYS_BEFORE = 30
-"""Number of earlier days whose receipts are read as well: a receipt that a server submits again within these days is
-not credited again.
+"""Default number of earlier days whose receipts are read as well, to detect repetitions. A receipt that a server
+reports again within these days is not credited again.
 """
 LARGEST = 2**50
-"""Maximum number of bytes that a receipt may state for a direction (1 PiB), as for all numbers in events."""
+"""Maximum number of bytes that a receipt may state for a direction (1 PiB). The same limit applies to all numbers in
+events."""
 FILE_LIMIT = 64 * 1024 * 1024
-"""Maximum size in bytes of a file of receipts, and of its text. Servers seal files at 16 MiB of text."""
+"""Maximum size in bytes of a file of receipts, and of its unpacked text. Servers seal files at 16 MiB of text."""
 MAX_RECEIPTS = 4_000_000
 """Maximum number of different receipts of a day."""
 DAY_MS = 86_400_000
 _KEY = slice(2, 51)
-"""Slice of a receipt's bytes that contains the transport and the server's key."""
+"""Position in a receipt of the transport's id and the server's key."""
 _HEX = re.compile(f"[0-9a-f]{{{2 * RECEIPT_SIZE}}}")
 
 
 class InputError(DmsgError):
-    """The receipts cannot be used; the text says why."""
+    """Error: the receipts cannot be used. Its text says why."""
 
 
 @dataclass(slots=True)
@@ -59,9 +61,9 @@ class ServerSum:
     """Sums of one server over a day.
 
     :ivar credited: bytes for which both ends signed.
-    :ivar difference: bytes by which the larger counts of the same transports exceed the smaller ones.
-    :ivar one_sided: number of transports for which only one end has signed by the end of the day.
-    :ivar conflict: number of transports that several pairs of clients claim.
+    :ivar difference: sum of the differences between the counts of both ends, in bytes, over the credited transports.
+    :ivar one_sided: number of transports with a receipt of only one end by the end of the day.
+    :ivar conflict: number of transports for which several pairs of clients signed.
     """
 
     transports: int = 0
@@ -82,7 +84,7 @@ class Credits:
     :ivar first: first day whose receipts were considered.
     :ivar inputs: SHA-256 of each file that has receipts of the days considered, in hex.
     :ivar refused: number of receipts of the day that are not credited, by reason.
-    :ivar damaged: files that cannot be read whole, and are left out, by path, with the reason.
+    :ivar damaged: files that were left out because they cannot be read completely: the reason, by path.
     """
 
     day: date
@@ -114,7 +116,8 @@ def compute_credits(
 
 
 class _Reader:
-    """Reader that collects the receipts of the day by transport and server, with the first day of each."""
+    """Reader of files. It collects the receipts of the day by transport and server, with the first day on which each
+    receipt occurs."""
 
     def __init__(self, credits: Credits, about: bytes | None) -> None:
         self.found = credits
@@ -125,7 +128,7 @@ class _Reader:
         self._earlier: list[tuple[str, Path]] = []
 
     def read(self, path: Path, only: Container[str] | None) -> None:
-        """Read a file's receipts of the day, and record whether it has receipts of earlier days."""
+        """Read the receipts of the day from a file, and record whether the file also has receipts of earlier days."""
         try:
             digest, text = _read(path)
         except (OSError, InputError) as error:
@@ -159,7 +162,7 @@ class _Reader:
         known[data] = number
 
     def read_earlier(self) -> None:
-        """Read the receipts of earlier days, as far as their transports have receipts of the day, too."""
+        """Read the receipts of earlier days for those transports that also have receipts of the day."""
         for digest, path in self._earlier:
             again, text = _read(path)
             if again != digest:
@@ -195,10 +198,10 @@ def _read(path: Path) -> tuple[str, bytes]:
 
 
 def _receipts(text: bytes) -> Iterator[tuple[int, bytes, str]]:
-    """Yield the day's number, the bytes of each receipt, and the reason why the receipt cannot be credited even with a
-    valid signature."""
+    """Yield for each receipt the number of its day, its bytes, and an error text. The text is empty unless the receipt
+    must not be credited, even if its signature is valid."""
     for line in text.split(b"\n"):
-        # Only lines with one flat object in ASCII are accepted, because other programs could read anything else
+        # Only lines with one flat JSON object in ASCII are accepted, because programs could read other lines
         # differently.
         if b'"receipt"' not in line or len(line) > MAX_LINE or line.count(b"{") != 1 or b"[" in line:
             continue
@@ -223,7 +226,7 @@ def _names(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 @dataclass(slots=True)
 class _Word:
-    """Statement of one end about a transport: the first day of its receipts, and their smallest counts."""
+    """What one end states about a transport: the first day of its receipts, and the smallest counts in them."""
 
     day: int
     sent: int
@@ -231,9 +234,9 @@ class _Word:
 
 
 def _settle(credits: Credits, server: bytes, receipts: dict[bytes, int]) -> None:
-    """Add the credits that the receipts of one transport prove.
+    """Add the credits for one transport.
 
-    :param receipts: first day of each receipt.
+    :param receipts: first day of each receipt of the transport, by the receipt's bytes.
     """
     words: dict[tuple[Role, bytes, bytes], _Word] = {}
     today = _number(credits.day)

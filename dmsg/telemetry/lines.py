@@ -1,4 +1,4 @@
-"""Tolerant reader of sealed event files: reads a damaged file up to the damage."""
+"""Reader of sealed event files that reads a damaged file up to the damage."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from dmsg.telemetry.schema import MAX_LINE
 CHUNK = 256 * 1024
 """Maximum number of bytes of text unpacked at a time."""
 READ = 16 * 1024
-"""Bytes read at a time. The number is small, because for each gzip member in a read zlib copies all bytes after it."""
+"""Number of bytes to read from a file at a time. It is small, because zlib copies all bytes after the end of each gzip
+member."""
 
 
 def unpack_gzip(file: IO[bytes]) -> Iterator[bytes]:
-    """Unpack a gzip file of one or more members, in pieces of at most 256 KiB.
+    """Unpack a gzip file of one or more members, in pieces of at most :data:`CHUNK` bytes.
 
-    Python's gzip reader would lose the text just before the damage.
+    From a damaged file, Python's own gzip reader would not return the text just before the damage.
 
     :raises zlib.error: the data is not gzip, or is damaged.
-    :raises EOFError: the end is missing.
+    :raises EOFError: the end of the file is missing.
     """
     unpack = zlib.decompressobj(31)
     while packed := unpack.unused_data or file.read(READ):
         if unpack.eof:
             unpack = zlib.decompressobj(31)  # Another member of the gzip file begins.
-        # At the end of a member zlib leaves unconsumed_tail as it was, so eof must be checked as well.
+        # At the end of a member, zlib does not update unconsumed_tail, so the loop has to check eof as well.
         while packed and not unpack.eof:
             yield unpack.decompress(packed, CHUNK)
             packed = unpack.unconsumed_tail
@@ -37,7 +38,7 @@ def unpack_gzip(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def read_lines(path: Path, limit: int) -> Iterator[bytes]:
-    """Read lines as far as the file can be read, without raising an error for damage.
+    """Yield the lines of a file up to its first damage. Damage raises no error.
 
     :param limit: number of bytes of text after which reading stops.
     """
@@ -46,7 +47,7 @@ def read_lines(path: Path, limit: int) -> Iterator[bytes]:
 
 
 def lines_of(file: IO[bytes], limit: int) -> Iterator[bytes]:
-    """Read lines of an open file, in the same way as :func:`read_lines`."""
+    """Yield the lines of an open file, like :func:`read_lines`."""
     text, read = b"", 0
     with suppress(zlib.error, EOFError):
         for piece in unpack_gzip(file):

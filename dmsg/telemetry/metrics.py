@@ -1,7 +1,7 @@
 """Prometheus metrics of discovery and of servers.
 
-Each entity has a registry of its own, so that several can run in one process. Nothing is counted here
-on a hot path: a relay's own counters are read when Prometheus asks.
+Each entity has a separate registry, so that several entities can run in one process. A relay does not count for this
+module: its own counters are read when Prometheus sends a request.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Metrics:
 
 
 def relay_seconds(prefix: str) -> Histogram:
-    """Return a histogram of the time of one reactor turn, from reading a client's data to writing the forwarded
+    """Return a histogram of the seconds, within one reactor turn, from reading clients' data to writing the forwarded
     data."""
     return Histogram(
         f"{prefix}_relay_seconds",
@@ -108,11 +108,11 @@ class ServerStatistics(Protocol):
         """Return the number of drops for each reason."""
 
     def by_connections(self) -> dict[str, int]:
-        """Return the number of addresses for each range of connections per address."""
+        """Return the number of IP addresses for each range of numbers of connections per address."""
 
 
 class ServerMetrics:
-    """Metrics of a server, read from the server's own counters when Prometheus asks."""
+    """Metrics of a server. They are read from the server's own counters when Prometheus sends a request."""
 
     content_type = CONTENT_TYPE
 

@@ -1,9 +1,10 @@
 """Pseudonyms (tags) for clients and networks in events.
 
-A tag is the first 8 bytes of HMAC-SHA256 over the name, keyed with a secret in the spool's directory (mode 0600).
-Events of one writer about the same client can be correlated, those of two writers cannot. Without the secret, nobody
-can find out which key a tag stands for, not even with a list of all keys. Servers of one operator may share a secret;
-then a client has the same tag at all of them. Tags of networks change each day (UTC).
+A tag is the first 8 bytes of HMAC-SHA256 over the name, keyed with a secret in the spool's directory (mode 0600). In
+the events of one writer, a client always has the same tag. Two writers with different secrets use different tags for
+it, so their events cannot be correlated. Without the secret, nobody can find out which key a tag stands for, even with
+a list of all keys. Servers of one operator may share a secret; then a client has the same tag at all of them. The tag
+of a network changes each day (UTC).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SECRET_NAME = "secret"  # noqa: S105  # the name of a file
 SECRET_SIZE = 32
 TAG_SIZE = 8
 CACHE_SIZE = 4096
-"""Number of tags in the cache."""
+"""Maximum number of tags in the cache."""
 IPV4_PREFIX = 24
 IPV6_PREFIX = 48
 
@@ -34,7 +35,8 @@ def load_or_create_secret(directory: Path) -> bytes:
     """
     path = directory / SECRET_NAME
     try:
-        # The file gets its name only when it is complete, so that two processes starting at once use the same secret.
+        # The file gets its final name only when it is complete, so that two processes that start at the same time use
+        # the same secret.
         fresh = directory / f".{SECRET_NAME}-{os.getpid()}"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -69,8 +71,8 @@ def read_secret_file(path: Path) -> bytes:
     if len(secret) != SECRET_SIZE:
         size = "more" if len(secret) > SECRET_SIZE else str(len(secret))
         raise DmsgError(f"{path} must hold {SECRET_SIZE} bytes, not {size}")
-    # The mode is checked after the size: otherwise people would be told to change the mode of a file that contains no
-    # secret.
+    # The mode is checked after the size. Otherwise the error would advise a user to change the mode of a file that
+    # contains no secret.
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise DmsgError(f"{path} is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
     return secret
@@ -79,7 +81,7 @@ def read_secret_file(path: Path) -> bytes:
 class Pseudonyms:
     """Generator of tags.
 
-    :param clear: use public keys instead of tags for clients. Networks always get tags.
+    :param clear: True to return public keys instead of tags for clients. Networks always get tags.
     """
 
     def __init__(self, secret: bytes, *, clear: bool = False) -> None:
@@ -91,7 +93,7 @@ class Pseudonyms:
         return hmac.digest(self._secret, purpose + value, "sha256")[:TAG_SIZE].hex()
 
     def client(self, key: bytes) -> str:
-        """Return the tag of a client, 16 hex digits; in clear mode its public key in hex."""
+        """Return the tag of a client (16 hex digits), or its public key in hex if ``clear`` is set."""
         if self.clear:
             return key.hex()
         tag = self._tags.get(key)
@@ -123,6 +125,6 @@ class Pseudonyms:
         return self._tag(b"producer", b"")[:8]
 
     def space(self) -> str:
-        """Return an id (8 hex digits) of the secret that makes the tags; tags with equal ids can be compared.  Return
-        ``clear`` if clients are named by keys."""
+        """Return an id (8 hex digits) of the secret, or ``clear`` if clients are named by their keys. Tags of two
+        writers can be compared if their ids are equal."""
         return "clear" if self.clear else self._tag(b"space", b"")[:8]

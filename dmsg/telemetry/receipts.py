@@ -1,19 +1,19 @@
-"""Receipts: statements of one end of a transport about the bytes delivered, signed with its key. No I/O.
+"""Receipts: signed statements of one end of a transport about the bytes that were delivered. No I/O.
 
 A receipt has 198 bytes, with integers big-endian (docs/pipeline/receipts.md)::
 
     version(1) = 1
-    role(1)           0: this end asked for the transport, 1: it was asked
-    transport(16)     its identity, which the other end and the server know too
+    role(1)           0: this end is the initiator of the transport, 1: the responder
+    transport(16)     id of the transport, which the other end and the server know, too
     server(33)        the server's public key
     signer(33)        the public key of this end
     peer(33)          the public key of the other end
     delivered_out(8)  bytes of user data that the other end has acknowledged
     delivered_in(8)   bytes of user data that this end has received
-    signature(65)     of SHA-256 of "dmsg receipt 1" and all that stands before
+    signature(65)     of SHA-256 of "dmsg receipt 1" and all bytes before this field
 
-A server cannot forge a receipt, because it has neither client's key. It can withhold one, but then that
-traffic is not credited to it.
+A server cannot forge a receipt, because it has the secret key of neither client. It can withhold a receipt, but then
+the traffic is not credited to the server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _IDENTITY = b"dmsg transport 1"
 
 
 def transport_identity(request: bytes, accept: bytes) -> bytes:
-    """Return the 16 bytes that identify a transport; only both clients and the server know them.
+    """Return the 16 bytes that identify a transport. Only its two clients and its server know them.
 
     The identity is the first half of SHA-256 over ``dmsg transport 1``, the payload of REQUEST and the payload of
     ACCEPT. A secure transport's payloads contain fresh keys, so every identity is unique.
@@ -45,11 +45,11 @@ def transport_identity(request: bytes, accept: bytes) -> bytes:
 
 
 class ReceiptError(Exception):
-    """The data is not a valid receipt; the text says why."""
+    """Error: the data is not a valid receipt. Its text says why."""
 
 
 class Role(IntEnum):
-    """Role, in the transport, of the end that signs a receipt."""
+    """Role in the transport of the end that signs a receipt."""
 
     INITIATOR = 0
     RESPONDER = 1

@@ -1,11 +1,11 @@
 """Receipts that a server still expects (*due*): one from each end of each secure transport that it carried. No I/O.
 
-Any other receipt would cost the pipeline time and take space in the spool, so it is rejected here. Cheap checks come
-first; a signature is verified only if a receipt is due.
+Any other receipt would take time in the pipeline and space in the spool, so this module rejects it. Cheap checks come
+first. The signature is verified only if the receipt is due.
 
-After a crash a server does not know which transports it had carried. For a while after its start it therefore also
-accepts receipts of unknown transports. The pipeline finds out from the server's earlier events which of these are
-genuine.
+After a crash, a server does not know which transports it had carried. Therefore it also accepts receipts of unknown
+transports for :data:`DUE_FOR` seconds after its start. The pipeline finds out from the server's earlier events which of
+these receipts are genuine.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from attrs import define
 from dmsg.telemetry.receipts import Receipt, ReceiptError, Role, named_keys, parse_receipt
 
 MAX_DUE = 65_536
-"""Maximum number of ended transports whose receipts are still due; beyond that the one that ended first is forgotten.
-Open transports need no limit here, because the server limits how many it carries.
+"""Maximum number of ended transports whose receipts are due. If there are more, the transport that ended first is
+forgotten. Open transports are not limited here, because the server limits their number.
 """
 DUE_FOR = 600.0
-"""Seconds after the end of a transport for which its receipts are due. For the same time after a start, receipts of
-transports from before the start are accepted.
+"""Seconds after the end of a transport for which its receipts are due. It is also the number of seconds after a start
+for which receipts of earlier transports are accepted.
 """
 MAX_FORMER = 65_536
-"""Maximum number of receipts accepted for transports from before the start, in all."""
+"""Maximum number of receipts that are accepted for *former* transports, which are those from before the start."""
 MAX_FORMER_OF_NETWORK = 4096
-"""Maximum number of receipts for transports from before the start, from clients of one network (/24, /48). Keys cost an
-attacker nothing, so a limit for each key alone would not help.
+"""Maximum number of receipts for former transports from the clients of one network (/24, /48). A limit for each key
+would not be enough, because an attacker can create any number of keys.
 """
 MAX_FORMER_OF_SIGNER = 1024
-"""Maximum number of receipts for former transports from one client, as many as a client keeps for a server
+"""Maximum number of receipts for former transports from one client. A client stores as many receipts for a server
 (:mod:`dmsg.v2019.core.receipts_kept`)."""
 
 
@@ -43,8 +43,8 @@ class ReceiptVerdict(IntEnum):
     KNOWN = 1
     """Due: the receipt comes from an end of a carried transport and names the other end."""
     FORMER = 2
-    """Possibly due: the receipt is for a transport from before the server's start. Earlier events tell whether the
-    signer was an end of it."""
+    """Possibly due: the receipt is for a transport from before the server's start. Only the server's earlier events
+    show whether the signer was an end of this transport."""
 
 
 @define
@@ -55,16 +55,16 @@ class _Transport:
     ended: float | None = None
 
     def names_both_ends(self, receipt: Receipt) -> bool:
-        """Whether a receipt names both ends of its transport in their actual roles."""
+        """Whether a receipt names both ends of this transport, each in its actual role."""
         ends = (self.initiator, self.responder)
         return (receipt.signer, receipt.peer) == (ends if receipt.role is Role.INITIATOR else ends[::-1])
 
 
 class ReceiptsDue:
-    """Receipts due to one server.
+    """Receipts that one server expects from clients.
 
     :param server: the server's public key.
-    :param now: time of the start, in seconds.
+    :param now: time of the server's start, in seconds.
     """
 
     def __init__(self, server: bytes, now: float = 0.0) -> None:
@@ -73,24 +73,26 @@ class ReceiptsDue:
         self._ended: OrderedDict[bytes, _Transport] = OrderedDict()
         self._former_until = now + DUE_FOR
         self._former: dict[bytes, set[bytes]] = {}
-        """Transports from before the start for which each signer has submitted a receipt, while such receipts are
-        accepted."""
+        """Former transports for which a receipt was accepted, by the signer of the receipt. Empty once such receipts
+        are no longer accepted."""
         self._former_of: Counter[str] = Counter()
-        """Number of receipts for former transports, by network."""
+        """Number of receipts accepted for former transports, by the network of the client."""
         self._received: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
-        """Transport and signer of recent due receipts, in order, for the same time; so that a repeated receipt is not
-        accepted as one for a former transport.
+        """Transport and signer of the due receipts that were received so far, in order. When such a receipt is
+        repeated, it must not be accepted as one for a former transport. Empty once receipts for former transports are
+        no longer accepted.
         """
 
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
 
     def add_transport(self, transport: bytes, initiator: bytes, responder: bytes) -> None:
-        """Record an accepted transport; each of its two ends, given by public key, has to submit a receipt."""
+        """Record an accepted transport. From then on a receipt of each of its two ends is due. The ends are public
+        keys."""
         self._open[transport] = _Transport(initiator, responder, {initiator, responder})
 
     def ended(self, transport: bytes, now: float) -> None:
-        """Record the end of a transport; its receipts are due for :data:`DUE_FOR` more seconds."""
+        """Record the end of a transport. Its receipts stay due for :data:`DUE_FOR` seconds."""
         owed = self._open.pop(transport, None)
         if owed is not None and owed.ends:
             owed.ended = now
@@ -102,7 +104,7 @@ class ReceiptsDue:
             self._ended.popitem(last=False)
 
     def check(self, payload: bytes, by: bytes, now: float, network: str = "") -> ReceiptVerdict:
-        """Check a receipt and mark it as delivered, so that a second one is not due.
+        """Check a receipt, and record it, so that a second receipt of the same end is not due.
 
         :param by: public key of the client that submits the receipt.
         :param network: network of that client.
@@ -125,14 +127,14 @@ class ReceiptsDue:
         return ReceiptVerdict.KNOWN
 
     def _forget(self, now: float) -> None:
-        """Clear the tables that are only needed while receipts for former transports are accepted."""
+        """Clear the tables for receipts of former transports, once such receipts are no longer accepted."""
         if now >= self._former_until and (self._former or self._received):
             self._former.clear()
             self._former_of.clear()
             self._received.clear()
 
     def _takes_former(self, payload: bytes, transport: bytes, by: bytes, now: float, network: str) -> ReceiptVerdict:
-        """Check a receipt of a transport that this process did not carry, or has forgotten."""
+        """Check a receipt of a transport that this process does not know."""
         self._forget(now)
         known = self._former.get(by, set())
         if now >= self._former_until or transport in known or (transport, by) in self._received:

@@ -1,7 +1,8 @@
-"""Database of accepted receipts: each receipt is counted once, even if it comes again later or in another file.
+"""Database of accepted receipts, by which each receipt is counted once, even if it occurs again later or in another
+file.
 
-A receipt has no date. A server could submit the receipts and events of an old transport again, to be credited twice.
-The database also knows the files that were checked, so that each is read once.
+A receipt has no date. Without the database, a server could report the receipts and events of an old transport again,
+and be credited twice. The database also contains the files that were checked, so that each file is read once.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from dmsg.errors import DmsgError
 NAME = ".seen.sqlite"
 """Name of the database, in the directory of the checked receipts."""
 GENERATION_DAYS = 30
-"""Days for which a receipt is remembered at least; it is forgotten after twice as many at most."""
+"""Minimum number of days for which a receipt stays in the database. It is removed after at most twice as many days."""
 PATIENCE = 60.0
-"""Seconds to wait while another process has the database locked."""
+"""Maximum seconds to wait for another process that has locked the database."""
 _QUESTIONS = ("SELECT file FROM young WHERE receipt = ?", "SELECT file FROM old WHERE receipt = ?")
 _TABLES = {
     "young": "(receipt INTEGER PRIMARY KEY, file INTEGER) WITHOUT ROWID",
@@ -31,15 +32,17 @@ _TABLES = {
 
 
 def receipt_id(transport: bytes, signer: bytes) -> int:
-    """Return the number that identifies the receipt of one end of a transport in the database."""
+    """Return the number that identifies, in the database, the receipts of one end of a transport."""
     return int.from_bytes(hashlib.sha256(transport + signer).digest()[:8], "big", signed=True)
 
 
 class ReceiptsSeen:
-    """Set of accepted receipts on the disk: a hash of 8 bytes for each, and the file that it came in.
+    """Set of accepted receipts in a database: for each receipt a hash of 8 bytes, and the file in which it occurred
+    first.
 
-    Receipts are in two tables: once ``young`` is :data:`GENERATION_DAYS` old, it becomes ``old``, and the previous
-    ``old`` is dropped. The tables of files are kept in the same way; a file that was forgotten is only read again.
+    Receipts are in two tables. When the table ``young`` is :data:`GENERATION_DAYS` days old, it replaces the table
+    ``old``, and a new ``young`` begins. There are two such tables of files, too. If a file is no longer in them, it is
+    only read again.
 
     :param path: path of the database, which is created if it is absent.
     :param now: seconds since 1970.
@@ -84,11 +87,11 @@ class ReceiptsSeen:
             raise self._unusable(error) from None
 
     def are_new(self, receipts: Iterable[int], file: str) -> list[bool]:
-        """Add receipts (:func:`receipt_id`) to the set, and return for each whether it is new: it has not come in
-        another file before.
+        """Add receipts (:func:`receipt_id`) to the set, and return for each whether it is new, which means that it has
+        not occurred in another file.
 
-        :param file: id of the file in hex digits. After a crash the same file is checked again, and its receipts count
-            as new.
+        :param file: id of the file, in hex digits. If the same file is checked again after a crash, its receipts still
+            count as new.
         """
         name = int(file[:15], 16)
         try:
@@ -105,7 +108,7 @@ class ReceiptsSeen:
         return True
 
     def digest_of(self, path: str, status: os.stat_result) -> str | None:
-        """Return the digest of a file that was checked and has not changed since, or None.
+        """Return the digest of a file that was checked before; None if it was not, or has changed since.
 
         :param status: present status of the file.
         """
@@ -122,7 +125,7 @@ class ReceiptsSeen:
         return None
 
     def add_file(self, path: str, status: os.stat_result, digest: str) -> None:
-        """Remember a file that was checked.
+        """Add a file that was checked.
 
         :param status: status of the file when it was read.
         """
@@ -141,7 +144,7 @@ class ReceiptsSeen:
             raise self._unusable(error) from None
 
     def close(self) -> None:
-        """Close the database; receipts that were not committed are forgotten."""
+        """Close the database. Receipts that were not committed are discarded."""
         self._base.close()
 
 

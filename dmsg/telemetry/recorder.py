@@ -1,9 +1,9 @@
 """Recorder: queue of events between an entity and its spool.
 
-:meth:`Recorder.record` appends an event to a queue and returns; this takes about a microsecond of the reactor's thread,
-even if the disk is slow. Once a second another thread empties the queue, replaces clients by pseudonyms, encodes JSON
-and appends it to the spool. Events that fit neither into the queue nor onto the disk are lost and counted. A lost event
-uses up a number as well, so that readers notice the gap.
+:meth:`Recorder.record` appends an event to a queue and returns. This takes the reactor's thread about a microsecond,
+even if the disk is slow. Once a second, another thread takes the events from the queue, replaces clients by pseudonyms,
+encodes the events in JSON, and appends them to the spool. An event is lost, and counted as lost, if the queue or the
+disk is full. Its number is not used again, so readers notice the gap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _log = Logger()
 class Recorder:
     """Recorder of the events of one process.
 
-    :param producer: a server's public key in hex, or another name of at most 66 letters.
+    :param producer: name of the writer of the events: a server's public key in hex, or another name of at most 66
+        letters.
     :param wall: clock, in seconds since 1970.
     :param monotonic: monotonic clock, in seconds.
     :ivar boot: random id of the process, 32 hex digits.
@@ -63,8 +64,8 @@ class Recorder:
         self._wall, self._monotonic = wall, monotonic
         self._started = monotonic()
         self._numbers = count()
-        # No lock is needed, because the reactor's thread only appends and the writer's thread only pops, and both are
-        # atomic.
+        # No lock is needed: the reactor's thread only appends and the writer's thread only pops, and both operations
+        # are atomic.
         self._queue: deque[tuple[int, str, float, float, Mapping[str, object]]] = deque()
         self._encode = JSONEncoder(separators=(",", ":"), default=names.client, check_circular=False).encode
         self._prefix = f'"producer":"{producer}","role":"{role}","boot":"{self.boot}",'
@@ -75,9 +76,9 @@ class Recorder:
     def record(self, event: str, fields: Mapping[str, object]) -> None:
         """Queue an event. Never blocks and never raises.
 
-        :param event: type of the event, of ``EVENTS``.
-        :param fields: fields besides those of the envelope. A value of type bytes is a client's public key, and is
-            written as its pseudonym.
+        :param event: type of the event, one of ``EVENTS``.
+        :param fields: fields of the event, without those of the envelope. A value of type bytes is a client's public
+            key, and is written as its pseudonym.
         """
         number = next(self._numbers)
         if len(self._queue) >= QUEUE_LIMIT:
@@ -86,7 +87,7 @@ class Recorder:
         self._queue.append((number, event, self._wall(), self._monotonic(), fields))
 
     def network(self, host: str) -> str | None:
-        """Return today's pseudonym of the network of an address."""
+        """Return today's pseudonym for the network of an IP address."""
         return self.names.network(host, int(self._wall() // 86400))
 
     def _end_line(self, lines: int, digest: str) -> bytes:
@@ -105,7 +106,10 @@ class Recorder:
     # --- on the writer's thread ---
 
     def flush(self, *, last: bool = False) -> None:
-        """Write the queued events. Called on the writer's thread; never raises."""
+        """Write the queued events. The writer's thread calls this method, which never raises.
+
+        :param last: whether to seal the file in any case, because no more events follow.
+        """
         queue = self._queue
         encode, prefix, started = self._encode, self._prefix, self._started
         while queue:

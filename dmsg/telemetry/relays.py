@@ -27,7 +27,8 @@ def reason_name(reason: int) -> str:
 
 
 class RelayTelemetry:
-    """Observer of a relay (:class:`~dmsg.telemetry.transports.Observer`) and of its sessions, which records events."""
+    """Observer of a relay (:class:`~dmsg.telemetry.transports.Observer`) and of its sessions. It records events about
+    them."""
 
     def __init__(self, telemetry: Telemetry, now: Callable[[], float], server: bytes) -> None:
         """Register with the telemetry of the entity.
@@ -41,7 +42,7 @@ class RelayTelemetry:
         self.relay: CountingRelay
         self._sessions = 0
         self._open: OrderedDict[TransportRecord, float] = OrderedDict()
-        """Accepted transports and the time of their last event, oldest first."""
+        """Open, accepted transports with the time of their last event; the earliest first."""
         self._drops: Counter[DropReason] = Counter()
         self._frames = self._bytes = 0
         telemetry.beats.append(self._tell_drops)
@@ -143,8 +144,8 @@ class RelayTelemetry:
             route.asked_at = self._now() if now is None else now
             back.tick = -1
         route.seen = tick
-        # A frame is reported only once in a tick. While data of the opposite direction awaits its ACK, every frame of
-        # this direction must be reported, which -1 achieves: it never equals the relay's tick.
+        # Normally a direction is reported once in a tick. While data of the opposite direction awaits its ACK, every
+        # frame of this direction must be reported. With -1 this is so, because -1 never equals the relay's tick.
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: Peer, payload: bytes) -> bool:
@@ -205,7 +206,7 @@ def _accept_time_fields(seconds: float) -> dict[str, int]:
 
 
 def _since(record: TransportRecord, counts: tuple[int, int, int, int, int, int]) -> dict[str, object]:
-    """Return the counts since the last event of a transport, and reset them."""
+    """Return the fields with the counts since a transport's last event, and record that these counts were reported."""
     before, record.reported = record.reported, counts
     fields: dict[str, object] = {}
     if record.accepted is not None or counts != _NOTHING:

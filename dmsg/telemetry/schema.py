@@ -1,11 +1,11 @@
 """Schema of the events that the entities write and the pipeline reads.
 
-Pure data, and the only code that :mod:`dmsg.telemetry` and :mod:`dmsg.analytics` share. An event is one
-JSON object on one line: the fields of ``ENVELOPE``, then those of its type. An absent field was not
-measured; that is not the same as 0.
+This module contains only data. :mod:`dmsg.analytics` imports it, and from the rest of :mod:`dmsg.telemetry` only the
+listing of spools. An event is one JSON object on one line: the fields of ``ENVELOPE``, then those of its type. An
+absent field means that the value was not measured, which differs from 0.
 
-Rules for changes: a new field or a new type keeps ``SCHEMA_VERSION``. A field whose meaning changes gets a
-new name. A reader rejects events of an unknown version and keeps their lines in quarantine.
+Rules for changes: ``SCHEMA_VERSION`` does not change for a new field or a new type. A field whose meaning changes gets
+a new name. A reader puts events of an unknown version into quarantine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ SCHEMA_VERSION = 1
 SEGMENT_SUFFIX = ".jsonl.gz"
 """Suffix of the names of sealed files."""
 EVENTS_PREFIX, RECEIPTS_PREFIX = "events-", "receipts-"
-"""Prefixes of the names of sealed files. Receipts have files of their own, because they are verified before they are
+"""Prefixes of the names of sealed files. Receipts are in separate files, because they are verified before they are
 counted."""
 
 MAX_LINE = 16 * 1024
-"""Longest line in bytes; a longer line is not an event."""
+"""Maximum length of a line in bytes. A longer line is not an event."""
 
 
 class Type(StrEnum):
@@ -49,8 +49,8 @@ class Field:
 BUCKETS = 34
 """Number of buckets of a latency histogram."""
 FIRST_BOUND = 0.0001
-"""Upper bound of the first bucket, in seconds. Each next bound is larger by the factor sqrt(2); the last bucket has
-none."""
+"""Upper bound of the first bucket, in seconds. Each next bound is larger by the factor sqrt(2). The last bucket has no
+upper bound."""
 BOUNDS = tuple(FIRST_BOUND * 2 ** (index / 2) for index in range(BUCKETS - 1))
 """Upper bounds in seconds of all buckets but the last: 100 us to 6.55 s."""
 
@@ -119,8 +119,8 @@ _COUNTERS = (
 class EventType:
     """Type of an event.
 
-    :ivar required: names of the fields without which a line is no event of this type. The pipeline's tables are grouped
-        by these fields.
+    :ivar required: names of the fields that a line must have to be an event of this type. The pipeline groups rows by
+        these fields.
     """
 
     name: str
@@ -335,9 +335,10 @@ EVENT = {event.name: event for event in EVENTS}
 
 
 def columns() -> tuple[Field, ...]:
-    """Return every field once, those of the envelope first: the columns of a table that can hold any event.
+    """Return all fields, each of them once, those of the envelope first. They are the columns of a table that can
+    contain any event.
 
-    :raises TypeError: two events give a field different types.
+    :raises TypeError: a field has different types in two events.
     """
     known: dict[str, Field] = {}
     for field in (*ENVELOPE, *(field for event in EVENTS for field in event.fields)):

@@ -1,4 +1,4 @@
-"""Telemetry of an entity: recorders, heartbeats, and the thread that writes."""
+"""Telemetry of an entity: its recorders, its heartbeats, and the calls that write events in a thread."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from dmsg.telemetry.vouchers import write_voucher
 HEARTBEAT_INTERVAL = 60.0
 """Seconds between heartbeats."""
 FLUSH_INTERVAL = 1.0
-"""Seconds between writes; a killed process loses at most the events of this time."""
+"""Seconds between writes. A killed process loses at most the events of this period."""
 STOP_TIMEOUT = 5.0
-"""Seconds that stopping waits for the disk."""
+"""Maximum seconds that :meth:`Telemetry.stop` waits for the disk."""
 REPEATS_LIMIT = 4096
-"""Maximum number of kinds of repeated events that are counted between heartbeats; above it, the count of the oldest
-kind is written."""
+"""Maximum number of kinds of repeated events to count between heartbeats. If there are more, the count of the oldest
+kind is written at once."""
 RECEIPTS_PART = 4
-"""Divisor: receipts may use a server's spool limit divided by this number. So they never displace events."""
+"""Divisor: receipts may use the limit of a server's spool, divided by this number. So receipts never displace
+events."""
 TARGETS_LIMIT = 1024
-"""Maximum number of distinct targets of a repeated event that are counted."""
+"""Maximum number of different targets to count for a repeated event."""
 
 _log = Logger()
 _Arguments = ParamSpec("_Arguments")
@@ -52,7 +53,7 @@ def _absolute(text: str) -> Path:
 
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """Settings of telemetry; the limit is in bytes."""
+    """Settings of telemetry. The limit is in bytes."""
 
     directory: Path = field(
         metadata=required_field(
@@ -100,7 +101,7 @@ class TelemetrySettings:
     def prepare(self) -> tuple[bytes, bytes]:
         """Create the directory and its secret, and check that the directory is writable.
 
-        :returns: the directory's own secret, and the secret for pseudonyms.
+        :returns: the secret of the directory, and the secret for pseudonyms, which may be the same.
         :raises DmsgError: the directory or a secret cannot be used.
         """
         try:
@@ -136,8 +137,8 @@ class SentCounts:
 
 
 def _vouch(directory: Path, key: SecKey) -> None:
-    """Write the voucher for the sender. A failure is only logged, because events can still be written; but a collector
-    will refuse them."""
+    """Write the voucher for the sender. A failure is only logged: events can be written without a voucher, but a
+    collector will refuse them."""
     try:
         write_voucher(directory, key)
     except (DmsgError, OSError) as error:
@@ -145,7 +146,7 @@ def _vouch(directory: Path, key: SecKey) -> None:
 
 
 class _RepeatCount:
-    """Count of repeated events of one kind since the last one written."""
+    """Count of the repeated events of one kind since an event of this kind was written."""
 
     __slots__ = ("count", "fields", "targets")
 
@@ -159,13 +160,13 @@ class Telemetry:
     """Writer of the events of an entity.
 
     :param role: server or discovery.
-    :param key: the server's key. Its public key is the producer's name, and it signs the voucher for the sender of the
-        events.  With None, a name is derived from the directory's secret.
+    :param key: the server's secret key. Its public key is the name of the producer, and it signs the voucher for the
+        sender of the events. With None, the name is derived from the secret of the directory.
     :ivar about: fields of the start event.
-    :ivar loads: functions that return fields of a heartbeat.
+    :ivar loads: functions that return fields for a heartbeat.
     :ivar sent: counts of the files sent to a collector, if there is one.
-    :ivar beats: functions called before each heartbeat, to record events along with it.
-    :ivar turns: functions called each second.
+    :ivar beats: functions that are called before each heartbeat, to record further events.
+    :ivar turns: functions that are called each second.
     """
 
     def __init__(
@@ -248,8 +249,12 @@ class Telemetry:
     ) -> None:
         """Record an event that strangers can cause any number of times.
 
-        The first event of a ``key`` is written at once. Those that follow before the next heartbeat are
-        written as one event with their number ``n``, so that an attacker cannot fill the spool.
+        The first event of a ``key`` is written at once. Further events before the next heartbeat are written as one
+        event with their number ``n``, so that an attacker cannot fill the spool.
+
+        :param key: values that identify the kind of event. Only events with the same ``event`` and ``key`` are
+            combined.
+        :param target: object of the event, such as the client that was requested. Different targets are counted.
         """
         kind = event, key
         repeated = self._repeated.get(kind)
@@ -273,7 +278,7 @@ class Telemetry:
     # --- start and stop ---
 
     def start(self) -> None:
-        """Start writing: record the start event and seal files that killed processes left."""
+        """Record the start event, seal the files that killed processes left, and begin to write once a second."""
         now = self._reactor.seconds()
         self._beat_at = now
         self._cpu = time.process_time()
@@ -301,7 +306,7 @@ class Telemetry:
         self._receipts.flush(last=last)
 
     def write_heartbeat(self) -> None:
-        """Write a heartbeat now."""
+        """Record a heartbeat, the repeated events, and the events of :attr:`beats`."""
         for told in self.beats:
             call_isolated(told)
         repeated = list(self._repeated.items())

@@ -1,13 +1,13 @@
-"""Spool: files of events that are appended to, sealed, and recovered after a crash.
+"""Spool: directory of event files, which are appended to, sealed, and recovered after a crash.
 
-The open file is plain text, ``.<kind>-<boot>-<number>.open``, and locked by its process. Each write ends with a whole
-line, so a killed process loses only events that it had not written. Sealing compresses the file into
-``<kind>-<boot>-<number>.jsonl.gz``, which is complete on the disk before it gets that name. So a program that collects
-files by name never sees a part of a file. At the start, files that a killed process left are truncated after their last
-whole line and sealed.
+The open file is plain text, has the name ``.<kind>-<boot>-<number>.open``, and is locked by its process. Each write
+ends with a complete line, so a killed process loses only events that it had not written. Sealing compresses the file to
+``<kind>-<boot>-<number>.jsonl.gz``. The sealed file is complete on the disk before it gets this name, so a program that
+collects files by their names never reads a part of a file. When a process starts, the files of killed processes are
+truncated after their last complete line and sealed.
 
-All functions block and are called from one thread. The size of the directory is limited: the oldest
-sealed files are removed to make room.
+All functions block, and are called from one thread. The total size of the sealed files is limited: the oldest ones are
+removed to make room.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dmsg.telemetry.schema import SCHEMA_VERSION, SEGMENT_SUFFIX
 ROTATE_BYTES = 16 * 1024 * 1024
 """Size of the text in bytes at which a file is sealed."""
 ROTATE_SECONDS = 300.0
-"""Default age in seconds at which a file is sealed."""
+"""Default age in seconds at which an open file is sealed."""
 SPOOL_LIMIT = 1024 * 1024 * 1024
 """Default limit of all sealed files of a directory, in bytes."""
 COMPRESSION = 3
-"""Compression level of gzip: half the work of the usual 6 for 4 % more bytes."""
+"""Compression level of gzip. It takes half of the CPU time of the usual level 6, for files that are 4 % larger."""
 UNSEALED_LIMIT = 8
-"""Maximum number of unsealed files that wait for disk space; above it, the oldest are removed."""
+"""Maximum number of unsealed files that wait for disk space. If there are more, the oldest are removed."""
 OPEN_SUFFIX = ".open"
 
 
@@ -48,8 +48,8 @@ class Spool:
     """Files of one process in a directory.
 
     :param stem: beginning of the files' names.
-    :param family: beginning of the names of the files that may be removed to make room; other files are not touched.
-    :param ending: returns the last line, from the number of lines and their SHA-256 in hex.
+    :param ending: returns the last line of a file for the number of its lines and their SHA-256 in hex.
+    :param family: beginning of the names of files that may be removed to make room.
     :ivar removed: number of sealed files removed to make room.
     """
 
@@ -79,10 +79,11 @@ class Spool:
         self.removed = 0
 
     def write(self, lines: bytes, count: int, now: float) -> None:
-        """Append whole lines.
+        """Append complete lines.
 
-        :param now: seconds of a monotonic clock.
-        :raises OSError: the lines could not be written; none of them is kept.
+        :param count: number of the lines.
+        :param now: time of a monotonic clock, in seconds.
+        :raises OSError: the lines cannot be written. None of them is in the file then.
         """
         file = self._file
         if file is None:
@@ -118,7 +119,7 @@ class Spool:
     def seal(self) -> None:
         """Seal the open file, if there is one.
 
-        :raises OSError: there is no disk space; the next call tries again.
+        :raises OSError: there is no disk space. The next call tries again.
         """
         file = self._file
         if file is not None:
@@ -163,9 +164,9 @@ def _stats(paths: Iterable[Path]) -> Iterable[tuple[Path, os.stat_result]]:
 
 
 def compress(path: Path) -> Path:
-    """Compress an open file into its sealed file, and remove the open one.
+    """Compress an open file to its sealed file, and remove the open file.
 
-    :raises OSError: there is no disk space; the open file is still there.
+    :raises OSError: there is no disk space. The open file still exists.
     """
     sealed = path.with_name(path.name.removeprefix(".").removesuffix(OPEN_SUFFIX) + SEGMENT_SUFFIX)
     fresh = path.with_name(f".{sealed.name}.part")
@@ -173,8 +174,8 @@ def compress(path: Path) -> Path:
         with open(path, "rb") as source, open(fresh, "wb") as raw:
             with gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as target:
                 shutil.copyfileobj(source, target, 256 * 1024)
-            # The file is synced before the rename: after a power failure the final name must not stand for an empty
-            # file.
+            # The file is synced before it is renamed. Otherwise it could be empty under its final name after a power
+            # failure.
             raw.flush()
             os.fsync(raw.fileno())
         fresh.replace(sealed)
@@ -210,8 +211,8 @@ def recover(directory: Path) -> int:
                 found += 1
         except FileNotFoundError:
             continue  # The file is gone, because another process has recovered it.
-    # Partly compressed files of killed processes are removed.  Those of a process that still has an open file are not,
-    # because it may be compressing now.
+    # Incompletely compressed files of killed processes are removed. If a process has an open file, it may be
+    # compressing now, so its files are not removed.
     for path in directory.glob(f".*{SEGMENT_SUFFIX}.part"):
         boot = path.name.removeprefix(".").rpartition("-")[0]
         if not any(directory.glob(f".{boot}-*{OPEN_SUFFIX}")):
@@ -220,7 +221,8 @@ def recover(directory: Path) -> int:
 
 
 def _mend(file: IO[bytes]) -> bool:
-    """Truncate a file after its last whole line and append a segment_end; return False if no line is left."""
+    """Truncate a file after its last complete line, and append a ``segment_end`` event. Return False if no line is
+    left."""
     digest = hashlib.sha256()
     lines = size = 0
     last = b""

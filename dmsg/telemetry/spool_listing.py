@@ -1,8 +1,8 @@
-"""Listing of the sealed files below a local directory, and of its entries that cannot be read.
+"""Listing of the sealed files below a local directory, and of the files and directories that cannot be read.
 
-Links are followed. Files and directories that cannot be read are left out with a reason; a later listing finds them
-once they can be read. The names of files as URIs are those that Java gives them, because tables name files by these
-URIs.
+Symbolic links are followed. Files and directories that cannot be read are left out, with a reason. A later listing
+includes them when they can be read. URIs of files have the form that Java uses, because the tables of the pipeline name
+files by these URIs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from types import MappingProxyType
 from dmsg.errors import DmsgError
 
 QUIET_SECONDS = 3600
-"""Seconds without a change after which a directory may be skipped until it changes."""
+"""Seconds without a change after which a directory need not be listed again until it changes."""
 SHOWN = 100
-"""Maximum number of characters of a path in a message."""
+"""Maximum number of characters of a path to show in a message."""
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-!.~'()*:@&=+$,;/")
 """ASCII characters that Java does not quote in the path of a URI."""
 
@@ -40,7 +40,7 @@ class Reason(StrEnum):
 
 
 Left = Mapping[str, tuple[int, str]]
-"""Files and directories that were left out: their number and the first path, by reason."""
+"""Files and directories that were left out: for each reason their number and the first path."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ def list_sealed(
 ) -> Listing:
     """Return the sealed files below a directory.
 
-    As Spark does, leave out names that begin with a dot, and those that begin with ``_`` and have no ``=``. List each
-    directory once, even if several links lead to it: links may form a loop.
+    Like Spark, the listing leaves out names that begin with a dot, and names that begin with ``_`` and contain no
+    ``=``. Each directory is listed once, even if several links lead to it, because links may form a loop.
 
     :param patterns: glob patterns of the names of files.
-    :param known: :attr:`Listing.quiet` of an earlier listing with the same patterns; the files of these directories are
-        not listed if the directory has not changed.
-    :raises DmsgError: ``root`` is no directory that can be read.
+    :param known: :attr:`Listing.quiet` of an earlier listing with the same patterns. Directories in it that have not
+        changed are skipped, so their files are not in the result.
+    :raises DmsgError: ``root`` is not a readable directory.
     """
     found = Listing()
     wanted = list(patterns)
@@ -92,7 +92,7 @@ def list_sealed(
     if not _is_utf8(top):
         raise DmsgError(f"the files in {shorten_path(top)} cannot be read, because {Reason.NOT_UTF8}")
     seen: set[tuple[int, int]] = set()
-    # Real directories come first, so that a file is found by its real path if it has one in the spool.
+    # Directories are listed before links, so that a file that both lead to is listed under its real path.
     directories: list[str] = [top]
     links: list[str] = []
     while directories or links:
@@ -126,9 +126,10 @@ def list_sealed(
                 (links if entry.is_symlink() else directories).append(entry.path)
             elif kind is _Kind.FILE:
                 found.files.append(SealedFile(entry.path, entry.stat().st_size))
-        # A directory that contains only files, none of them left out, gets a new time when a file is added, so it need
-        # not be listed again before.  One that changed just now is listed again: it may change within the resolution of
-        # that time, or by another machine's clock.
+        # The time of a directory changes when a file is added. So a directory need not be listed again until then, if
+        # it contains only files, and none of them was left out. If the last change is recent, the directory is listed
+        # again, because another change may not alter the time: the time has a limited resolution, and may be set by
+        # another machine's clock.
         if plain and time.time() - status.st_mtime > QUIET_SECONDS:
             found.quiet[directory] = status.st_mtime_ns
     found.files.sort(key=lambda file: file.path)
@@ -142,7 +143,10 @@ class _Kind(Enum):
 
 
 class _Left(Exception):
-    """Exception: an entry of a directory is left out, for a reason."""
+    """Error: an entry of a directory is left out of the listing.
+
+    :ivar reason: why it is left out.
+    """
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -150,10 +154,11 @@ class _Left(Exception):
 
 
 def _kind_of(entry: os.DirEntry[str], *, fits: bool) -> _Kind:
-    """Return the kind of an entry of a directory, which decides what to do with it.
+    """Return whether an entry of a directory is a wanted file, a directory to list, or something else, which is
+    ignored.
 
     :param fits: whether the name is that of a wanted file.
-    :raises _Left: the entry cannot be read, although its name or its kind is wanted.
+    :raises _Left: the entry is a wanted file or a directory, but cannot be read.
     """
     if _is_hidden(entry.name):
         return _Kind.OTHER
@@ -162,7 +167,7 @@ def _kind_of(entry: os.DirEntry[str], *, fits: bool) -> _Kind:
     except OSError as error:
         reason = reason_of(error)
         if entry.is_symlink():
-            # A broken link is reported whatever its name is, because it may have led to a directory of files.
+            # A broken link of any name is reported, because it may have led to a directory.
             raise _Left(reason if reason is Reason.FORBIDDEN else Reason.DANGLING) from None
         if fits:
             raise _Left(reason) from None
@@ -186,7 +191,7 @@ def _may_read(path: str) -> bool:
 
 
 def reason_of(error: OSError) -> Reason:
-    """Return the reason that an error of the operating system stands for."""
+    """Return the reason that corresponds to an error of the operating system."""
     if isinstance(error, FileNotFoundError):
         return Reason.GONE
     return Reason.FORBIDDEN if isinstance(error, PermissionError) else Reason.UNREADABLE
@@ -205,7 +210,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def file_uri(path: str) -> str:
-    """Return the URI of an absolute path as Java writes it: ``file:/a%20b``."""
+    """Return the URI of an absolute path in the form that Java uses, such as ``file:/a%20b``."""
     return "file:" + "".join(_quoted(path))
 
 
@@ -218,7 +223,7 @@ def _quoted(path: str) -> Iterator[str]:
 
 
 def merge(listings: Iterable[Mapping[Reason, set[str]]]) -> Left:
-    """Merge the paths that several listings left out; a path that several of them left out is counted once."""
+    """Combine the paths that several listings left out. A path that occurs in several of them is counted once."""
     paths: dict[Reason, set[str]] = defaultdict(set)
     for left in listings:
         for reason, some in left.items():
@@ -227,7 +232,7 @@ def merge(listings: Iterable[Mapping[Reason, set[str]]]) -> Left:
 
 
 def shorten_path(path: str) -> str:
-    """Return a path as text for people, shortened from the left."""
+    """Return a path as text for people. A long path is shortened at its start."""
     text = os.fsencode(path).decode(errors="replace")
     return text if len(text) <= SHOWN else "..." + text[-SHOWN:]
 

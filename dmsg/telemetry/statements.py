@@ -1,9 +1,9 @@
-"""Statements: signed files in which an operator states how many bytes servers delivered on a day, as confirmed by both
-ends of the transports. No I/O.
+"""Statements: files signed by an operator that say how many bytes servers delivered on a day, according to the receipts
+of both ends of each transport. No I/O.
 
-The file is lines of canonical JSON (docs/pipeline/statement.md). All lines but the last are computed from the sealed
-files of receipts alone, so anybody who has these files can compute the same lines, byte for byte. The last line is the
-operator's signature of all bytes before it.
+A statement consists of lines of canonical JSON (docs/pipeline/statement.md). All lines except the last are computed
+only from the sealed files of receipts. Anybody who has these files can compute the same lines, byte for byte. The last
+line is the operator's signature of all bytes before it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _FIELDS: dict[str, dict[str, type]] = {
     "pair": {"bytes_ab": int, "bytes_ba": int, "initiator": str, "responder": str, "server": str, "transports": int},
     "signature": {"operator": str, "signature": str},
 }
-"""Fields of each kind of line, beside ``kind``."""
+"""Fields of each kind of line, apart from ``kind``, with their types."""
 Line = Mapping[str, Any]
 
 
 class StatementError(DmsgError):
-    """The file is not a valid statement; the text says why."""
+    """Error: the file is not a valid statement. Its text says why."""
 
 
 def body_of(credits: Credits) -> bytes:
-    """Return the bytes of all lines of a statement but the signature."""
+    """Return the bytes of all lines of a statement except the signature."""
     lines: list[Line] = [
         {
             "kind": "statement",
@@ -71,7 +71,7 @@ def body_of(credits: Credits) -> bytes:
 
 
 def sign_statement(body: bytes, key: SecKey) -> bytes:
-    """Return the whole file: the lines and the operator's signature."""
+    """Return the complete file: the lines and the operator's signature."""
     signature = key.sign(_CONTEXT + body).hex()
     return body + _encode_line({"kind": "signature", "operator": key.public.hex(), "signature": signature})
 
@@ -84,7 +84,7 @@ def _encode_line(line: Line) -> bytes:
 class Statement:
     """Statement whose signature is valid.
 
-    :ivar body: all bytes but those of the signature.
+    :ivar body: bytes of all lines except the signature.
     :ivar operator: key that signed the statement.
     :ivar first: first day whose receipts were considered.
     """
@@ -95,8 +95,9 @@ class Statement:
     first: date
 
     def lines(self, about: PubKey | None = None) -> Iterator[Line]:
-        """Yield the lines, or only those that name a key.
+        """Yield the lines except the signature.
 
+        :param about: public key; yield only the lines that contain it. None for all lines.
         :raises StatementError: a line is malformed.
         """
         wanted = b"" if about is None else about.hex().encode()
@@ -168,9 +169,10 @@ def read_statement(data: bytes) -> Statement:
 
 
 def _read_line(line: bytes, number: int) -> Line:
-    """Parse a line in its canonical form.
+    """Parse a line, which must have the canonical form.
 
-    :param number: number of the line for an error; 0 is the last one.
+    :param number: number of the line, for the text of an error; 0 for the last line.
+    :raises StatementError: the line is malformed.
     """
     place = f"line {number}" if number else "the last line"
     try:

@@ -1,8 +1,8 @@
-"""Counters of a transport for telemetry, and the interface through which its relay reports what happens to it. No I/O,
+"""Counters of a transport for telemetry, and the interface through which a relay reports events of transports. No I/O,
 no clock.
 
-A relay of any protocol family counts frames in each :class:`DirectionCounts`, with or without telemetry. An
-:class:`Observer`, if there is one, is called when a transport is requested, accepted, refused or closed.
+A relay of any protocol family counts frames in :class:`DirectionCounts`, with or without telemetry. With telemetry, the
+relay calls an :class:`Observer` when a transport is requested, accepted, refused or closed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from dmsg.telemetry.schema import BOUNDS, BUCKETS
 class DirectionCounts(Protocol):
     """Interface of the counters of one direction of a transport, which the relay maintains.
 
-    Calling the observer for every frame would be too slow. Telemetry increments the relay's ``tick`` once a second. The
-    relay calls :meth:`Observer.progress` for frames of a direction only while the direction's ``tick`` differs from its
-    own.
+    A call of the observer for every frame would be too slow. Therefore telemetry increments the relay's ``tick`` once a
+    second, and the relay calls :meth:`Observer.progress` only while the ``tick`` of the frame's direction differs from
+    the relay's ``tick``.
 
-    :ivar frames: number of frames that passed in this direction: data, and ACKs for data of the opposite direction.
+    :ivar frames: number of frames forwarded in this direction: data frames, and ACKs for data of the opposite
+        direction.
     :ivar acks: number of ACKs among these frames.
     :ivar wire: bytes of these frames, with their headers.
-    :ivar dropped: bytes of user data that were counted but never sent to the receiver.
+    :ivar dropped: bytes of user data that were counted as accepted, but never sent to the receiver.
     :ivar queued: bytes of this direction that the relay may not have sent to the receiver yet.
-    :ivar carried: record that telemetry keeps of the transport.
+    :ivar carried: telemetry's record of the transport; None without telemetry.
     :ivar tick: relay's tick in which frames of this direction were last reported; -1 to report the next frames at once.
-    :ivar seen: relay's tick in which frames last passed in this direction.
-    :ivar asked_at: time at which a data frame passed whose ACK is awaited, to measure the round trip; else None.
+    :ivar seen: relay's tick in which :meth:`Observer.progress` was last called for this direction.
+    :ivar asked_at: time at which a data frame was forwarded whose ACK is awaited to measure the round trip; None if no
+        ACK is awaited.
     """
 
     frames: int
@@ -61,7 +63,7 @@ class ClientAddress(Protocol):
 
 
 class Peer(Protocol):
-    """Interface of a relay's record of a client.
+    """Interface of the object in which a relay records a client.
 
     :ivar frames_in: number of frames received from the client.
     :ivar bytes_in: bytes of these frames.
@@ -82,7 +84,8 @@ class Peer(Protocol):
 class CountingRelay(Protocol):
     """Interface through which telemetry reads the counters of a relay.
 
-    :ivar tick: number that telemetry increments each second. The relay reports directions whose own ``tick`` differs.
+    :ivar tick: number that telemetry increments each second; see :class:`DirectionCounts`.
+    :ivar drops: number of drops by reason.
     :ivar route_count: number of directions of the open transports, two for each transport.
     """
 
@@ -105,44 +108,48 @@ class Observer(Protocol):
     def requested(
         self, source: Peer, forward: DirectionCounts, back: DirectionCounts, payload: bytes, target: bytes, secure: bool
     ) -> TransportRecord:
-        """Record a client's request for a transport that was forwarded.
+        """Record that a client's request for a transport was forwarded.
 
-        :param payload: payload of the request, which identifies the transport.
-        :param target: public key of the client that was asked for.
+        :param payload: payload of the request, which is part of the transport's id.
+        :param target: public key of the requested client.
         """
 
     def accepted(self, record: TransportRecord, payload: bytes) -> None:
-        """Record that the answer to a request was forwarded."""
+        """Record that the ACCEPT of a transport was forwarded.
+
+        :param payload: payload of the ACCEPT.
+        """
 
     def refused(self, source: Peer, target: bytes, reason: str) -> None:
         """Record a request that was refused instead of forwarded.
 
-        :param target: public key of the client that was asked for, or the part of it that arrived.
+        :param target: public key of the requested client, or the part of the key that arrived.
         """
 
     def ended(self, record: TransportRecord, reason: int, by: str) -> None:
         """Record the end of a transport.
 
-        :param by: src, dst or server.
+        :param by: party that ended it: ``src``, ``dst`` or ``server``.
         """
 
     def progress(self, record: TransportRecord, route: DirectionCounts, data: int, acks: int) -> None:
-        """Record ``data`` data frames and ``acks`` ACKs of a direction; called only if the direction's tick differs
-        from the relay's."""
+        """Record that ``data`` data frames and ``acks`` ACKs were forwarded in a direction. The relay calls this method
+        only if the direction's ``tick`` differs from the relay's."""
 
     def receipt(self, source: Peer, payload: bytes) -> bool:
-        """Record a client's receipt; return False if none was due or the receipt is invalid."""
+        """Record a client's receipt. Return False if the receipt is invalid, or was not due."""
 
 
 def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> None:
-    """Count the bytes queued for a disconnected peer as dropped, shared among the directions that lead to it.
+    """Count the bytes that were queued for a disconnected peer as dropped, in the directions that lead to this peer.
 
-    The sum is exact except for frame headers. The share of each of several directions is an estimate.
+    The sum over all directions is exact, except for frame headers. With several directions, the share of each is an
+    estimate.
 
     :param ways: directions that lead to the peer.
-    :param left: number of bytes that were not sent.
-    :param congested: whether the peer is congested. Only then does ``queued`` count the bytes of each direction;
-        otherwise each direction may have had all of the bytes.
+    :param left: number of queued bytes that were not sent.
+    :param congested: whether the peer was congested. Only then does ``queued`` count the bytes of each direction.
+        Otherwise any direction may have had all of the bytes.
     """
     parts = [min(way.wire, way.queued if congested else left) for way in ways]
     total = sum(parts)
@@ -154,13 +161,16 @@ def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> N
 
 @dataclass(slots=True, eq=False)
 class TransportRecord:
-    """Record of a transport, from the relay's reports.
+    """Telemetry's record of a transport.
 
-    :ivar forward: direction from the client that asked.
-    :ivar back: direction to that client.
+    :ivar forward: direction from the initiator to the responder.
+    :ivar back: direction from the responder to the initiator.
+    :ivar request: payload of the REQUEST; None once the transport is accepted.
     :ivar opened: time of the REQUEST, in seconds.
-    :ivar accepted: time of the ACCEPT, or None.
-    :ivar rtt: numbers of samples in the buckets of :data:`~dmsg.telemetry.schema.BOUNDS`, or None without samples.
+    :ivar identity: id of the transport; None before it is accepted.
+    :ivar accepted: time of the ACCEPT, in seconds; None before it.
+    :ivar rtt: number of round-trip samples in each bucket of :data:`~dmsg.telemetry.schema.BOUNDS`; None without
+        samples.
     """
 
     forward: DirectionCounts
@@ -174,23 +184,24 @@ class TransportRecord:
     accepted: float | None = None
     rtt: list[int] | None = None
     reported: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
-    """Counts that the last event reported: data, frames and ACKs, in both directions."""
+    """The result of :meth:`counts` at the transport's last event."""
 
     def accept(self, payload: bytes, now: float) -> None:
-        """Record the ACCEPT."""
+        """Record the first ACCEPT, and compute the transport's id. A repeated ACCEPT is ignored."""
         if self.request is not None:
             self.identity = transport_identity(self.request, payload)
             self.request = None
             self.accepted = now
 
     def sample(self, seconds: float) -> None:
-        """Add a sample: the seconds from a FWD to its ACK."""
+        """Add a sample of the round trip: the seconds from a FWD to its ACK."""
         if self.rtt is None:
             self.rtt = [0] * BUCKETS
         self.rtt[bisect_left(BOUNDS, seconds)] += 1
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
-        """Return the numbers of bytes of user data, FWD frames and ACKs since the start, each for both directions."""
+        """Return the bytes of user data, the number of FWD frames, and the number of ACKs for these frames since the
+        start, each for both directions."""
         there, back = self.forward, self.back
         return (
             there.user_data(self.secure),

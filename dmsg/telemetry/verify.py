@@ -1,11 +1,11 @@
 """Verification of receipts, before the pipeline counts them.
 
-Verification does not need Spark: one receipt takes 41 us of elliptic curve arithmetic, which processes on all cores
-share, and keys and secrets need not be sent to the cluster.
+Verification does not use Spark. One receipt takes 41 us of elliptic curve arithmetic, several processes on this machine
+are fast enough, and keys and secrets need not be sent to a cluster.
 
-Each sealed file of receipts becomes a file of checked ones, with the same lines in the same order. A rejected receipt
-stays in its line, with the reason. The new file is named by the digest of the old one, so that a file delivered twice
-is checked and counted once.
+For each sealed file of receipts there is a new file of checked receipts, with a line for each line, in the same order.
+The line of a rejected receipt states the reason. The name of the new file is the digest of the sealed file, so that a
+file that is delivered twice is checked and counted once.
 """
 
 from __future__ import annotations
@@ -38,18 +38,23 @@ _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
 _NOT_READ = b"not read: "
 REPEATED = "the receipt was handed in before"
 SHOWN = 200
-"""Bytes of an unreadable line that are kept."""
+"""Maximum number of bytes of an unreadable line to copy."""
 FILE_LIMIT = 512 * 1024 * 1024
 """Maximum number of bytes of text read from one file of receipts."""
 SMALL_BYTES = 2 * 1024 * 1024
-"""Bytes of unchecked files up to which one process is faster than starting several."""
+"""Size in bytes of the unchecked files below which one process is faster than several, which have to be started."""
 AHEAD = 4
-"""Number of files for each process that may be verified ahead of the one whose result is needed next."""
+"""Number of files per process that may be submitted before the result of the first of them is taken."""
 
 
 @dataclass
 class Verification:
-    """Result of a verification: numbers of files and receipts."""
+    """Result of a verification.
+
+    :ivar files: number of files that were checked.
+    :ivar believed: number of accepted receipts.
+    :ivar refused: number of rejected receipts.
+    """
 
     files: int = 0
     believed: int = 0
@@ -63,13 +68,13 @@ class Verification:
 def check_line(
     line: bytes, names: Pseudonyms, is_new: Callable[[bytes, bytes], bool] = lambda transport, signer: True
 ) -> tuple[bytes, bool | None, str]:
-    """Turn a line of a spool into a line for the pipeline.
+    """Convert a line of a spool to a line for the pipeline.
 
-    Every line is parsed and written anew: otherwise a line that two programs read differently could be an event for one
-    of them.
+    Every line is parsed and encoded again. An unchanged copy of a line that programs read differently could contain an
+    event for one of them.
 
-    :param is_new: whether no receipt of this transport and signer was accepted before.
-    :returns: the line, whether its receipt is accepted (None if the line has none), and why not.
+    :param is_new: returns whether no receipt of this transport and signer was accepted before.
+    :returns: the new line; whether its receipt is accepted (None if the line has no receipt); and why it is rejected.
     """
     try:
         row = json.loads(line)
@@ -107,15 +112,15 @@ def _encode_row(row: Mapping[str, object]) -> bytes:
 
 
 def _quarantine_line(line: bytes) -> bytes:
-    """Return a line that the pipeline keeps in quarantine."""
+    """Return a line with the start of ``line`` that is not JSON, so that the pipeline puts it into quarantine."""
     return _NOT_READ + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
 
 
 def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int | None = None) -> Verification:
     """Check the receipts of all files that were not checked before.
 
-    :param spool: directory of the files, read recursively.
-    :param target: directory to which a checked file is written for each file.
+    :param spool: directory of the files. Its subdirectories are read, too.
+    :param target: directory for the new files of checked receipts.
     :param processes: number of processes that verify signatures; by default one for each core.
     :raises OSError: a file cannot be written.
     :raises DmsgError: the database of accepted receipts cannot be used.
@@ -143,7 +148,7 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int
 
 
 def _known_digest(path: str, receipts_seen: ReceiptsSeen) -> str | None:
-    """Return the digest of a file that was checked before, or None."""
+    """Return the digest of a file that was checked before; None if it was not, or has changed."""
     try:
         return receipts_seen.digest_of(path, os.stat(path))
     except OSError:
@@ -156,7 +161,7 @@ def _checked_path(target: Path, digest: str) -> Path:
 
 @dataclass(frozen=True)
 class _Unread:
-    """Exception: a file cannot be read."""
+    """File that cannot be read, and the reason."""
 
     path: str
     reason: Reason
@@ -164,9 +169,9 @@ class _Unread:
 
 @dataclass(frozen=True)
 class _CheckedFile:
-    """File whose signatures were verified; whether its receipts came before is not known yet.
+    """File whose signatures were verified. Whether its receipts occurred in other files before is not known yet.
 
-    :ivar fresh: the checked file; None if a file with the same content was checked before.
+    :ivar fresh: temporary file with the checked receipts; None if a file with the same content was checked before.
     :ivar receipts: ids of the receipts that are valid, in order.
     :ivar reasons: number of rejected receipts by reason.
     """
@@ -187,12 +192,12 @@ def _in_this_process(paths: list[str], check: _Check, processes: int) -> Iterato
 
 
 def _by_processes(paths: list[str], check: _Check, processes: int) -> Iterator[_CheckedFile | _Unread]:
-    """Check files by several processes, and return the results in the order of the paths."""
-    # A fork server starts the processes, because this process may have threads (those of Spark), which a plain fork
-    # would not survive.
+    """Check files in several processes, and yield the results in the order of the paths."""
+    # A fork server starts the processes. This process may have threads, such as Spark's, with which a plain fork is
+    # unsafe.
     context = multiprocessing.get_context("forkserver")
     waiting: deque[Future[_CheckedFile | _Unread]] = deque()
-    # The processes ignore Ctrl-C, which ends this process; it then stops them.
+    # The processes ignore Ctrl-C, because this process handles it and then stops them.
     ignore = (signal.SIGINT, signal.SIG_IGN)
     try:
         with ProcessPoolExecutor(processes, context, signal.signal, ignore) as pool:
@@ -209,7 +214,8 @@ def _by_processes(paths: list[str], check: _Check, processes: int) -> Iterator[_
 
 
 def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _Unread:
-    """Verify the signatures of a file, unless a file with the same content was checked before."""
+    """Verify the signatures of a file, and write a temporary file with the checked receipts. If a file with the same
+    content was checked before, do nothing."""
     receipts, reasons = array("q"), Counter[str]()
 
     def add(transport: bytes, signer: bytes) -> bool:
@@ -217,7 +223,7 @@ def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _U
         return True
 
     try:
-        # The file is opened only once, because it may be removed at any time to make room for a newer one.
+        # The file is opened only once, because the spool may remove it at any time to make room for a newer file.
         source = open(path, "rb")
     except OSError as error:
         return _Unread(path, reason_of(error))
@@ -242,7 +248,8 @@ def _check_file(target: Path, names: Pseudonyms, path: str) -> _CheckedFile | _U
 
 
 def _accept(checked_file: _CheckedFile, target: Path, receipts_seen: ReceiptsSeen, verification: Verification) -> None:
-    """Reject the receipts of a checked file that came in another file before, and give the file its final name."""
+    """Reject those receipts of a checked file that occurred in another file before, and rename the file to its final
+    name."""
     checked = _checked_path(target, checked_file.digest)
     receipts_seen.begin()
     if checked_file.fresh is not None and not checked.exists():
@@ -266,7 +273,10 @@ def _accept(checked_file: _CheckedFile, target: Path, receipts_seen: ReceiptsSee
 
 
 def _reject_repeated(fresh: Path, new: list[bool]) -> None:
-    """Write a checked file anew, without the receipts that came in another file before."""
+    """Rewrite a checked file, in which receipts that occurred in another file before are now rejected.
+
+    :param new: whether each valid receipt is new, in order.
+    """
     again = fresh.with_name(f"{fresh.name}.new")
     valid = iter(new)
     with gzip.open(fresh, "rb") as source, gzip.open(again, "wb", 3) as file:

@@ -1,8 +1,9 @@
-"""Vouchers: signatures with which a server allows a sender to deliver its events to collectors. No reactor.
+"""Vouchers: signatures by which a server allows a sender to deliver the server's events to collectors. No reactor.
 
-Events name their own producer. If the producer is a public key, a collector accepts its events only from a sender that
-the key has signed for. Otherwise any sender on the collector's list could send events in the name of any server.  The
-server writes the voucher beside its events, for the sender's key in the same directory.
+Each event names its producer. If the producer is a public key, a collector accepts its events only from a sender for
+which this key has signed a voucher. Otherwise any sender on the collector's list could send events in the name of any
+server. The server writes its voucher to the directory of its events. The voucher is for the sender's key in the same
+directory.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _SUFFIX = ".voucher"
 
 
 def statement(producer: PubKey, sender: PubKey) -> bytes:
-    """Return the text that a producer signs: JSON without white space, with both keys in hex."""
+    """Return the bytes that a producer signs in a voucher: JSON without white space, with both keys in hex."""
     return f'{{"act":"bring events","producer":"{producer}","sender":"{sender}"}}'.encode()
 
 
 def is_vouched(producer: PubKey, sender: PubKey, voucher: str) -> bool:
-    """Whether ``voucher``, 130 hexadecimal characters, is the producer's signature for the sender."""
+    """Whether ``voucher``, in 130 hex digits, is the producer's signature for the sender."""
     try:
         producer.verify(statement(producer, sender), Signature.from_hex(voucher))
     except (KeyFormatError, SignatureError):
@@ -36,7 +37,7 @@ def is_vouched(producer: PubKey, sender: PubKey, voucher: str) -> bool:
 
 
 def write_voucher(directory: Path, key: SecKey) -> None:
-    """Write a voucher for the sender's key of a directory; the key is created if it is absent.
+    """Write a voucher for the sender's key of a directory. If this key does not exist, it is created.
 
     :param key: the server's secret key.
     :raises DmsgError: the sender's key cannot be read or made.
@@ -54,9 +55,9 @@ def write_voucher(directory: Path, key: SecKey) -> None:
 
 
 def voucher_for(file: Path) -> str:
-    """Return the voucher stored beside a file for the events in it; empty if there is none."""
+    """Return the voucher for the events of a file from the file's directory; an empty text if there is none."""
     try:
-        # Only the first line is read, because a collector accepts only files with a single producer.
+        # Only the first line is read for the producer, because a collector accepts only files with a single producer.
         line = next(read_lines(file, MAX_LINE), b"")
         producer = PubKey.from_hex(json.loads(line)["producer"])
         voucher = (file.parent / f"{producer}{_SUFFIX}").read_text()
