@@ -41,9 +41,9 @@ from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 
 DEFAULT_TIMEOUT = 30.0
-"""Seconds that a call waits for its answer unless the caller says otherwise."""
+"""Default seconds that a call waits for its answer."""
 MAX_CALLS = 10_000
-"""Maximum number of calls of one client that may wait for an answer; one more fails at once."""
+"""Maximum number of a client's calls that are waiting for an answer. A further call fails at once."""
 
 _log = Logger()
 
@@ -52,7 +52,7 @@ _log = Logger()
 class Reply:
     """Answer to a call.
 
-    :ivar source: session that answered. Its signature was verified, and it belongs to the twin that was called.
+    :ivar source: session that answered. Its signature was verified, and its twin is the one that was called.
     """
 
     source: Session
@@ -73,14 +73,15 @@ class CallOptions(TypedDict, total=False):
 class RmbClient(Service):
     """Client of the message bus: one session of a twin.
 
-    :param secret: words, or ``0x`` and 64 digits. With ``//junctions`` messages are signed, but not encrypted.
-    :param registry: a registry as ``--registry`` names it, or a TwinRegistry.
+    :param secret: words, or ``0x`` and 64 digits. If the secret has ``//junctions``, messages are signed but not
+        encrypted.
+    :param registry: description of a registry, as the option ``--registry`` takes it, or a TwinRegistry.
     :param relays: URLs of relays, ``ws://`` or ``wss://``; at most 4.
-    :param session: name of the session, so that several programs of a twin can be connected. None is the twin's
-        unnamed session, which receives the calls of others.
+    :param session: name of the session. With different names, several programs of a twin can be connected at once. None
+        is the twin's unnamed session, which receives the calls of other twins.
     :param update: whether to register the relays and the encryption key of this twin.
-    :param strict: whether to register that every program of this twin also makes the strict signature, which separates
-        the fields; None leaves the entry as it is.
+    :param strict: whether to register that every program of this twin also makes the strict signature, which covers
+        each field separately. None leaves this mark in the registry as it is.
     """
 
     name = "rmb-client"
@@ -100,7 +101,7 @@ class RmbClient(Service):
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
-        """:raises IdentityError: ``secret`` is neither words nor a seed of a key, or ``key_type`` is unknown."""
+        """:raises IdentityError: ``secret`` is neither words nor a seed, or ``key_type`` is unknown."""
         self._reactor = reactor
         profile = Profile(
             identity=Identity(secret, key_type),
@@ -161,7 +162,7 @@ class RmbClient(Service):
         if not failure.check(CancelledError) and not self.ready.called:
             self._could_not = failure
             self.ready.errback(failure)
-            self.ready.addErrback(lambda _: None)  # when_online reports the failure.
+            self.ready.addErrback(lambda _: None)  # The error is reported by when_online.
 
     async def _start(self) -> None:
         await self._bus.open()
@@ -222,14 +223,14 @@ class RmbClient(Service):
     ) -> Reply:
         """Call a command of a twin and return the answer.
 
-        :param timeout: seconds to wait for the answer. The message expires then, or after 1800 seconds if that is
-            sooner.
-        :param keep: whether the relay stores the message while the twin is not connected; otherwise the call fails at
-            once.
+        :param timeout: seconds to wait for the answer. The message expires after this time, or after 1800 seconds if
+            that is sooner.
+        :param keep: whether the relay stores the message while the twin is not connected. Otherwise the call then fails
+            at once.
         :raises TwinOffline: the twin is not connected.
-        :raises RemoteError: the answer is an error, of the twin or of a relay.
-        :raises CallTimeout: no answer came in time.
-        :raises RmbError: the twin is unknown, or too many calls wait for an answer.
+        :raises RemoteError: the twin or a relay answered with an error.
+        :raises CallTimeout: no answer arrived in time.
+        :raises RmbError: the twin is unknown, or too many calls are waiting for an answer.
         """
         if not 0 < timeout < 1e9:
             raise RmbError(f"timeout is {timeout}: it must be above 0 and below 1e9 seconds")
@@ -239,8 +240,8 @@ class RmbClient(Service):
             raise RmbError(f"{MAX_CALLS} calls already wait for an answer, the limit")
         receiver = await self.registry.get(twin)
         now = self._now()
-        # The timestamp is rounded down to whole seconds, so the part of the current second that has passed is added to
-        # the lifetime.
+        # The timestamp is rounded down to whole seconds. So the elapsed fraction of the current second is added to the
+        # lifetime.
         life = max(1, min(math.ceil(now % 1 + timeout), SENT_EXPIRATION))
         envelope = Envelope(uid=str(uuid4()), expiration=life)
         envelope.request.command = command
@@ -268,7 +269,7 @@ class RmbClient(Service):
     async def call_all(
         self, twins: Iterable[int], command: str, payload: bytes = b"", **options: Unpack[CallOptions]
     ) -> dict[int, Reply | Exception]:
-        """Call several twins at once; return the answer of each twin, or the exception of that call."""
+        """Call several twins at once. Return, for each twin, its answer or the exception of its call."""
         numbers = list(dict.fromkeys(twins))
 
         async def call(number: int) -> Reply | Exception:
@@ -302,10 +303,10 @@ class RmbClient(Service):
     # --- incoming requests ---
 
     def serve(self, command: str, handler: Handler) -> None:
-        """Answer a command with the value that ``handler`` returns, at once or later.
+        """Answer requests of a command with the value that ``handler`` returns, directly or by a Deferred or coroutine.
 
-        An exception of the handler is answered as an error with code 255; :class:`~dmsg.rmb.HandlerError` has a code
-        of its own. ``module.*`` stands for every command of a module.
+        If the handler raises an exception, the answer is an error with code 255, or with the code of a
+        :class:`~dmsg.rmb.HandlerError`. The command ``module.*`` stands for every command of a module.
         """
         self._handlers.add(command, handler)
 
@@ -318,8 +319,7 @@ class RmbClient(Service):
             await self._handlers.answer_error(request, code, str(rejection))
 
     async def _deliver(self, received: ReceivedMessage) -> None:
-        """Pass a received message to its handler or pending call; return without waiting until the message is
-        processed."""
+        """Pass a received message to its handler or pending call, without waiting until the message is processed."""
         if received.kind == "request":
             self._handlers.requested(received)
         elif received.kind in ("response", "error", "pong"):
@@ -330,7 +330,7 @@ class RmbClient(Service):
     def _on_answer(self, received: ReceivedMessage) -> None:
         envelope = received.envelope
         called = self._calls.get(envelope.uid)
-        # Anyone may sign a message with this uid, so an answer counts only if it comes from the twin that was called.
+        # Any twin can sign a message with this uid. So an answer counts only if it comes from the twin that was called.
         if called is None or called[1].called or (not received.by_relay and received.source.twin != called[0]):
             self.drops[Drop.UNKNOWN_REPLY] += 1
             return
@@ -338,7 +338,7 @@ class RmbClient(Service):
         if received.kind == "error":
             text, code = envelope.error.message, envelope.error.code
             if received.by_relay and text == EXPIRED:
-                # If both clocks were right, the call would have timed out here before its message expired at the relay.
+                # If both clocks were right, the call would time out here before its message expires at the relay.
                 why = "its clock or this one's is wrong: compare them"
                 waiting.errback(CallTimeout(f"twin {called[0]} did not answer: the {text}, a relay says; {why}"))
                 return

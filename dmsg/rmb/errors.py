@@ -1,4 +1,4 @@
-"""Exceptions of the message bus, and the reasons for which messages, sessions and requests are dropped."""
+"""Exceptions of the message bus, and the reasons for refusing or dropping messages, sessions and requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dmsg.errors import DmsgError, NobodyThere
 
 
 class Drop(Enum):
-    """Why a message, a session or a request was refused or dropped; each value is a metric label."""
+    """Reasons for which a message, a session or a request was refused or dropped. Each value is a label in the
+    metrics."""
 
     # Reasons to refuse or end a session.
     NO_TOKEN = "no_token"  # noqa: S105  # not a password
@@ -63,23 +64,23 @@ class RmbError(DmsgError):
 
 
 class EnvelopeError(RmbError, ValueError):
-    """Bytes are no envelope, or an envelope lacks a required field."""
+    """The bytes are not an envelope, or an envelope lacks a required field."""
 
 
 class IdentityError(RmbError, ValueError):
-    """Words, a seed or an address are malformed."""
+    """The words, seed or address is malformed."""
 
 
 class SignatureInvalid(RmbError):
-    """A signature is missing, malformed, or made with another key."""
+    """The signature is missing, malformed, or made with another key."""
 
 
 class TokenError(RmbError, ValueError):
-    """A relay refuses a token; the text is the relay's answer."""
+    """A relay refused a token; the text is the relay's answer."""
 
 
 class CipherError(RmbError):
-    """A payload cannot be encrypted or decrypted."""
+    """The payload cannot be encrypted or decrypted."""
 
 
 class TwinNotFound(RmbError, NobodyThere, LookupError):
@@ -95,22 +96,22 @@ class RegistryRefused(RmbError, ValueError):
 
 
 class RegistryConflict(RegistryRefused):
-    """A statement about a twin does not fit the registry's entry: it names another id, or its counter is not higher."""
+    """The statement about a twin does not fit the registry's entry: it has another id, or its counter is not higher."""
 
 
 class NotTheOwner(RegistryRefused):
-    """A statement about a twin is not signed by the owner of its account."""
+    """The statement about a twin is not signed by the owner of the twin's account."""
 
 
 class QueueUnavailable(RmbError):
-    """The queue of a relay cannot be read or written at present."""
+    """The queue of a relay cannot be read or written now."""
 
 
 class RemoteError(RmbError):
     """The answer to a call is an error.
 
-    :ivar code: the ``Error.code`` of the answer; errors of relays have 0.
-    :ivar by_relay: whether a relay made the error; such an error is not signed.
+    :ivar code: ``Error.code`` of the answer; errors of relays have the code 0.
+    :ivar by_relay: whether a relay made the error. Such an error is not signed.
     """
 
     def __init__(self, code: int, text: str, *, by_relay: bool = False) -> None:
@@ -120,8 +121,8 @@ class RemoteError(RmbError):
 
 
 class TwinOffline(RemoteError, NobodyThere):
-    """The destination is not connected, and the sender asked the relay not to store the message."""
+    """The destination is not connected, and the sender asked relays not to store the message."""
 
 
 class CallTimeout(RmbError, TimeoutError):
-    """No answer came before the deadline."""
+    """No answer arrived before the deadline."""

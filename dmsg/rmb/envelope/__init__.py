@@ -1,1 +1,1 @@
-"""Messages of the bus: their bytes, signatures and encryption."""
+"""Messages of the bus: their encoding, signatures and encryption."""

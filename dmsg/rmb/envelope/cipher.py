@@ -1,11 +1,11 @@
 """End-to-end encryption between twins: secp256k1, SHA-256, AES-256-GCM.
 
-RMB's own form (``cipher``) uses one key for both directions between two twins, and authenticates no additional data.
-Twins whose registry entry says ``strict`` use the form ``bound``. That form has a key for each direction, and
-authenticates the rest of the envelope as additional data.
+The payload format of the reference (``cipher``) uses one key for both directions between two twins, and authenticates
+no additional data. So a ciphertext in this format still decrypts if it is sent back to its sender, or moved to another
+envelope between the same twins. Only the signature of the envelope protects against that.
 
-A ciphertext of the form ``cipher`` can therefore be sent back to its sender, or moved to another envelope of the same
-pair, and still decrypts. Only the signature of the envelope protects against that.
+Twins whose registry entry says ``strict`` use the format ``bound``. It has a separate key for each direction, and
+authenticates the rest of the envelope as additional data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dmsg.rmb.twins.identity import hex_seed, mini_secret
 NONCE_SIZE = 12
 TAG_SIZE = 16
 MAX_KEYS = 1000
-"""Maximum number of shared keys in the cache; computing one costs a point multiplication of 60 µs."""
+"""Maximum number of shared keys in the cache. Computing a shared key takes a point multiplication of 60 µs."""
 BOUND_LABEL = b"dmsg-rmb-bound-1"
 
 
@@ -43,10 +43,11 @@ class Encryption:
         self._shared: dict[bytes, bytes] = {}
 
     def shared_key(self, pk: bytes) -> bytes:
-        """Return the key shared with ``pk``: 32 bytes, SHA-256 of the product point's X coordinate (32 bytes, big
-        endian).
+        """Return the key shared with the public key ``pk``, 32 bytes.
 
-        :raises CipherError: ``pk`` is no point of secp256k1.
+        The key is the SHA-256 of the X coordinate, as 32 bytes big endian, of the elliptic-curve Diffie-Hellman point.
+
+        :raises CipherError: ``pk`` is not a point of secp256k1.
         """
         shared = self._shared.get(pk)
         if shared is None:
@@ -61,17 +62,18 @@ class Encryption:
         return shared
 
     def encrypt(self, data: bytes, pk: bytes, nonce: bytes | None = None) -> bytes:
-        """Encrypt ``data`` for the twin with ``pk``: 12 bytes of nonce, the ciphertext, 16 bytes of tag.
+        """Encrypt ``data`` for the twin with the public key ``pk``.
 
-        :raises CipherError: ``pk`` is no point of secp256k1.
+        :returns: 12 bytes of nonce, the ciphertext, and 16 bytes of tag.
+        :raises CipherError: ``pk`` is not a point of secp256k1.
         """
         nonce = os.urandom(NONCE_SIZE) if nonce is None else nonce
         return nonce + AESGCM(self.shared_key(pk)).encrypt(nonce, data, None)
 
     def decrypt(self, data: bytes, pk: bytes) -> bytes:
-        """Return the plaintext of data that the twin with ``pk`` encrypted for this twin.
+        """Decrypt data that the twin with the public key ``pk`` encrypted for this twin.
 
-        :raises CipherError: another twin encrypted the data, or they were changed.
+        :raises CipherError: another twin encrypted the data, or the data were changed.
         """
         return _open(self.shared_key(pk), data, None)
 
@@ -80,7 +82,8 @@ class Encryption:
         return hashlib.sha256(BOUND_LABEL + self.shared_key(other) + sender + receiver).digest()
 
     def encrypt_bound(self, data: bytes, pk: bytes, frame: bytes) -> bytes:
-        """Encrypt like :meth:`encrypt`, with a key for this direction only and ``frame`` as additional data."""
+        """Encrypt like :meth:`encrypt`, but with a key for this direction only, and with ``frame`` as additional
+        data."""
         nonce = os.urandom(NONCE_SIZE)
         return nonce + AESGCM(self._bound_key(self.pk, pk)).encrypt(nonce, data, frame)
 

@@ -1,4 +1,5 @@
-"""Error texts with which relays refuse messages.  The wording is that of the reference, because clients match on it."""
+"""Texts of the errors with which relays refuse messages.  The wording is that of the reference, because clients compare
+these texts."""
 
 from __future__ import annotations
 

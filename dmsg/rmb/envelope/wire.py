@@ -1,12 +1,12 @@
-"""Encoding of envelopes: their bytes, their signed bytes, their times. Protobuf, without I/O and clock.
+"""Encoding of envelopes in Protobuf, the bytes that their signatures cover, and their expiry. No I/O, no clock.
 
-The functions convert between bytes and envelopes, and compute which bytes a signature covers and when a message
-expires. They check the form only; :mod:`dmsg.rmb.session.seal` decides whether a message is accepted. The format is the
-reference's (docs/rmb/protocol.md).
+This module checks only the form of an envelope; :mod:`dmsg.rmb.session.seal` decides whether a message is accepted. The
+format is that of the reference (docs/rmb/protocol.md).
 
-The field ``signature`` signs the MD5 of the fields, joined without delimiters ("challenge").  So anyone who carries a
-message can move characters from one field to the next, and the signature stays valid. Peers of this package therefore
-add a second signature over all fields with their lengths, the *strict* signature: :func:`strict_challenge`.
+The field ``signature`` signs the MD5 of the fields, joined without delimiters (the "challenge").  So anyone who
+transports a message can move characters from the end of one field to the next, and the signature stays valid. Peers of
+this package therefore add a second signature over all fields with their lengths, the *strict* signature:
+:func:`strict_challenge`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dmsg.rmb.twins.address import Session
 # --- constants of the protocol ---
 
 FAIL_FAST = "fail-fast"
-"""Tag that tells relays not to store this message for a destination that is not connected."""
+"""Tag that tells relays not to store this message if its destination is not connected."""
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Maximum bytes of an envelope; the reference has the same limit for a frame."""
+"""Maximum size of an envelope in bytes. The reference has the same limit for a websocket frame."""
 MAX_UID = 256
-"""Maximum characters of a uid."""
+"""Maximum length of a uid in characters."""
 DEFAULT_EXPIRATION = 300
-"""Lifetime in seconds of a message that is sent with expiration 0."""
+"""Lifetime in seconds of a relay's error messages, and of messages that are sent with expiration 0."""
 SENT_EXPIRATION = 1800
-"""Maximum lifetime in seconds that clients and peers give to a message that they send."""
+"""Maximum lifetime in seconds of a message that clients and peers send."""
 PONG = b"hello world"
 JSON = "application/json"
 """Value of the field ``schema`` for payloads in JSON."""
@@ -39,20 +39,21 @@ JSON = "application/json"
 # --- limits of this package ---
 
 MAX_EXPIRATION = 3600
-"""Maximum lifetime in seconds that a receiver accepts; the reference implementation sends at most 1800."""
+"""Maximum lifetime in seconds of a message that a receiver accepts. The reference sends at most 1800 seconds."""
 MAX_SKEW = 300
-"""Seconds by which a sender's clock may be ahead of the receiver's."""
+"""Maximum seconds by which a sender's clock may be ahead of the receiver's clock."""
 
 STRICT_LABEL = b"dmsg-rmb-envelope-1\0"
 _ABSENT = b"\xff\xff\xff\xff"
 _make = tuple.__new__
-"""Constructor of a Session that takes half the time of the class; relays make two sessions for each message."""
+"""Faster constructor of a Session. It takes half the time of the class, and relays make two sessions for each
+message."""
 
 
 def decode(data: bytes) -> Envelope:
     """Decode an envelope.
 
-    :raises EnvelopeError: ``data`` is no envelope.
+    :raises EnvelopeError: ``data`` is not an envelope.
     """
     envelope = Envelope()
     try:
@@ -63,13 +64,13 @@ def decode(data: bytes) -> Envelope:
 
 
 def source_of(envelope: Envelope) -> Session:
-    """Return the source of an envelope; (0, None) when it has none."""
+    """Return the source of an envelope; (0, None) if it has none."""
     source = envelope.source
     return _make(Session, (source.twin, source.connection if source.HasField("connection") else None))
 
 
 def destination_of(envelope: Envelope) -> Session:
-    """Return the destination of an envelope; (0, None) when it has none."""
+    """Return the destination of an envelope; (0, None) if it has none."""
     destination = envelope.destination
     return _make(Session, (destination.twin, destination.connection if destination.HasField("connection") else None))
 
@@ -84,30 +85,31 @@ def set_address(address: Address, session: Session) -> None:
 
 
 def kind_of(envelope: Envelope) -> str:
-    """Return the kind: ``request``, ``response``, ``error``, ``ping``, ``pong``, or the empty text."""
+    """Return the kind of a message: ``request``, ``response``, ``error``, ``ping``, ``pong``, or an empty text."""
     return envelope.WhichOneof("message") or ""
 
 
 def payload_of(envelope: Envelope) -> bytes:
-    """Return the payload as it was sent, plain or encrypted; empty when there is none."""
+    """Return the payload as it was sent, plain or encrypted; empty if there is none."""
     which = envelope.WhichOneof("payload")
     payload: bytes = getattr(envelope, which) if which else b""
     return payload
 
 
 def has_tag(tags: str, tag: str) -> bool:
-    """Whether ``tag`` is among ``tags``, which are separated by commas and white space."""
+    """Whether ``tag`` is one of ``tags``, which are separated by commas and white space."""
     return tag in tags and tag in tags.replace(",", " ").split()
 
 
 class Tagged(Protocol):
-    """Interface of objects that have the tags of an envelope: the envelope itself, or its parsed header."""
+    """Interface of objects with the tags of an envelope: the envelope itself, or its parsed header."""
 
     tags: str
 
 
 def wants_fail_fast(envelope: Tagged) -> bool:
-    """Whether relays must not store the message for a destination that is not connected."""
+    """Whether the message has the tag :data:`FAIL_FAST`: relays must not store it if its destination is not
+    connected."""
     return bool(envelope.tags) and has_tag(envelope.tags, FAIL_FAST)
 
 
@@ -115,10 +117,10 @@ def wants_fail_fast(envelope: Tagged) -> bool:
 
 
 class Timed(Protocol):
-    """Interface of objects that have the times of an envelope: the envelope itself, or its parsed header.
+    """Interface of objects with the times of an envelope: the envelope itself, or its parsed header.
 
     :ivar timestamp: seconds since 1970.
-    :ivar expiration: lifetime in seconds, from the timestamp on.
+    :ivar expiration: lifetime in seconds after the timestamp.
     """
 
     timestamp: int
@@ -126,30 +128,33 @@ class Timed(Protocol):
 
 
 def stamp(envelope: Envelope, now: int) -> None:
-    """Set the timestamp to ``now`` and shorten the lifetime by the message's age, so that the message expires at the
-    same time as before."""
+    """Set the timestamp to ``now``, and shorten the lifetime so that the message expires at the same time as before."""
     age = now - envelope.timestamp if envelope.timestamp and envelope.timestamp <= now else 0
     envelope.expiration = max(0, envelope.expiration - age)
     envelope.timestamp = now
 
 
 def ttl(timestamp: int, expiration: int, now: int) -> int | None:
-    """Return the remaining lifetime in seconds; None when the message has expired."""
+    """Return the remaining lifetime of a message in seconds; None if it has expired."""
     left = timestamp + expiration - now
     return left if left > 0 else None
 
 
 def remaining_life(envelope: Timed, now: int) -> int | None:
-    """Return the maximum number of seconds for which a relay stores this message; None when it has expired.
+    """Return the maximum seconds for which a relay may still store this message; None if it has expired.
 
-    A lifetime above :data:`MAX_EXPIRATION` is reduced to that.
+    The result is at most :data:`MAX_EXPIRATION`.
     """
     left = ttl(envelope.timestamp, envelope.expiration, now)
     return None if left is None else min(left, MAX_EXPIRATION)
 
 
 def life_ends(envelope: Timed, now: float) -> float:
-    """Return the time at which a relay drops this message: at the latest when no receiver would accept it any more."""
+    """Return the time, in seconds since 1970, at which a relay drops this message.
+
+    A message may name a later time than any receiver would accept. It is then dropped as soon as no receiver would
+    accept it any more.
+    """
     expiration = envelope.expiration
     ends = envelope.timestamp + (min(MAX_EXPIRATION, expiration))
     latest = now + (MAX_SKEW + MAX_EXPIRATION)
@@ -157,10 +162,11 @@ def life_ends(envelope: Timed, now: float) -> float:
 
 
 def times_error(envelope: Envelope, now: int) -> str | None:
-    """Return why a receiver refuses the times of this message; None when they are acceptable.
+    """Return why a receiver must refuse the times of this message; None if they are acceptable.
 
-    Timestamp and expiration are signed without a delimiter between them, so a relay can move digits from one to the
-    other.  A message that lives 300 s could thus become one that never expires, with a timestamp far in the future.
+    The signature covers timestamp and expiration without a delimiter between them, so a relay can move digits from one
+    to the other.  A message that lives 300 s could thus become one with a timestamp far in the future, which never
+    expires.
     """
     if ttl(envelope.timestamp, envelope.expiration, now) is None and envelope.expiration:
         return "message has expired"
@@ -181,7 +187,7 @@ def _place(address: Address) -> str:
 
 
 def preimage(envelope: Envelope) -> bytes:
-    """Return the bytes that :func:`challenge` hashes."""
+    """Return the bytes whose hash is :func:`challenge`."""
     parts = [
         envelope.uid,
         envelope.tags,
@@ -225,9 +231,9 @@ def _address_items(envelope: Envelope, name: str) -> tuple[bytes, bytes]:
 
 
 def frame_of_payload(envelope: Envelope) -> bytes:
-    """Return the additional data of payloads of the kind ``bound``: everything but the payload.
+    """Return the additional data with which a ``bound`` payload is encrypted: all fields except the payload.
 
-    Each field is preceded by its length, 4 bytes big endian; ff ff ff ff stands for an absent field.
+    Before each field comes its length, 4 bytes big endian. The bytes ff ff ff ff stand for an absent field.
     """
     kind = kind_of(envelope)
     items: list[bytes] = [STRICT_LABEL, _item(envelope.uid)]
@@ -257,8 +263,8 @@ def strict_challenge(envelope: Envelope) -> bytes:
 
 
 def to_pong(envelope: Envelope) -> None:
-    """Turn a ping into its answer: swap source and destination, append a greeting to the payload, and leave all other
-    fields as they are."""
+    """Change a ping into its answer: swap source and destination, append a greeting to the payload, keep all other
+    fields."""
     source, destination = source_of(envelope), destination_of(envelope)
     envelope.pong.SetInParent()
     set_address(envelope.source, destination)
@@ -267,9 +273,9 @@ def to_pong(envelope: Envelope) -> None:
 
 
 def error_envelope(uid: str, text: str, to: Session | None, now: int) -> Envelope:
-    """Build the error message with which a relay answers a request; it has no source and no signature.
+    """Return the error message with which a relay answers a request. It has no source and no signature.
 
-    Clients recognise errors of relays by the absent source.
+    Clients recognise errors of relays by the missing source.
     """
     answer = Envelope(uid=uid, timestamp=now, expiration=DEFAULT_EXPIRATION)
     answer.error.code = 0

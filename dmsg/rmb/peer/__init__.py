@@ -1,1 +1,1 @@
-"""Peer: gateway of a twin to the network, for services and clients that speak JSON over Redis."""
+"""Peer: gateway between the bus and a twin's local services and clients, which exchange JSON messages over Redis."""

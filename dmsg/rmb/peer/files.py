@@ -1,13 +1,13 @@
-"""Transfer of files between peers: ``file.upload`` of a local client, ``file.negotiate``, ``file.write``,
-``file.close``.
+"""Transfer of files between peers. A local client requests it by ``file.upload``; peers exchange ``file.negotiate``,
+``file.write`` and ``file.close``.
 
-The receiver stores a file in its directory under the id of the upload. It accepts only letters, digits and hyphens in
-the id, and never opens an existing file.
+The receiver stores a file in its directory under the id of the upload. The id may have only letters, digits and
+hyphens. The receiver never opens an existing file.
 
-Each write carries its offset in the tag ``offset=N``, so writes may be repeated and may come in any order. A write
-without offset is appended. The upload is complete when every byte of the agreed size has arrived. Then the local
-command that the sender named, if any, is called with the path of the file, and its answer is sent to the sender of the
-file.
+Each write has its offset in the tag ``offset=N``. So writes may be repeated and may arrive in any order. A write
+without offset is appended. The upload is complete when every byte of the agreed size has arrived. If the sender has
+named a command of the receiver's local services, this command is then called with the path of the file, and its answer
+goes to the sender.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ FILE = "file"
 CHUNK = 512 * 1024
 """Bytes of the file in one write."""
 MAX_SIZE = 4 * 1024 * 1024 * 1024
-"""Maximum bytes of a file."""
+"""Maximum size of a file in bytes."""
 MAX_UPLOADS = 16
-"""Maximum number of files that this peer receives at the same time; one twin may send a quarter of them."""
+"""Maximum number of files that this peer receives at the same time. Each twin may send a quarter of this number."""
 IDLE = 60.0
-"""Seconds without a write after which an upload is given up and its file removed."""
+"""Seconds without a write after which an upload is cancelled and its file removed."""
 NEGOTIATE_TIMEOUT = 30
-"""Seconds for which the receiver may take to accept or refuse a file."""
+"""Seconds that the receiver may take to accept or refuse a file."""
 SEEN_WRITES = 64
-"""Number of an upload's last writes that are remembered to recognise repeated ones; a repeated write with an offset is
-harmless anyway."""
+"""Number of recent writes of an upload that are remembered to recognise repetitions. Repeating a write with an offset
+does no harm anyway."""
 MAX_SPANS = 1000
-"""Maximum number of received parts of a file that do not touch each other."""
+"""Maximum number of separate received parts of a file, with missing bytes between them."""
 MAX_OUTCOMES = 1000
-"""Maximum number of finished uploads whose outcome is remembered, so that a repeated ``file.close`` gets the same
+"""Maximum number of finished uploads whose outcome is remembered. A repeated ``file.close`` then gets the same
 answer."""
 PART = ".part"
 IN_FLIGHT = 8
@@ -67,11 +67,11 @@ _log = Logger()
 
 NEGOTIATED = "file.negotiate"
 Answer = Callable[..., None]
-"""Function that answers a request, with data or an error, and with tags for the answer."""
+"""Function that sends the answer to a request, with data or an error, and with tags."""
 
 
 class _Incoming:
-    """File that is being received; it is called ``<id>.part`` until it is complete."""
+    """File that is being received. Its name is ``<id>.part`` until it is complete."""
 
     __slots__ = ("close", "command", "file", "part", "path", "seen", "size", "spans", "timer", "written")
 
@@ -83,7 +83,7 @@ class _Incoming:
         self.size = size
         self.command = command
         self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        # Half-open ranges of the bytes received so far, in order and not touching each other.
+        # Half-open ranges of the received bytes, in order. They do not touch each other.
         self.spans: list[tuple[int, int]] = []
         self.written = 0
         self.seen: deque[bytes] = deque(maxlen=SEEN_WRITES)
@@ -91,12 +91,13 @@ class _Incoming:
         self.timer: IDelayedCall | None = None
 
     def write(self, offset: int | None, data: bytes, signature: bytes) -> None:
-        """Write data at an offset.
+        """Write data at ``offset``; with None, append them to the earlier writes without offset.
 
-        :raises ValueError: the write is empty, exceeds the agreed size, or would leave too many separate parts.
+        :param signature: signature of the message, by which repetitions are recognised.
+        :raises ValueError: the write is empty, exceeds the agreed size, or would make too many separate parts.
         """
         if signature in self.seen:
-            return  # This is a repeated write, so nothing is written.
+            return  # This write is a repetition.
         self.seen.append(signature)
         at = self.written if offset is None else offset
         end = at + len(data)
@@ -125,19 +126,19 @@ def _has_bytes(path: str) -> bool:
         with open(path, "rb") as file:
             return bool(file.read(1))
     except OSError:
-        return False  # An error here is ignored, because sending the file will report it.
+        return False  # The error is ignored here, because sending the file will report it.
 
 
 Ask: TypeAlias = Callable[[str, LocalRequest, int, int, str], Coroutine[Deferred[object], object, None]]
-"""Function that sends a request, with its uid, timestamp, lifetime in seconds, and the name of the module that handles
-the answers."""
+"""Function that sends a request. Its arguments are the uid, the request, the timestamp, the lifetime in seconds, and
+the name of the module that handles the answers."""
 
 
 class FileUploads:
-    """Both ends of uploads: sends files to other peers, and receives files from them.
+    """Both sides of uploads: sends files to other peers, and receives files from them.
 
     :param directory: directory for received files; None refuses uploads.
-    :param ask: sends a request under a uid, and says which module handles the answers.
+    :param ask: function that sends a request, and names the module that handles the answers.
     """
 
     def __init__(
@@ -152,20 +153,22 @@ class FileUploads:
         self._waiting: dict[str, tuple[str, Deferred[tuple[bytes, tuple[int, str] | None]]]] = {}
         self._outcomes: OrderedDict[tuple[int, str], bytes | None] = OrderedDict()
         if directory is not None:
-            # Incomplete files remain when a peer is killed, and nothing continues them.
+            # These are incomplete files of a peer process that was killed. No process will complete them.
             for left in directory.glob(f"*{PART}"):
                 left.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Give up all uploads that are being received."""
+        """Cancel all uploads that are being received."""
         for key in list(self._incoming):
             self._give_up(key)
 
     # --- sending ---
 
     async def upload(self, uid: str, request: LocalRequest, left: int) -> None:
-        """Run the command ``file.upload`` of a local client; push the id of the upload, then the outcome, to the
-        client's reply list."""
+        """Run the command ``file.upload`` of a local client.
+
+        Two messages go to the client's reply list: the id of the upload when it begins, and the outcome at the end.
+        """
         error: str | None = None
         try:
             path, command, size = self._check_request(request)
@@ -201,7 +204,7 @@ class FileUploads:
         if status.st_size > MAX_SIZE:
             raise ValueError(f"{path}: more than {MAX_SIZE} bytes")
         if not status.st_size and _has_bytes(path):
-            # The file is refused: files in /proc report size 0, and would arrive empty.
+            # Files in /proc report size 0, so they would arrive empty.
             raise ValueError(f"{path}: the system does not tell its size; send a copy of the file")
         return Path(path), command, status.st_size
 
@@ -251,13 +254,14 @@ class FileUploads:
             self._waiting.pop(upload, None)
 
     def answered(self, uid: str, data: bytes, error: tuple[int, str] | None, tags: str) -> None:
-        """Process the answer to a request of an upload that this peer sends.
+        """Process an answer of the receiver of an upload that this peer sends.
 
-        :param tags: tags of the answer. Peers of this package name the step in them, because an answer may come twice.
+        :param tags: tags of the answer. A receiver of this package marks its answer to ``file.negotiate`` with them, so
+            that a repeated answer is not taken for the answer to ``file.close``.
         """
         step, waiting = self._waiting.get(uid, ("", None))
         if waiting is None or waiting.called:
-            return  # The error of a refused write is ignored here, because the answer to the close repeats it.
+            return  # Errors of single writes are ignored here, because the answer to the close repeats them.
         if step == "close" and tags == NEGOTIATED:
             return
         waiting.callback((data, error))
@@ -265,7 +269,7 @@ class FileUploads:
     # --- receiving ---
 
     async def requested(self, received: ReceivedMessage, command: str, answer: Answer) -> None:
-        """Handle ``file.negotiate``, ``file.write`` or ``file.close`` of another peer."""
+        """Process a ``file.negotiate``, ``file.write`` or ``file.close`` request of another peer."""
         key = (received.source.twin, received.envelope.uid)
         try:
             if command == "negotiate":
@@ -286,7 +290,7 @@ class FileUploads:
             answer(b"", (ERROR, "upload is not enabled"))
             return
         if key in self._incoming:
-            answer(b"", None, tags=NEGOTIATED)  # This request was repeated, so it gets the same answer as before.
+            answer(b"", None, tags=NEGOTIATED)  # The request was repeated, so it gets the same answer again.
             return
         if not _NAME.fullmatch(key[1]):
             answer(b"", (ERROR, "the id of an upload has letters, digits and hyphens only"))
@@ -332,13 +336,14 @@ class FileUploads:
 
     def _release(self, incoming: _Incoming) -> None:
         cancel_call(incoming.timer)
-        with contextlib.suppress(OSError):  # This error is ignored, because fsync has reported any error of the writes.
+        # The error is ignored, because fsync has already reported any error of the writes.
+        with contextlib.suppress(OSError):
             os.close(incoming.file)
 
     def _write(self, key: tuple[int, str], received: ReceivedMessage) -> None:
         incoming = self._incoming.get(key)
         if incoming is None:
-            return  # The error is not raised here, because the answer to the close reports it.
+            return  # No error is raised here, because the answer to the close reports it.
         self._touch(key)
         match = _OFFSET.search(received.envelope.tags)
         incoming.write(int(match[1]) if match else None, received.payload, received.envelope.signature)
@@ -351,19 +356,19 @@ class FileUploads:
             if key not in self._outcomes:
                 answer(b"", (ERROR, "there is no such upload"))
             elif (outcome := self._outcomes[key]) is not None:
-                # This close was repeated.  If a service was called, the answer is left to the service.
+                # The close was repeated.  If it called a service, only the service answers.
                 answer(outcome, None)
             return
         if incoming.complete:
             self._finish(key, incoming, (received, answer))
         else:
-            # The close is not answered yet, because writes may still arrive over another relay.
+            # The answer has to wait, because missing writes may still arrive over another relay.
             incoming.close = (received, answer)
             self._touch(key)
 
     def _finish(self, key: tuple[int, str], incoming: _Incoming, close: tuple[ReceivedMessage, Answer]) -> None:
         received, answer = close
-        # If one of these calls fails, the upload is given up like any other.
+        # If one of these calls fails, the upload is cancelled, as after any other error.
         os.fsync(incoming.file)
         os.rename(incoming.part, incoming.path)
         del self._incoming[key]

@@ -1,8 +1,8 @@
 """JSON messages that local programs and the peer exchange over Redis.
 
 ``dat`` is base64 with padding; ``dst`` of a request is a list of twins. ``ref``, ``tag``, ``shm`` and ``err`` may be
-null or missing; all other members are required, and unknown members are ignored. (The seed document also requires
-``shm`` in requests; requests without it are accepted all the same.)
+null or missing; all other members are required, and unknown members are ignored. (The seed document requires ``shm`` in
+requests, too; this module also accepts requests without it.)
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dmsg.rmb.twins.address import MAX_TWIN, Session
 
 VERSION = 1
 MAX_COMMAND = 256
-"""Maximum characters of a command."""
+"""Maximum length of a command in characters."""
 MAX_DESTINATIONS = 1000
-"""Maximum number of twins in the destinations of one request."""
+"""Maximum number of destinations of one request."""
 MAX_JSON = 24 * 1024 * 1024
-"""Maximum bytes of a message in Redis."""
+"""Maximum size in bytes of a message in Redis."""
 RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
-"""Prefixes that no command may have, because ``msgbus.<command>`` would be one of the peer's own keys."""
+"""Prefixes that no command may have. With them, ``msgbus.<command>`` would be one of the peer's own keys in Redis."""
 
 
 def may_be_called(command: str) -> bool:
-    """Whether remotes may request this command: ``msgbus.<command>`` must be a list that services read, not one of the
-    peer's own keys."""
+    """Whether other twins may request this command: it is not too long, and ``msgbus.<command>`` is not a key of the
+    peer."""
     try:
         command.encode()
     except UnicodeEncodeError:
@@ -39,8 +39,8 @@ def may_be_called(command: str) -> bool:
 class LocalError(RmbError, ValueError):
     """A message of a local program is malformed.
 
-    :ivar reply_to: the list to which the error can be sent, or None.
-    :ivar reference: the program's own reference of the message, or None.
+    :ivar reply_to: name of the list to which the error can be pushed, or None.
+    :ivar reference: program's own reference of the message, or None.
     """
 
     def __init__(self, text: str, reply_to: str | None = None, reference: str | None = None) -> None:
@@ -68,7 +68,7 @@ class LocalRequest:
 class LocalResponse:
     """Response that a service pushed to ``msgbus.system.reply``.
 
-    :ivar error: (code, text) or None.
+    :ivar error: code and text of an error, or None.
     """
 
     uid: str
@@ -80,7 +80,7 @@ class LocalResponse:
 
 
 class _Members:
-    """Members of a JSON object, read with a check of their types."""
+    """Members of a JSON object, whose types are checked when they are read."""
 
     def __init__(self, raw: bytes) -> None:
         self.reply_to: str | None = None
@@ -212,7 +212,7 @@ def incoming_request(
     schema: str | None,
     timestamp: int,
 ) -> bytes:
-    """Encode a request that came from the network in the form in which a service reads it from ``msgbus.<command>``."""
+    """Return the JSON of a request from the bus, as a service reads it from the list ``msgbus.<command>``."""
     return _encode(
         {
             "ver": VERSION,
@@ -223,7 +223,7 @@ def incoming_request(
             "dat": b64encode(data).decode(),
             "tag": tags,
             "ret": reply_to,
-            "shm": schema or "",  # The seed document's type of this member is a text, never null.
+            "shm": schema or "",  # In the seed document this member is a text, never null.
             "now": timestamp,
         }
     )
@@ -237,9 +237,9 @@ def incoming_response(
     timestamp: int,
     error: tuple[int, str] | None = None,
 ) -> bytes:
-    """Encode a response that came from the network in the form in which a client reads it from its reply list.
+    """Return the JSON of a response from the bus, as a client reads it from its reply list.
 
-    :param source: ``TWIN[:SESSION]``, ``0`` for a relay, empty for the peer itself.
+    :param source: ``TWIN[:SESSION]``; ``0`` for a relay; empty for the peer itself.
     """
     return _encode(
         {
@@ -266,7 +266,7 @@ def outgoing_request(
     tags: str | None = None,
     schema: str | None = None,
 ) -> bytes:
-    """Encode a request in the form in which a client pushes it to ``msgbus.system.local``."""
+    """Return the JSON of a request, as a client pushes it to the list ``msgbus.system.local``."""
     return _encode(
         {
             "ver": VERSION,
@@ -286,9 +286,9 @@ def outgoing_request(
 def outgoing_response(
     request: dict[str, object], data: bytes, *, now: int, error: tuple[int, str] | None = None
 ) -> bytes:
-    """Encode a response in the form in which a service pushes it to ``msgbus.system.reply``.
+    """Return the JSON of a response, as a service pushes it to the list ``msgbus.system.reply``.
 
-    :param request: the request as the service read it.
+    :param request: request as the service has read it.
     """
     return _encode(
         {

@@ -1,4 +1,4 @@
-"""The peer entity: gateway between the relays of a twin and Redis, through which the twin's services and clients
+"""Peer entity: gateway between the relays of a twin and Redis, through which the twin's local services and clients
 exchange messages."""
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 
 CACHE_TWINS = 5000
-"""Number of registry entries that a peer caches."""
+"""Maximum number of registry entries in a peer's cache."""
 MAX_UNDER_WAY = 2000
-"""Number of messages of local programs that wait for a relay's confirmation; at the limit no more are taken from
-Redis."""
+"""Maximum number of messages of local programs that are waiting for a relay's confirmation. At the limit, the peer
+takes no more messages from Redis."""
 MAX_COMMANDS = 1000
-"""Maximum number of different commands that a twin may request in an hour; each makes a list in Redis."""
+"""Maximum number of different commands that one twin may request in an hour. Each command creates a list in Redis."""
 RMB = "rmb"
 LOCAL_ERROR = 101
 """Error code for a malformed message of a local program."""
 RELAY_ERROR = 0
-"""Error code with which the peer itself refuses a request; relays use the same code."""
+"""Error code with which the peer itself refuses a request. Relays use the same code."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True)
 class _Running:
-    """Objects that a peer has while it runs."""
+    """Objects that exist while a peer runs."""
 
     store: PeerStore
     registry: CachedRegistry
@@ -72,10 +72,10 @@ class _Running:
 
 
 class RmbPeer(Service):
-    """Gateway of a twin: the twin's unnamed session, for any number of local services and clients.
+    """Gateway of a twin: runs the twin's unnamed session for any number of local services and clients.
 
     :param registry: registry to use instead of the one in the settings.
-    :ivar ready: fires when Redis is connected and the twin is found in the registry.
+    :ivar ready: Deferred that fires when Redis is connected and the twin was found in the registry.
     """
 
     name = "rmb-peer"
@@ -89,7 +89,7 @@ class RmbPeer(Service):
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
-        """:raises IdentityError: the secret in ``settings`` is neither words nor a seed of a key."""
+        """:raises IdentityError: the secret in ``settings`` is neither words nor a seed."""
         self._reactor = reactor
         self.settings = settings
         self._profile = Profile(
@@ -108,14 +108,14 @@ class RmbPeer(Service):
         self._no_room: list[Deferred[int]] = []
         self._leaving = self._stopping = False
         self._recording = 0
-        """Number of confirmations whose write to Redis is under way."""
+        """Number of confirmations that are being written to Redis."""
         self._commands: dict[int, dict[str, float]] = {}
         self._log_throttle = LogThrottle(reactor.seconds)
         self.ready: Deferred[None] = Deferred()
 
     @property
     def bus(self) -> Participant:
-        """Participant that connects this twin to its relays; available once the peer has started."""
+        """Participant that connects this twin to its relays. Available once the peer has started."""
         return self._running_parts.bus
 
     @property
@@ -199,7 +199,7 @@ class RmbPeer(Service):
 
     async def _finished(self, outgoing: str, uid: str) -> None:
         if self._stopping:
-            # The shutdown cancelled this message; the next process of the peer finds it in Redis and sends it again.
+            # The shutdown has cancelled this message. The peer's next process finds it in Redis and sends it again.
             return
         self._recording += 1
         try:
@@ -221,8 +221,8 @@ class RmbPeer(Service):
             self.bus.run(self._handle(REQUESTS, uid, self._request(uid, at, raw)))
 
     async def _handle(self, outgoing: str, uid: str, work: Coroutine[Deferred[object], object, None]) -> None:
-        """Process a message once, even when it fails: otherwise a malformed message would be read again after every
-        restart."""
+        """Process a message, and delete it even if this fails. Otherwise a malformed message would be processed again
+        after every restart."""
         try:
             await work
         except CancelledError:
@@ -252,7 +252,7 @@ class RmbPeer(Service):
             self.drops[Drop.EXPIRED] += 1
             error_text = "request has expired" if request.expiration else "request has no expiration (exp is 0)"
             if request.expiration and ttl(life.timestamp, life.expiration, int(at)) is None:
-                # The request had expired before the peer took it from Redis, so it is not sent.
+                # The request had expired before the peer read it from Redis.
                 error_text += f": it was made {int(at) - life.timestamp} s before it came; is a clock wrong?"
             await self._tell(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
             return
@@ -263,7 +263,11 @@ class RmbPeer(Service):
         await self._ask(uid, request, life.timestamp, min(life.expiration, SENT_EXPIRATION))
 
     async def _ask(self, uid: str, request: LocalRequest, timestamp: int, expiration: int, module: str = "") -> None:
-        """Send a request to all its destinations; return once each is confirmed by a relay or failed with an error."""
+        """Send a request to all its destinations. Return when, for each destination, a relay has confirmed it or it has
+        failed.
+
+        :param module: module of the peer that handles the answers; empty if they go to the client's reply list.
+        """
         backlog = Backlog(
             uid=uid,
             reference=request.reference,
@@ -307,7 +311,7 @@ class RmbPeer(Service):
     async def _tell(
         self, reply_to: str, reference: str | None, error: tuple[int, str], *, once: tuple[str, ...] = ()
     ) -> None:
-        """Push an error of this peer to a client's list; it has no source."""
+        """Push an error to a client's reply list. The error has no source, because the peer itself made it."""
         await self._running_parts.store.hand_over(
             reply_to, incoming_response(reference, b"", "", None, 0, error), once=once
         )
@@ -362,14 +366,14 @@ class RmbPeer(Service):
             self._answer(request, b"", (code, str(rejection)))
 
     async def _deliver(self, received: ReceivedMessage) -> None:
-        """Push a received message to the list of a service or client; return once it is in Redis."""
+        """Push a received message to the list of a service or client. Return when the message is in Redis."""
         if received.kind == "request":
             await self._requested(received)
         elif received.kind in ("response", "error"):
             await self._on_answer(received)
 
     def _say(self, kind: object, text: str) -> None:
-        """Log a line about a message, throttled by kind, because anyone can send many."""
+        """Log a line about a message. The lines of each kind are throttled, because anyone can send many messages."""
         more = self._log_throttle.suffix(str(kind))
         if more is not None:
             _log.info("{text}{more}", text=text, more=more)
@@ -377,7 +381,7 @@ class RmbPeer(Service):
     def _answer(
         self, request: Envelope, data: bytes, error: tuple[int, str] | None = None, *, tags: str | None = None
     ) -> None:
-        """Send an answer that the peer itself gives, not a service."""
+        """Send an answer that the peer makes itself, without a service."""
         answer = LocalResponse(request.uid, data, source_of(request), JSON if error is None else None, 0, error)
         self.bus.run(self._send_answer(answer, int(self._now()), tags))
 
@@ -416,8 +420,8 @@ class RmbPeer(Service):
         await self._hand_over_once(received, f"msgbus.{command}", message)
 
     def _may_ask(self, twin: int, command: str) -> bool:
-        """Whether ``twin`` may request this command; each command makes a list in Redis, whether or not a service
-        reads it."""
+        """Whether ``twin`` may request this command. Each command creates a list in Redis, even if no service reads
+        it."""
         now = self._reactor.seconds()
         commands = self._commands.setdefault(twin, {})
         if command not in commands and len(commands) >= MAX_COMMANDS:
@@ -438,7 +442,7 @@ class RmbPeer(Service):
         except DmsgError:
             raise
         except Exception as error:
-            # Redis refused this one message, for example because the key is no list, so repeating the call would not
+            # Redis refused this single message, for example because the key is not a list. Repeating the call would not
             # help.
             self._say(key, f"{key}: {error}")
             self.drops[Drop.BAD_REQUEST] += 1
@@ -456,7 +460,7 @@ class RmbPeer(Service):
             self._say("expired", "received reply of an expired message")
             return
         if not received.by_relay and backlog.destinations and received.source.twin not in backlog.destinations:
-            # The signature is valid, but the request did not go to this twin.
+            # The signature is valid, but the request was not sent to this twin.
             self.drops[Drop.UNKNOWN_REPLY] += 1
             return
         error = (envelope.error.code, envelope.error.message) if received.kind == "error" else None
@@ -469,7 +473,8 @@ class RmbPeer(Service):
         data = b"" if error is not None else received.payload
         message = incoming_response(reference, data, source, schema, envelope.timestamp, error)
         if received.by_relay and len(backlog.destinations) > 1:
-            # A relay's error does not say which destination it concerns, so several may come and none is a duplicate.
+            # A relay's error does not name the destination that it concerns. So several errors may arrive, and none is
+            # a duplicate.
             await self._running_parts.store.hand_over(backlog.reply_to, message)
             return
         await self._hand_over_once(received, backlog.reply_to, message)

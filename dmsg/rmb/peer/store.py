@@ -1,13 +1,16 @@
-"""State of a peer in Redis: no message is lost or delivered twice when the peer or Redis is killed.
+"""State of a peer in Redis. No message is lost or delivered twice when the peer or Redis is killed.
 
-These keys are shared with local programs, under the reference's names: ``msgbus.system.local``,
-``msgbus.system.reply``, ``msgbus.<command>``, ``msgbus.backlog.<uid>``, and the lists that clients name. The peer's own
-keys are:
+The peer shares some keys with local programs, under the reference's names: ``msgbus.system.local``,
+``msgbus.system.reply``, ``msgbus.<command>``, ``msgbus.backlog.<uid>``, and the lists that clients name. Other keys
+belong to the peer alone:
 
 - ``msgbus.system.*.taken``: messages that were read and have no uid yet.
+
 - ``msgbus.outgoing.*``: messages with a uid that no relay has confirmed yet.
+
 - ``msgbus.seen.<hash>``: a mark for each message that was pushed to a service or client.
-- ``msgbus.system.size.<list>``: the bytes pushed to a list.
+
+- ``msgbus.system.size.<list>``: the number of bytes pushed to a list.
 """
 
 from __future__ import annotations
@@ -30,22 +33,23 @@ if TYPE_CHECKING:
 LOCAL, REPLY = "msgbus.system.local", "msgbus.system.reply"
 REQUESTS, RESPONSES = "msgbus.outgoing.requests", "msgbus.outgoing.responses"
 QUEUE_LENGTH = 10_000
-"""Number of messages in the list of a command or client; further messages evict the oldest."""
+"""Maximum number of messages in the list of a command or client. Further messages evict the oldest."""
 QUEUE_SIZE = 256 * 1024 * 1024
-"""Bytes of messages in one list; above it the oldest are evicted until three quarters are left."""
+"""Maximum bytes of the messages in one list. Above it, the oldest are evicted until three quarters of this size are
+left."""
 QUEUE_TTL = 3600
-"""Seconds after which a list without a new message is deleted."""
+"""Seconds without a new message after which a list is deleted."""
 BATCH = 100
-"""Number of messages taken from a list in one call."""
+"""Maximum number of messages taken from a list in one call."""
 BLOCK = 5
 """Seconds that a blocking read waits for a message."""
 RETRY = 0.5
-"""Seconds before a failed call to Redis is repeated."""
+"""Seconds between two attempts of a failed call to Redis."""
 ATTEMPTS = 7200
-"""Number of attempts of a call to Redis, ``RETRY`` seconds apart: one hour in all, the longest lifetime of a
-message."""
+"""Maximum number of attempts of a call to Redis. With ``RETRY`` seconds between them they take one hour, the longest
+lifetime of a message."""
 
-# A message gets its uid in Redis before it is sent, so that a message sent again has the same uid.
+# A message is stored with its uid before it is sent. If it must be sent again, it has the same uid.
 _TAKE = """
 local out = {}
 for i = 2, #ARGV do
@@ -93,14 +97,14 @@ _LATER = (
     *("LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN"),
     *("NOAUTH", "NOPERM", "max number of clients"),
 )
-"""Words by which temporary errors of Redis are recognised; a call that fails with one is repeated."""
+"""Words by which temporary errors of Redis are recognised. A call that fails with such an error is repeated."""
 
 _log = Logger()
 _T = TypeVar("_T")
 
 
 class PeerStore:
-    """Peer's access to Redis; calls wait while Redis is unavailable.
+    """Access of a peer to Redis. While Redis is unavailable, calls wait.
 
     :ivar dropped: number of messages evicted from full lists.
     """
@@ -133,14 +137,16 @@ class PeerStore:
         room: Callable[[], Deferred[int]],
         on_taken: Callable[[str, float, bytes], None],
     ) -> None:
-        """Read a list, now and as messages are pushed; call ``on_taken`` with (uid, time of reading, bytes) for each
-        message, oldest first.
+        """Read a list continuously, and call ``on_taken`` for each message, oldest first.
 
-        After Redis was unavailable, ``on_taken`` may be called again with a uid that is under way.
+        The arguments of ``on_taken`` are the message's uid, the time at which it was read, and its bytes. After Redis
+        was unavailable, ``on_taken`` may be called again for a message that is still being processed.
 
-        :param room: fires with the number of messages that may be taken, as soon as it is above 0.
+        :param outgoing: key under which the messages are stored with their uids.
+        :param room: function that returns a Deferred. It fires with the number of messages that may be read now, when
+            this is above 0.
         """
-        # Redis answers a blocking read within BLOCK seconds; a connection silent for longer is dead.
+        # Redis answers a blocking read within BLOCK seconds, so a connection that is silent for longer is dead.
         blocking = lazy_redis(self._url, reply_timeout=BLOCK + 10)
         self._connections.append(blocking)
         held = f"{name}.taken"
@@ -150,8 +156,8 @@ class PeerStore:
             while True:
                 try:
                     if not loaded:
-                        # Messages that have a uid already were taken by a process that was killed, or by a call whose
-                        # answer was lost, so they are processed first.
+                        # Some messages may have a uid already: a killed process has read them, or the answer of Redis
+                        # was lost. They are processed first.
                         for uid, value in await self._read_all(outgoing):
                             at, _, raw = value.partition(b"\n")
                             on_taken(uid, float(at), raw)
@@ -186,19 +192,19 @@ class PeerStore:
             cursor, flat = await self._redis.execute_command("HSCAN", outgoing, cursor, "COUNT", 1000)
             found += [(flat[at].decode(), bytes(flat[at + 1])) for at in range(0, len(flat), 2)]
             if bytes(cursor) == b"0":
-                # Sort by the time of reading, because HSCAN returns entries in no order.
+                # HSCAN returns entries in no order, so they are sorted by the time of reading.
                 return sorted(found, key=lambda one: float(one[1].partition(b"\n")[0]))
 
     async def confirmed(self, outgoing: str, uid: str) -> None:
-        """Delete a message that a relay has confirmed or that was answered, so that it is not sent again."""
+        """Delete a message that needs no repetition, because a relay has confirmed it or it was answered."""
         await self._repeat_until_answered(lambda: self._redis.execute_command("HDEL", outgoing, uid))
 
     # --- to local programs ---
 
     async def hand_over(self, key: str, message: bytes, *, once: Sequence[str] = (), ttl: int = QUEUE_TTL) -> bool:
-        """Push a message to a list of a local program; return False, and push nothing, if it is a duplicate.
+        """Push a message to a list of a local program. Return False, and push nothing, if it is a duplicate.
 
-        :param once: words that identify the message; without any it is pushed unconditionally.
+        :param once: words that identify the message. Without words, the message is always pushed.
         :param ttl: seconds for which these words are remembered.
         """
         mark = "msgbus.seen." + hashlib.sha256("\0".join(once).encode()).hexdigest()[:40]
@@ -209,12 +215,15 @@ class PeerStore:
         return over >= 0
 
     async def remember(self, backlog: Backlog, ttl: int) -> None:
-        """Store the reply list of a request, to which its answers are pushed."""
+        """Store where the answers to a request must be pushed.
+
+        :param ttl: seconds after which Redis deletes this.
+        """
         key, value = f"msgbus.backlog.{backlog.uid}", backlog.SerializeToString()
         await self._repeat_until_answered(lambda: self._redis.execute_command("SETEX", key, ttl, value))
 
     async def recall(self, uid: str) -> Backlog | None:
-        """Return what :meth:`remember` stored; None when it has expired."""
+        """Return what :meth:`remember` stored for a request, or None if it has expired."""
         value = await self._repeat_until_answered(lambda: self._redis.execute_command("GET", f"msgbus.backlog.{uid}"))
         if value is None:
             return None
@@ -223,7 +232,7 @@ class PeerStore:
         return backlog
 
     async def _repeat_until_answered(self, call: Callable[[], Deferred[_T]]) -> _T:
-        """Repeat a call until Redis answers. The call must be idempotent, because it may be executed twice."""
+        """Repeat a call until Redis answers. The call must be idempotent, because Redis may execute it twice."""
         from txredisapi import ResponseError
 
         told = False
@@ -233,13 +242,12 @@ class PeerStore:
             except CancelledError:
                 raise
             except ResponseError as error:
-                # The error of a script contains the error of the failed command somewhere in its text, so the whole
-                # text is searched.
+                # The text of a script's error contains the error of the failed command, so the whole text is searched.
                 if not any(word in str(error) for word in _LATER):
                     raise
                 why = str(error)
             except Exception as error:
-                # txredisapi raises exceptions of many types when a connection is lost, so all are caught.
+                # When a connection is lost, txredisapi raises exceptions of many types. So all types are caught.
                 why = repr(error)
             if self._closed:
                 raise CancelledError

@@ -1,4 +1,4 @@
-"""``rmb.version``: the command that asks a peer for its version."""
+"""Answer to ``rmb.version``, the command that queries the version of a peer."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from importlib.metadata import version
 
 
 def version_text() -> bytes:
-    """Return the version as a JSON string, as in ``"dmsg-0.1.0"``."""
+    """Return the version as JSON text, for example ``"dmsg-0.1.0"`` with its quotes."""
     return json.dumps(f"dmsg-{version('dmsg')}").encode()

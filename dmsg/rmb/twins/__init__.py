@@ -1,1 +1,1 @@
-"""Twins: addresses, keys, registry entries, tokens."""
+"""Twins: addresses, keys, registry entries and tokens."""

@@ -1,4 +1,4 @@
-"""Addresses of messages: a twin's number, and the name of one of its sessions."""
+"""Addresses of messages: the number of a twin, and the name of one of its sessions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 MAX_TWIN = 2**32 - 1
 MAX_SID = 256
-"""Maximum characters of a session's name."""
+"""Maximum length of a session's name in characters."""
 STREAM_PREFIX = "stream:"
 
 
 class Session(NamedTuple):
-    """Address of a session: a twin and the name of one of its connections.
+    """Address of a session: the number of a twin, and the name under which one of the twin's programs is connected.
 
-    :ivar twin: 1 to 2**32-1; 0 is no twin.
+    :ivar twin: number of the twin, 1 to 2**32-1; 0 stands for no twin.
     :ivar sid: name of the session. None is the unnamed session, which differs from a session with an empty name.
     """
 
@@ -30,9 +30,9 @@ class Session(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Session:
-        """Parse ``TWIN`` or ``TWIN:SID``, with or without ``stream:``.
+        """Parse ``TWIN`` or ``TWIN:SID``; a prefix ``stream:`` is ignored.
 
-        :raises ValueError: the text is neither.
+        :raises ValueError: the text has neither form, or the name is too long.
         """
         twin, colon, sid = text.removeprefix(STREAM_PREFIX).partition(":")
         if not (twin.isascii() and twin.isdigit()) or int(twin) > MAX_TWIN:

@@ -1,7 +1,7 @@
-"""Signing key of a twin, from words or a seed; 65-byte signatures; addresses.
+"""Signing key of a twin, derived from words or a seed; signatures of 65 bytes; accounts as text.
 
 A secret is a Substrate URI: 12 to 24 English words, or ``0x`` and 64 hexadecimal digits, then ``//hard`` and ``/soft``
-junctions, then ``///password``.  Without words, the well-known development words are used.
+junctions, then ``///password``.  If there are no words, Substrate's well-known development words are used.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dmsg.rmb.errors import IdentityError, SignatureInvalid
 
 ACCOUNT_SIZE = 32
 SIGNATURE_SIZE = 65
-"""Bytes of a signature: one for the kind of key, then 64."""
+"""Size of a signature in bytes: one byte for the kind of key, and 64 bytes of signature."""
 KEY_TYPES = ("sr25519", "ed25519")
 ED25519, SR25519 = 0x65, 0x73
 MAX_ACCOUNT_TEXT = 66
-"""Maximum characters of an account as text: 64 hexadecimal digits behind ``0x``."""
+"""Maximum length of an account as text, in characters: ``0x`` and 64 hexadecimal digits."""
 SS58_PREFIX = 42
 DEV_WORDS = "bottom drive obey lake curtain smoke basket hold race lonely fit walk"
 
@@ -42,13 +42,16 @@ class Signer(Protocol):
     """Public key, 32 bytes."""
 
     def sign(self, message: bytes) -> bytes:
-        """Return 65 bytes: the kind of key, then the signature over ``message`` itself, not over a hash."""
+        """Sign ``message`` itself, not a hash of it.
+
+        :returns: 65 bytes: one byte for the kind of key, then the signature.
+        """
 
 
 def entropy_of(words: str) -> bytes:
-    """Return the 16 to 32 bytes that BIP-39 words stand for.
+    """Return the 16 to 32 bytes that BIP-39 words encode.
 
-    :raises IdentityError: the words are no English words of BIP-39, or their checksum is wrong.
+    :raises IdentityError: these are not English words of BIP-39, or their checksum is wrong.
     """
     try:
         return bytes(_WORDS.to_entropy(unicodedata.normalize("NFKD", words).split()))
@@ -57,15 +60,16 @@ def entropy_of(words: str) -> bytes:
 
 
 def mini_secret(words: str, password: str = "") -> bytes:
-    """Derive the 32-byte secret of words (substrate-bip39): PBKDF2 over the entropy, not over the words."""
+    """Derive a 32-byte secret from words as substrate-bip39 does: PBKDF2 over their entropy, not over the words
+    themselves."""
     salt = b"mnemonic" + unicodedata.normalize("NFKD", password).encode()
     return hashlib.pbkdf2_hmac("sha512", entropy_of(words), salt, 2048)[:32]
 
 
 def hex_seed(text: str) -> bytes:
-    """Decode ``0x`` and 64 digits to 32 bytes.
+    """Decode ``0x`` and 64 hexadecimal digits to 32 bytes.
 
-    :raises IdentityError: the text is malformed.
+    :raises IdentityError: the text has another form.
     """
     try:
         seed = bytes.fromhex(text.removeprefix("0x"))
@@ -77,8 +81,11 @@ def hex_seed(text: str) -> bytes:
 
 
 def _chain_code(junction: str) -> bytes:
-    """Encode a junction: a number as 8 bytes little endian, a text in SCALE; hashed above 32 bytes, otherwise
-    zero-filled."""
+    """Return the chain code of a junction, 32 bytes.
+
+    A number is encoded as 8 bytes little endian, a text in SCALE. Codes above 32 bytes are hashed; shorter ones are
+    padded with zeros.
+    """
     if junction.isascii() and junction.isdigit() and int(junction) < 2**64:
         data = int(junction).to_bytes(8, "little")
     else:
@@ -101,9 +108,9 @@ def _compact(number: int) -> bytes:
 class Identity:
     """Signing key of a twin.
 
-    :param key_type: ``sr25519``, the default of RMB, or ``ed25519``.
+    :param key_type: ``sr25519``, the default of the reference, or ``ed25519``.
     :raises IdentityError: the secret is malformed.
-    :ivar account: the public key, 32 bytes.
+    :ivar account: public key, 32 bytes.
     """
 
     def __init__(self, secret: str, key_type: str = "sr25519") -> None:
@@ -134,11 +141,14 @@ class Identity:
 
     @property
     def address(self) -> str:
-        """Account as text, with prefix 42."""
+        """Account as text, in SS58 with prefix 42."""
         return ss58(self.account)
 
     def sign(self, message: bytes) -> bytes:
-        """Return 65 bytes: the kind of key, then the signature over ``message`` itself, not over a hash."""
+        """Sign ``message`` itself, not a hash of it.
+
+        :returns: 65 bytes: one byte for the kind of key, then the signature.
+        """
         if self.key_type == "ed25519":
             return bytes([ED25519]) + self._ed.sign(message)
         return bytes([SR25519]) + bytes(sr25519.sign(self._sr, message))
@@ -148,7 +158,7 @@ class Identity:
 
 
 def verify(signature: bytes | None, message: bytes, account: bytes) -> None:
-    """Verify a signature; its first byte names the scheme.
+    """Verify a signature. Its first byte gives the kind of key.
 
     :raises SignatureInvalid: the signature is missing, malformed, or not made by ``account`` over ``message``.
     """
@@ -164,7 +174,7 @@ def verify(signature: bytes | None, message: bytes, account: bytes) -> None:
     elif signature[0] == SR25519:
         try:
             good = sr25519.verify(signature[1:], message, account)
-        except Exception:  # The binding raises various exceptions for bytes that are no point.
+        except Exception:  # For bytes that are not a point, the binding raises exceptions of several types.
             good = False
         if not good:
             raise SignatureInvalid("sr25519 signature verification failed")
@@ -180,18 +190,18 @@ def _checksum(data: bytes) -> bytes:
 
 
 def ss58(account: bytes) -> str:
-    """Return the text of an account, with prefix 42."""
+    """Return an account as text, in SS58 with prefix 42."""
     data = bytes([SS58_PREFIX]) + account
     text: str = base58.b58encode(data + _checksum(data)).decode()
     return text
 
 
 def parse_account(text: str) -> bytes:
-    """Decode an account: an address, or 64 hexadecimal digits with or without ``0x``.
+    """Decode an account: an SS58 address, or 64 hexadecimal digits with or without ``0x``.
 
-    :raises IdentityError: the text is neither.
+    :raises IdentityError: the text has neither form.
     """
-    # Base58 decoding takes time quadratic in the length, so long texts are refused first.
+    # The time of Base58 decoding grows with the square of the length, so long texts are refused first.
     if len(text) > MAX_ACCOUNT_TEXT:
         raise IdentityError(f"{text[:20]!r}... is not an account: it has {len(text)} characters")
     bare = text.removeprefix("0x")

@@ -1,4 +1,4 @@
-"""File with a twin's secret: mode 0600, one line with the words or the seed, one line with the kind of key."""
+"""File with a twin's secret. It has mode 0600, a line with the words or the seed, and a line with the kind of key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_FILE = 4096
 
 @dataclass(frozen=True, repr=False)
 class TwinSecret:
-    """Secret of a twin, words or a seed, and the kind of signing key that is derived from it."""
+    """Secret of a twin: words or a seed, and the kind of signing key that is derived from it."""
 
     secret: str
     key_type: str = DEFAULT_KEY_TYPE
@@ -35,9 +35,9 @@ class TwinSecret:
 
 
 def read_secret(path: str | None, key_type: str | None = None) -> TwinSecret:
-    """Read the secret from a file, or from ``RMB_SECRET`` without a path.
+    """Read a secret from a file. If ``path`` is None, read it from the environment variable ``RMB_SECRET``.
 
-    :raises KeyFileError: there is no secret, the file is malformed, or others may read it.
+    :raises KeyFileError: there is no secret, the file is malformed, or others can read it.
     :raises IdentityError: the secret is malformed.
     """
     if path is None:
@@ -57,7 +57,7 @@ def read_secret(path: str | None, key_type: str | None = None) -> TwinSecret:
 def _from_file(path: str, key_type: str | None) -> TwinSecret:
     try:
         if not Path(path).is_file() and Path(path).exists():
-            # Only a regular file is opened, because opening a pipe would block.
+            # Only a regular file is opened, because opening a named pipe would block.
             raise KeyFileError(f"{path or 'an empty name'}: not a regular file")
         with Path(path).open() as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -81,9 +81,9 @@ def _from_file(path: str, key_type: str | None) -> TwinSecret:
 
 
 def write_secret(path: str, secret: TwinSecret) -> None:
-    """Write the secret to a new file, mode 0600.
+    """Write a secret to a new file with mode 0600.
 
-    :raises KeyFileError: the file exists, or cannot be written.
+    :raises KeyFileError: the file exists already, or cannot be written.
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,6 +1,7 @@
-"""Token with which a twin opens a session at a relay: a JWT, which is the whole query string.
+"""Token with which a twin opens a session at a relay: a JWT, which is the whole query string of the URL.
 
-``alg`` says RS512, but the signature is the twin's own, 65 bytes over ``header.claims`` as it was sent.
+Its ``alg`` says RS512, as in the reference. But the signature is one of the twin's key, 65 bytes over the encoded text
+``header.claims``.
 """
 
 from __future__ import annotations
@@ -22,21 +23,24 @@ from dmsg.rmb.twins.identity import Signer, verify
 
 ALGORITHM = "RS512"
 TTL = 300
-"""Seconds for which tokens made here are valid."""
+"""Seconds for which the tokens that this module makes are valid."""
 MAX_TTL = 24 * 3600
-"""Longest remaining validity of a token in seconds; the reference accepts any."""
+"""Maximum remaining validity of a token in seconds. The reference has no such limit."""
 MAX_AGE_AHEAD = 300
-"""Seconds by which a twin's clock may be ahead of the relay's."""
+"""Maximum seconds by which a twin's clock may be ahead of the relay's clock."""
 MAX_TOKEN = 4096
-"""Maximum bytes of a token."""
+"""Maximum size of a token in bytes."""
 
 
 @dataclass(frozen=True)
 class Token:
     """Parsed token.
 
-    :ivar signed: the bytes that ``signature`` signs.
-    :ivar asks: whether the session asks for confirmation of its messages with pings, and sends unconfirmed ones again.
+    :ivar issued: time of issue, in seconds since 1970.
+    :ivar expires: time of expiry, in seconds since 1970.
+    :ivar signed: bytes that ``signature`` signs.
+    :ivar asks: whether the session asks by pings for the confirmation of its messages, and sends unconfirmed messages
+        again.
     """
 
     session: Session
@@ -49,8 +53,8 @@ class Token:
     def check_times(self, now: int, limit: int | None = MAX_TTL) -> None:
         """Check that the token is valid now.
 
-        :param limit: longest remaining validity in seconds; None accepts any.
-        :raises TokenError: the token has expired, is not issued yet, or is valid for too long.
+        :param limit: maximum remaining validity in seconds; None means no limit.
+        :raises TokenError: the token has expired, is not valid yet, or is valid for too long.
         """
         if now > self.expires:
             raise TokenError("jwt has expired")
@@ -60,9 +64,9 @@ class Token:
             raise TokenError(f"jwt: is good for more than {limit} seconds")
 
     def check_signature(self, account: bytes) -> None:
-        """Check that ``account`` signed the token.
+        """Check that ``account`` has signed the token.
 
-        :raises TokenError: it did not.
+        :raises TokenError: it has not.
         """
         try:
             verify(self.signature, self.signed, account)
@@ -97,16 +101,16 @@ def _object(part: bytes) -> dict[str, object]:
 
 @lru_cache(64)
 def _header(part: bytes) -> Mapping[str, object]:
-    """Decode the header, with a cache, because nearly all tokens have the same header."""
+    """Decode the header. Results are cached, because nearly all tokens have the same header."""
     return _object(part)
 
 
 def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: bool = True, asks: bool = True) -> str:
-    """Make a token for ``session`` that is valid for ``ttl`` seconds.
+    """Return a token for ``session`` that is valid for ``ttl`` seconds.
 
-    :param unique: whether a claim ``jti`` makes the token unlike all others, because a relay may accept each only once.
-    :param asks: whether a claim ``ack`` says that the session sends unconfirmed messages again. Relays of the reference
-        ignore it.
+    :param unique: whether to add a random claim ``jti``. A relay may accept each token only once.
+    :param asks: whether to add a claim ``ack``. It says that the session sends unconfirmed messages again; relays of
+        the reference ignore it.
     """
     claims: dict[str, object] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
     if asks:
@@ -119,7 +123,7 @@ def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: 
 
 
 def _is_text(text: str) -> bool:
-    """Whether ``text`` can be encoded: JSON can contain unpaired surrogates, an envelope cannot."""
+    """Whether ``text`` can be encoded as UTF-8. JSON may contain unpaired surrogates, which an envelope cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -135,9 +139,9 @@ def _number(claims: dict[str, object], name: str, limit: int) -> int:
 
 
 def parse(text: bytes) -> Token:
-    """Parse a token without verifying it.
+    """Parse a token without verifying its signature or times.
 
-    :raises TokenError: the text is no token.
+    :raises TokenError: the text is not a token.
     """
     if len(text) > MAX_TOKEN:
         raise TokenError(f"jwt: more than {MAX_TOKEN} bytes")
@@ -169,12 +173,12 @@ def parse(text: bytes) -> Token:
 
 
 class UsedTokens:
-    """Tokens that have opened a connection, each until it expires.
+    """Tokens that have opened a connection. Each is remembered until it expires.
 
-    Above the limit, the first used token of the twin with most tokens is forgotten. So no twin can make tokens of
-    others usable a second time.
+    Above the limit, the twin with most tokens loses the token that it used first. So no twin can make the tokens of
+    other twins usable again.
 
-    :param limit: number of tokens that are remembered.
+    :param limit: maximum number of tokens that are remembered.
     """
 
     def __init__(self, limit: int) -> None:
@@ -188,12 +192,12 @@ class UsedTokens:
         return self._count
 
     def first_use(self, parsed: Token, now: int) -> bool:
-        """Mark a token as used, and return whether it was unused before.
+        """Mark a token as used, and return whether this is its first use.
 
         :param now: seconds since 1970.
         """
         self._forget(now)
-        # The key covers the decoded signature, because base64 can spell the same signature in several ways.
+        # The hash covers the decoded signature, because base64 has several encodings of the same signature.
         key = hashlib.sha256(parsed.signed + b"." + parsed.signature).digest()
         twin = parsed.session.twin
         used = self._of.setdefault(twin, OrderedDict())
@@ -213,7 +217,7 @@ class UsedTokens:
             self._drop(twin)
 
     def _drop(self, twin: int) -> None:
-        """Forget the token that a twin used first."""
+        """Forget the token that ``twin`` used first."""
         self._of[twin].popitem(last=False)
         self._count -= 1
         self._rank(twin)

@@ -1,4 +1,4 @@
-"""Registry entry of a twin, and the signed statements that create and change it."""
+"""Registry entry of a twin, and the signed statements that create and change such an entry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dmsg.rmb.twins.address import MAX_TWIN
 from dmsg.rmb.twins.identity import Signer, parse_account, ss58, verify
 
 MAX_RELAY = 1024
-"""Maximum bytes of the text that names a twin's relays."""
+"""Maximum size in bytes of the text that lists a twin's relays."""
 MAX_RELAYS = 4
 """Maximum number of relays of a twin."""
 MAX_PK = 128
-"""Maximum bytes of an encryption key; keys of RMB have 33."""
+"""Maximum size of an encryption key in bytes. Keys of RMB have 33 bytes."""
 MAX_COUNTER = 2**63 - 1
 SIGNED_LABEL = "dmsg-rmb-twin-1"
 
@@ -26,9 +26,11 @@ _DOMAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](
 
 
 def check_relay(text: str) -> str:
-    """Check one relay of a twin and return it: a domain, reached at ``https://DOMAIN/``, or a URL with a port.
+    """Check the registry's name for a relay, and return it in canonical form.
 
-    :raises ValueError: the text is neither; the exception's text is one line.
+    The name is a domain, for a relay at ``https://DOMAIN/``, or a URL.
+
+    :raises ValueError: the text has neither form; the error message is one line.
     """
     if _DOMAIN.fullmatch(text):
         return text
@@ -51,14 +53,14 @@ def _is_host(host: str) -> bool:
 
 
 def relay_url(relay: str) -> str:
-    """Return the URL to which other relays POST messages for this relay."""
+    """Return the URL to which other relays send POST requests with messages for this relay."""
     return f"{relay}/" if "://" in relay else f"https://{relay}/"
 
 
 def relay_of_websocket(url: str) -> str:
-    """Return the registry's name of the relay that is reached at this ``ws:`` or ``wss:`` URL.
+    """Return the registry's name for the relay that is reached at a ``ws:`` or ``wss:`` URL.
 
-    :raises ValueError: the text is no such URL.
+    :raises ValueError: the text is not such a URL.
     """
     try:
         parts = urlsplit(url)
@@ -82,12 +84,12 @@ class Twin:
     """Registry entry of a twin.
 
     :ivar account: public key that signs for the twin, 32 bytes.
-    :ivar relay: relays joined with ``_``; None when none was ever registered.
-    :ivar pk: encryption key, secp256k1, 33 bytes; None when messages to the twin are not encrypted.
+    :ivar relay: names of the twin's relays, joined with ``_``; None if none was ever registered.
+    :ivar pk: encryption key, secp256k1, 33 bytes; None if messages to the twin are not encrypted.
     :ivar strict: whether the twin makes strict signatures and accepts bound payloads, see
         :mod:`dmsg.rmb.envelope.wire`.
-    :ivar counter: counter of the owner's statements; it grows with each.
-    :ivar signature: the owner's signature over :meth:`signed`; empty if the registry has no signature.
+    :ivar counter: number that the owner increases with each signed statement.
+    :ivar signature: owner's signature over :meth:`signed`; empty if the registry has no signature.
     """
 
     id: int
@@ -100,29 +102,29 @@ class Twin:
 
     @property
     def relays(self) -> frozenset[str]:
-        """Relays as a set; the empty text gives a set with one empty name, as in the reference."""
+        """Names of the twin's relays. An empty text gives a set with one empty name, as in the reference."""
         return frozenset() if self.relay is None else frozenset(self.relay.split("_"))
 
     @property
     def address(self) -> str:
-        """Account as text."""
+        """Account of the twin as SS58 text."""
         return ss58(self.account)
 
     def signed(self) -> bytes:
-        """Return the bytes that the owner signs: six lines of UTF-8, which contain the account but not the id."""
+        """Return the bytes that the owner signs: six lines of UTF-8. They contain the account but not the id."""
         relay = "" if self.relay is None else self.relay
         pk = "" if self.pk is None else self.pk.hex()
         strict = "strict" if self.strict else ""
         return "\n".join((SIGNED_LABEL, self.account.hex(), str(self.counter), relay, pk, strict)).encode()
 
     def sign(self, signer: Signer) -> Twin:
-        """Return a copy with the owner's signature."""
+        """Return a copy that has the owner's signature."""
         return replace(self, signature=signer.sign(self.signed()))
 
     def check(self) -> None:
-        """Check the limits and the owner's signature.
+        """Check all limits and the owner's signature.
 
-        :raises RegistryRefused: a value exceeds its limit, or the owner did not sign the statement.
+        :raises RegistryRefused: a value exceeds its limit, or the owner has not signed the statement.
         """
         if not 0 <= self.counter <= MAX_COUNTER:
             raise RegistryRefused(f"counter is not between 0 and {MAX_COUNTER}")
@@ -144,7 +146,7 @@ class Twin:
             raise NotTheOwner(f"the statement is not signed by the twin's owner: {error}") from None
 
     def as_dict(self) -> dict[str, object]:
-        """Return the entry as a dictionary for JSON."""
+        """Return the entry as a dictionary that JSON can encode."""
         return {
             "id": self.id,
             "account": self.account.hex(),
@@ -156,7 +158,7 @@ class Twin:
         }
 
     def to_json(self) -> bytes:
-        """Return the entry as a JSON text."""
+        """Return the entry as JSON text."""
         return json.dumps(self.as_dict(), separators=(",", ":")).encode()
 
     @classmethod
