@@ -1,10 +1,9 @@
 """dmsg connects two programs that know only each other's public key.
 
-This package has the names that all protocol families share: keys, errors, streams and their endpoints, discovery,
-admission, events.
-:class:`Client` is that of today's network, :class:`dmsg.v2019.Client`.  The other names of each protocol family are in
-:mod:`dmsg.v2019`, :mod:`dmsg.messaging` and :mod:`dmsg.rmb`, and a lab for tests is in :mod:`dmsg.testing`.  All other
-modules are private and may change.
+This package exports the names that all protocol families share: keys, errors, streams and their endpoints, discovery,
+admission, events. It also exports :class:`Client`, the client of today's network (:class:`dmsg.v2019.Client`). The
+names of each protocol family are in :mod:`dmsg.v2019`, :mod:`dmsg.messaging` and :mod:`dmsg.rmb`. :mod:`dmsg.testing`
+has a lab for tests. All other modules are private and may change.
 """
 
 from __future__ import annotations

@@ -15,36 +15,36 @@ class UnsafeDirectory(OSError):
 
 
 def config_directory() -> Path:
-    """Return the path of the user's directory of settings, address book and keys, whether it exists or not."""
+    """Return the path of the user's directory for settings, address book and keys. It may not exist."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "dmsg"
 
 
 def state_directory() -> Path:
-    """Return the path of the directory of logs, whether it exists or not."""
+    """Return the path of the user's directory for logs. It may not exist."""
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "dmsg"
 
 
 def data_directory() -> Path:
-    """Return the path of the directory of data that cannot be created again, whether it exists or not."""
+    """Return the path of the user's directory for data that cannot be created again. It may not exist."""
     return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "dmsg"
 
 
 def cache_directory() -> Path:
-    """Return the path of the directory of files that can be created again, whether it exists or not."""
+    """Return the path of the user's directory for files that can be created again. It may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"
 
 
 def socket_directory() -> Path:
-    """Return the path of the default directory of the agent's socket, whether it exists or not."""
+    """Return the path of the default directory for the agent's socket. It may not exist."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "dmsg" if runtime else cache_directory()
 
 
 def free_bytes(path: str | Path) -> int | None:
-    """Return the number of bytes that this user may still write to the file system of ``path``.
+    """Return the number of bytes that this user can still write to the file system of ``path``.
 
-    :returns: None if the file system does not report the number. Many file systems in user space report no blocks at
-        all, and such a file system is not full.
+    :returns: the number; None if the file system does not report it. Many file systems in user space report that they
+        have no blocks at all, which does not mean that they are full.
     """
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize if found.f_blocks else None
@@ -53,10 +53,11 @@ def free_bytes(path: str | Path) -> int | None:
 def check_directory(path: Path) -> None:
     """Check that no other user can replace the files of this user in a directory.
 
-    The directory belongs to this user or to root, and others may write there only under a sticky bit, as in ``/tmp``.
-    The group of a directory of this user may write there, because many systems give each user a group of their own.
+    The directory must belong to this user or to root. Others may have write permission only if the sticky bit is set,
+    as in ``/tmp``. In a directory of this user, its group may have write permission, because many systems give each
+    user a group of their own.
 
-    :raises UnsafeDirectory: others could replace files.
+    :raises UnsafeDirectory: other users could replace files.
     :raises OSError: the directory is absent.
     """
     status = os.stat(path)
@@ -73,7 +74,8 @@ def check_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory for this user alone if it is absent, with its parents, and check it.
+    """Create a directory, with its parents, if it is absent, and check it with :func:`check_directory`. A new directory
+    has mode 0700.
 
     :raises UnsafeDirectory: see :func:`check_directory`.
     :raises OSError: the directory cannot be created.

@@ -1,8 +1,8 @@
-"""All errors of dmsg, and the named reasons for refusals, drops and ends.
+"""Errors that several parts of dmsg share, and the reasons for refusals, drops and the ends of connections and streams.
 
-There are two kinds of protocol errors, as in h11.  :class:`LocalProtocolError` means that *our* program misused an API;
-it is raised to the caller.  :class:`RemoteProtocolError` means that the *peer* broke a rule; it ends the peer's
-connection and nothing else.
+There are two kinds of protocol errors, as in h11. :class:`LocalProtocolError` means that *this* program misused an API;
+it is raised to the caller. :class:`RemoteProtocolError` means that the *peer* broke a rule; it ends only the peer's
+connection.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from enum import Enum, IntEnum
 class CloseReason(IntEnum):
     """Reason for which a stream or a transport has ended.
 
-    Inside the library a reason is any number from 0 on, listed here or not (see ``close_reason_text``).  Each protocol
-    family writes as much of it as fits into its frames (``fit_close_reason``).  A CLOSE frame of 2019 has one byte for
-    the reason; the 2019 reference writes only 0 and does not read it.
+    Inside the library a reason may be any number from 0 on, because applications and newer programs may use numbers
+    that are not listed here. A frame has room for small numbers only (:func:`fit_close_reason`): a CLOSE frame of 2019
+    has one byte for the reason. The reference of 2019 writes 0 there, and does not read the byte.
     """
 
     UNSPECIFIED = 0
@@ -32,7 +32,7 @@ class CloseReason(IntEnum):
     TIMEOUT = 11
     ABORTED = 12
     BUFFER_FULL = 13
-    # The following reasons are only sent by clients and servers that know secure transports.
+    # Only clients and servers that support secure transports send the following reasons.
     ENCRYPTION_REQUIRED = 14
     NOT_AUTHENTIC = 15
     FRAME_MISSING = 16
@@ -45,7 +45,7 @@ class CloseReason(IntEnum):
     STALLED = 23
     FULL = 24
     TOO_MANY_FROM_ADDRESS = 25
-    # The following reasons are never sent: only one end knows them.
+    # The following reasons are never sent; they describe what one end has found out by itself.
     ACKS_UNKNOWN = 253
     ACKS_DIFFER = 254
     UNCONFIRMED = 255
@@ -86,7 +86,7 @@ _CLOSE_TEXTS = {
 
 
 def close_reason_text(reason: int) -> str:
-    """Return the text of a close reason for a person, or ``reason N`` for an unlisted one."""
+    """Return a text for people that explains a close reason; ``reason N`` for a number that is not listed."""
     return _CLOSE_TEXTS.get(reason) or f"reason {reason}"  # type: ignore[call-overload]
 
 
@@ -94,28 +94,32 @@ NOBODY_LISTENS = "nobody listens at"
 
 
 def not_listening(address: str) -> str:
-    """Return the text of a CLOSE with ``REFUSED`` for a person; a port that listens only for other keys cannot be
-    distinguished."""
+    """Return a text for people that explains a refusal with ``REFUSED``.
+
+    The remote answers the same way if no program listens and if the program accepts only other keys.
+    """
     return f"{NOBODY_LISTENS} {address}, or not for this key"
 
 
 def as_close_reason(reason: int) -> int:
-    """Return the :class:`CloseReason` with this number, or the number itself if there is none."""
+    """Return the :class:`CloseReason` with this number; the number itself if it is not listed."""
     return CloseReason(reason) if reason in _CLOSE_TEXTS else reason
 
 
 def fit_close_reason(reason: int, size: int = 1) -> int:
-    """Return a close reason that fits into ``size`` bytes; ``ABORTED`` replaces one that does not.
+    """Return ``reason`` if it fits into ``size`` bytes, otherwise ``ABORTED``.
 
-    Cutting off bytes would change the meaning: the lower byte of 256 is 0, which is a clean end.
+    Truncated, a reason would have another meaning: the lower byte of 256 is 0, which means a clean end.
     """
     return reason if 0 <= reason < 1 << 8 * size else CloseReason.ABORTED
 
 
 class DropReason(Enum):
-    """Reason for which something was refused, dropped or ended; each value is a metric label."""
+    """Reason for which a connection, request or frame was refused, dropped or ended. The values are
+    labels of metrics.
+    """
 
-    # The following reasons end a connection before its handshake is done.
+    # The following reasons end a connection before its handshake is complete.
     TOO_MANY_CONNECTIONS = "too_many_connections"
     DRAINING = "draining"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
@@ -172,31 +176,31 @@ class NobodyThere(DmsgError):
 
 
 class Unwanted(DmsgError):
-    """Error: the other side was reached, and refused the request."""
+    """Error: the peer was reached, and refused the request."""
 
 
 class WrongUse(DmsgError):
-    """Error: the user gave an invalid option, argument or name; nothing was done."""
+    """Error: an option, an argument or a name is invalid. The program has not begun its work."""
 
 
 class CutShort(DmsgError):
-    """Error: the transfer was interrupted; the same command resumes it."""
+    """Error: the transfer was interrupted. If the user runs the same command again, the transfer is resumed."""
 
 
 class KeyFormatError(DmsgError, ValueError):
-    """Error: the text or bytes are no valid public key, secret key or signature."""
+    """Error: a text or bytes are not a valid public key, secret key or signature."""
 
 
 class SignatureError(DmsgError):
-    """Error: a signature does not belong to the key and the payload."""
+    """Error: a signature was not made with this key over this payload."""
 
 
 class KeyFileError(DmsgError):
-    """Error: a key file is missing, malformed, or readable by others."""
+    """Error: a key file is missing, malformed, readable by others, in use, or cannot be written."""
 
 
 class LocalProtocolError(DmsgError):
-    """Error: the caller asked for an operation that the protocol does not allow now."""
+    """Error: this program requested an operation that the protocol does not allow in the present state."""
 
 
 class RemoteProtocolError(DmsgError):
@@ -229,9 +233,9 @@ class TransportClosed(DmsgError):
 
 
 class TransportRefused(TransportClosed, Unwanted):
-    """Error: the answer to a REQUEST was CLOSE.
+    """Error: a request for a transport was refused, by the remote or by the server.
 
-    :ivar final: whether the remote itself refused, so that no other server would help.
+    :ivar final: whether the remote itself refused, so that an attempt through another server is pointless.
     """
 
     final = False
@@ -241,26 +245,27 @@ class TransportRefused(TransportClosed, Unwanted):
 
 
 class EncryptionUnavailable(DmsgError):
-    """Error: the client requires secure transports, and the remote or the server does not offer them."""
+    """Error: this client requires secure transports, and the remote or the server does not support them."""
 
 
 class PingUnavailable(DmsgError):
-    """Error: the remote's client does not answer pings, because it is of 2019 or of an earlier version of dmsg."""
+    """Error: the remote does not answer pings, because its program is of 2019 or an earlier version of dmsg."""
 
 
 class DmsgTimeout(DmsgError, TimeoutError):
-    """Error: a deadline given by the caller passed."""
+    """Error: an operation did not finish within the timeout that the caller set."""
 
 
 class SendBufferFull(LocalProtocolError):
-    """Error: more bytes were written to a transport than its send buffer may contain."""
+    """Error: the program wrote more bytes to a stream than fit into the send buffer."""
 
 
 class ConnectFailed(NobodyThere):
-    """Error: no server of the remote could carry a transport to it.
+    """Error: the remote could not be reached through any of its servers.
 
-    :ivar attempts: servers that were tried and the reason why each failed, in order.
-    :ivar key: 66 hexadecimal characters of the remote's public key, if it is known here.
+    :ivar attempts: servers that were tried, in order, each with the reason why it failed.
+    :ivar key: public key of the remote, 66 hexadecimal characters; empty if the code that raised the error did not know
+        it.
     """
 
     def __init__(self, text: str, attempts: tuple[tuple[str, str], ...] = (), key: str = "") -> None:
@@ -274,7 +279,9 @@ class ConnectFailed(NobodyThere):
 
 
 class ConnectTimeout(ConnectFailed, DmsgTimeout):
-    """Error: the time for ``connect`` passed; ``attempts`` lists the servers that were tried until then."""
+    """Error: ``connect`` did not finish within its timeout. ``attempts`` lists the servers that
+    were tried until then.
+    """
 
 
 class DiscoveryError(DmsgError):
@@ -289,13 +296,13 @@ class DiscoveryError(DmsgError):
 
 
 class WrongDiscovery(DiscoveryError):
-    """Error: the discovery at this URL belongs to another network, so asking again is useless."""
+    """Error: the program at this URL is not a discovery of this network, so that trying again is pointless."""
 
 
 class EntryNotFound(DiscoveryError, NobodyThere):
     """Error: discovery has no entry of the key.
 
-    :ivar key: 66 hexadecimal characters of the public key, if it is known here.
+    :ivar key: public key, 66 hexadecimal characters; empty if the code that raised the error did not know it.
     """
 
     def __init__(self, text: str = "entry of public key is not found", key: str = "") -> None:
@@ -308,5 +315,5 @@ class EntryError(DmsgError, ValueError):
 
 
 def needs_extra(extra: str) -> str:
-    """Return a text, for an error message, that says how to install an extra of setup.cfg."""
+    """Return a text for an error message that says how to install the packages of an optional extra."""
     return f"more packages are needed; in dmsg's directory: pip install -e '.[{extra}]'"

@@ -1,5 +1,6 @@
-"""Advisory locks on open files, by flock(2); a lock ends with the process that has it, even if the process is
-killed."""
+"""Advisory locks on open files, by flock(2). A lock ends with the process that holds it, even if
+the process is killed.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ import os
 from pathlib import Path
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EINVAL})
-"""Error numbers of file systems without locks."""
+"""Error numbers with which file systems without locks answer."""
 
 
 class NoLocks(OSError):
-    """Error: the file system has no locks, so the caller must continue without one."""
+    """Error: the file system does not support locks. The caller has to continue without a lock."""
 
 
 def take_lock(descriptor: int, *, share: bool = False) -> bool:
     """Lock an open file, without waiting.
 
-    :param share: whether other processes that share the lock are accepted.
+    :param share: whether to take a shared lock, which several processes can hold.
     :returns: False if another process holds the lock.
     :raises NoLocks: the file system has no locks.
     """
@@ -33,7 +34,7 @@ def take_lock(descriptor: int, *, share: bool = False) -> bool:
 
 
 def lock_if_can(descriptor: int) -> bool:
-    """Take a lock like :func:`take_lock`; on a file system without locks, return True as well."""
+    """Take a lock like :func:`take_lock`, but return True on a file system without locks."""
     try:
         return take_lock(descriptor)
     except NoLocks:
@@ -41,9 +42,9 @@ def lock_if_can(descriptor: int) -> bool:
 
 
 def is_at(descriptor: int, path: str | Path, at: int | None = None) -> bool:
-    """Whether an open file still has this name.  The process that had its lock before may have removed it.
+    """Whether an open file is still the one at ``path``. A process that held the lock before may have removed the file.
 
-    :param at: descriptor of the directory that the path begins in.
+    :param at: descriptor of the directory to which a relative path refers.
     """
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, dir_fd=at, follow_symlinks=False))

@@ -1,8 +1,9 @@
-"""Locks on key files: only one program at a time uses a key on this machine, and a second program learns which one.
+"""Locks on key files. With them only one program on this machine uses a key at a time, and the error of a second
+program says which program that is.
 
 Two programs with one key disturb each other: servers send new requests to the newest connection, and each program
-replaces the other's entry in discovery.  The lock is ``FILE.lock`` beside the key file, or the key file itself if
-nothing can be written beside it.  It ends with the process that has it, even if the process is killed.
+replaces the other's entry in discovery. The locked file is ``FILE.lock`` beside the key file ``FILE``; if it cannot be
+created, the key file itself. The lock ends with the process that holds it, even if the process is killed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _WHO_SIZE = 256
 KEY_ADVICE = (
     "stop that, or use another key (dmsg key new FILE); with --share both run, and others reach only the newest"
 )
-"""Advice for a key file that is in use."""
+"""Advice in the error message for a key file that is in use."""
 _held: dict[str, list[KeyLock]] = {}
 
 
@@ -31,7 +32,7 @@ class KeyInUse(KeyFileError):
 
 
 class KeyLock:
-    """Lock on a key file; :meth:`release` ends it."""
+    """Lock on a key file, which :meth:`release` ends."""
 
     def __init__(self, path: str, descriptor: int | None, beside: str | None) -> None:
         self._path = path
@@ -39,7 +40,7 @@ class KeyLock:
         self.lock_file = beside
 
     def release(self) -> None:
-        """Release the lock.  May be repeated."""
+        """Release the lock. Further calls do nothing."""
         holders = _held.get(self._path, [])
         if self in holders:
             holders.remove(self)
@@ -49,7 +50,7 @@ class KeyLock:
         if descriptor is None or any(other.descriptor == descriptor for other in holders):
             return
         if self.lock_file is not None:
-            # The file is removed while the lock is still held, so that it cannot be another program's file.
+            # The file is removed before the lock is released. After that, it could be the file of the next program.
             with suppress(OSError):
                 os.unlink(self.lock_file)
         os.close(descriptor)
@@ -58,11 +59,12 @@ class KeyLock:
 def hold_key(
     path: str | os.PathLike[str], program: str, *, share: bool = False, advice: str = KEY_ADVICE, display_path: str = ""
 ) -> KeyLock:
-    """Lock a key file, or another file, for ``program``; the same process may do so several times.
+    """Lock a key file, or another file, for ``program``. A process may lock the same file several times.
 
-    :param share: whether other programs that share the lock are accepted.
-    :param advice: what a user can do who finds the file in use.
-    :param display_path: name, for the message, of the thing in use; by default the path of the file.
+    :param program: name of the program, which the error of a second program contains.
+    :param share: whether several programs may hold the lock at the same time, if all of them pass True.
+    :param advice: advice in the error message for the user whose file is in use.
+    :param display_path: name of the file in the error message; by default its path.
     :raises KeyInUse: another program holds the lock; the message says which one, and what to do.
     """
     real = os.path.realpath(path)
@@ -79,7 +81,7 @@ def hold_key(
 
 
 def _hold_beside(real: str, program: str, share: bool, advice: str, display_path: str) -> KeyLock | None:
-    """Lock the file beside a key file; return None if nothing can be written there."""
+    """Lock the file ``FILE.lock`` beside a key file; return None if it cannot be created."""
     beside = real + LOCK_SUFFIX
     while True:
         try:
@@ -88,7 +90,7 @@ def _hold_beside(real: str, program: str, share: bool, advice: str, display_path
             return None
         try:
             mine = take_lock(descriptor, share=share)
-        except NoLocks:  # The error is ignored: on a file system without locks, the key is used unlocked.
+        except NoLocks:  # On a file system without locks, the key is used unlocked.
             os.close(descriptor)
             return KeyLock(real, None, None)
         if not mine:
@@ -97,13 +99,14 @@ def _hold_beside(real: str, program: str, share: bool, advice: str, display_path
             if share:
                 return KeyLock(real, None, None)
             raise KeyInUse(_in_use(display_path, who, advice))
-        # The file that was opened may just have been removed by the program that had the lock.
+        # The program that held the lock before may have removed the file since it was opened here; then the loop opens
+        # a new one.
         if is_at(descriptor, Path(beside)):
             break
         os.close(descriptor)
     os.ftruncate(descriptor, 0)
     with suppress(OSError):
-        # The error is ignored: the lock works even if a full disk prevents writing the name of the program.
+        # A full disk prevents writing the name of the program, but the lock works without the name.
         os.pwrite(descriptor, f"{os.getpid()} {time.strftime('%H:%M')} {program}\n".encode()[:_WHO_SIZE], 0)
     return KeyLock(real, descriptor, beside)
 
@@ -133,5 +136,7 @@ def _in_use(display_path: str, holder: str, advice: str) -> str:
 
 
 def this_program(*words: str) -> str:
-    """Return the name of this process for programs that find the key in use; its other arguments are never shown."""
+    """Return the name of this program, with ``words``, for the error message of another program that finds the key in
+    use. It does not contain the arguments of the command line, which may be secret.
+    """
     return " ".join((Path(sys.argv[0]).name or "python", *words))

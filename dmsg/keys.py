@@ -1,13 +1,11 @@
 """secp256k1 keys, recoverable signatures and key files.
 
-Lengths: :class:`PubKey` 33 bytes (compressed point), :class:`SecKey` 32 bytes
-(big endian), :class:`Signature` 65 bytes ``r(32) || s(32) || recid(1)``, all
-as Skycoin's ``cipher`` package writes them.  On the wire, in JSON and in files they are lower-case hexadecimal; people
-see public keys in :attr:`PubKey.text`, and may write either.
+Lengths: :class:`PubKey` 33 bytes (compressed point), :class:`SecKey` 32 bytes (big endian), :class:`Signature` 65 bytes
+``r(32) || s(32) || recid(1)``, all as Skycoin's ``cipher`` package writes them. JSON and files have them in lower-case
+hexadecimal. People see public keys in the form of :attr:`PubKey.text`, and may write either form.
 
-A value of these types is always valid: the constructors raise
-:class:`~dmsg.errors.KeyFormatError` for everything else, which includes keys
-that make the 2019 reference panic (x >= p) and the null key.
+A value of these types is always valid: the constructors raise :class:`~dmsg.errors.KeyFormatError` for everything else.
+This includes the null key, and keys with which the reference of 2019 panics (x >= p).
 """
 
 from __future__ import annotations
@@ -30,21 +28,22 @@ from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 
 PUBKEY_SIZE = 33
 PUBKEY_TEXT_SIZE = 53
-"""Number of characters of a public key in base32, which fits into a DNS label of at most 63."""
+"""Number of characters of a public key in base32. They fit into a DNS label, which has at most 63."""
 SECKEY_SIZE = 32
 SIGNATURE_SIZE = 65
 KEY_FILE_MODE = 0o600
 
 POINTS = 64
-"""Number of most recently used keys whose points are cached, for the handshakes under way.  Most keys are used for one
-handshake, and cached objects that live longer would fragment the heap."""
+"""Maximum number of keys whose decompressed points are cached, those used last. The number is small: most keys are used
+for one handshake only, and many long-lived objects would fragment the heap.
+"""
 SHARED = 1024
-"""Number of most recently used keys with which a secret key caches its shared secret."""
+"""Maximum number of public keys for which a secret key caches the shared secret, those used last."""
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
 def sha256(data: bytes) -> bytes:
-    """Return the SHA-256 of data, 32 bytes."""
+    """Return the SHA-256 hash of ``data``, 32 bytes."""
     return hashlib.sha256(data).digest()
 
 
@@ -52,7 +51,7 @@ def _from_hex(text: str, size: int, name: str) -> bytes:
     if len(text) != size * 2:
         raise KeyFormatError(f"{name} must be {size * 2} hexadecimal characters, not {len(text)}")
     try:
-        # The characters are checked first, because bytes.fromhex() would accept a key with blanks in it.
+        # The characters are checked first, because bytes.fromhex() accepts blanks.
         if not text.isalnum():
             raise ValueError
         return bytes.fromhex(text)
@@ -88,23 +87,23 @@ class PubKey(bytes):
 
     @classmethod
     def shared(cls, data: bytes) -> PubKey:
-        """Return an equal key that all callers share, if it was used recently, to save memory."""
+        """Return the key of these bytes. To save memory, recent calls with the same bytes return the same object."""
         return _shared_key(data)
 
     @classmethod
     def from_hex(cls, text: str) -> PubKey:
-        """Return the key in a hexadecimal text.
+        """Parse a hexadecimal key.
 
-        :param text: 66 hexadecimal characters of either case.
+        :param text: 66 hexadecimal characters, upper or lower case.
         """
         return cls(_from_hex(text, PUBKEY_SIZE, "public key"))
 
     @classmethod
     def from_text(cls, text: str) -> PubKey:
-        """Return the key in a text that a person wrote.
+        """Parse a key that a person wrote.
 
-        :param text: 53 characters of base32 (:attr:`text`) or 66 of hexadecimal, of either case.
-        :raises KeyFormatError: the text is neither, or another base32 text stands for the same key.
+        :param text: 53 characters of base32 (:attr:`text`) or 66 hexadecimal characters, upper or lower case.
+        :raises KeyFormatError: the text is neither, or is base32 of a key whose :attr:`text` differs.
         """
         if len(text) != PUBKEY_TEXT_SIZE:
             if len(text) != PUBKEY_SIZE * 2:
@@ -116,20 +115,21 @@ class PubKey(bytes):
         except (binascii.Error, ValueError):
             raise KeyFormatError("public key is not base32") from None
         key = cls(data)
-        # The text is compared with the key's own, because the last character has one bit more than the key, so that two
-        # texts could stand for one key.
+        # The base32 text has one bit more than the key, so two texts decode to each key. Only the one with a zero bit
+        # is valid.
         if key.text != text.lower():
             raise KeyFormatError("public key is not valid base32: the last character has a spare bit set")
         return key
 
     @property
     def text(self) -> str:
-        """Text of the key for people and as a host name: 53 lower-case characters of base32 (RFC 4648) without
-        padding."""
+        """Key as people read and write it, and as a host name: 53 lower-case characters of base32 (RFC 4648), without
+        padding.
+        """
         return base64.b32encode(self).decode("ascii").rstrip("=").lower()
 
     def verify(self, payload: bytes, signature: Signature) -> None:
-        """Check a signature over SHA-256 of ``payload``.
+        """Verify a signature over the SHA-256 hash of ``payload``.
 
         :raises SignatureError: the signature was not made with this key.
         """
@@ -138,7 +138,7 @@ class PubKey(bytes):
 
     @property
     def short(self) -> str:
-        """First 8 hexadecimal digits of the key, the form for logs."""
+        """First 8 hexadecimal digits of the key, as logs and messages show it."""
         return self[:4].hex()
 
     def __str__(self) -> str:
@@ -166,22 +166,26 @@ class Signature(bytes):
 
     @classmethod
     def from_hex(cls, text: str) -> Signature:
-        """Return the signature in a hexadecimal text.
+        """Parse a hexadecimal signature.
 
-        :param text: 130 hexadecimal characters of either case.
+        :param text: 130 hexadecimal characters, upper or lower case.
         """
         return cls(_from_hex(text, SIGNATURE_SIZE, "signature"))
 
     def recover(self, payload: bytes) -> PubKey:
-        """Return the key that made this signature over SHA-256 of ``payload``."""
+        """Return the public key with whose secret key this signature over the SHA-256 hash of ``payload`` was made.
+
+        :raises SignatureError: see :meth:`recover_digest`.
+        """
         return self.recover_digest(sha256(payload))
 
     def recover_digest(self, digest: bytes) -> PubKey:
-        """Return the key that made this signature over the 32 bytes ``digest``.
+        """Return the public key with whose secret key this signature over the 32 bytes ``digest`` was made.
 
-        :raises SignatureError: recid is above 3 (27-style ids too), the top bit of s is set, r or s is out of range,
-            there is no such point, or recovery gives infinity, which the 2019 reference accepts.  The top bit is
-            Skycoin's rule for a high s (specs of ``cipher``); a flipped signature always has it.
+        :raises SignatureError: recid is above 3 (also 27 and more, as some programs count), the top bit of s is set, r
+            or s is out of range, r is not the coordinate of a point, or the key would be the point at infinity.
+            Skycoin's ``cipher`` forbids the top bit of s, because the negated s would also be valid. The reference of
+            2019 accepts infinity.
         """
         if self[64] > 3:
             raise SignatureError("recovery id is greater than 3")
@@ -190,7 +194,7 @@ class Signature(bytes):
         try:
             point = coincurve.PublicKey.from_signature_and_message(bytes(self), digest, hasher=None)
             return bytes.__new__(PubKey, point.format())
-        except Exception:  # Exception is caught, because coincurve raises a bare Exception in one case.
+        except Exception:  # coincurve raises a plain Exception in one case.
             raise SignatureError("no public key can be recovered from the signature") from None
 
     def __str__(self) -> str:
@@ -198,7 +202,9 @@ class Signature(bytes):
 
 
 class _PrivateKey(coincurve.PrivateKey):
-    """Private key without the x-only key of Schnorr signatures, which would double the time of its construction."""
+    """Private key of coincurve without the key for Schnorr signatures, whose computation would double the time to
+    create it.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
@@ -207,7 +213,9 @@ class _PrivateKey(coincurve.PrivateKey):
 
 
 class SecKey:
-    """Secret key.  Its only text form is :meth:`hex`, so that no log shows it by accident."""
+    """Secret key. Only :meth:`hex` and :meth:`to_bytes` reveal it; ``str()`` and ``repr()`` do not, so that no log
+    shows it by accident.
+    """
 
     __slots__ = ("_key", "_shared", "public")
 
@@ -215,7 +223,7 @@ class SecKey:
     """Public key that belongs to the secret key."""
 
     def __init__(self, data: bytes) -> None:
-        """:raises KeyFormatError: the data have not 32 bytes, are zero, or not below the order of the curve."""
+        """:raises KeyFormatError: the data are not 32 bytes, are zero, or are not less than the order of the curve."""
         if len(data) != SECKEY_SIZE:
             raise KeyFormatError(f"secret key must be {SECKEY_SIZE} bytes, not {len(data)}")
         if not 0 < int.from_bytes(data, "big") < _ORDER:
@@ -235,15 +243,15 @@ class SecKey:
 
     @classmethod
     def from_hex(cls, text: str) -> SecKey:
-        """Return the key in a hexadecimal text.
+        """Parse a hexadecimal key.
 
-        :param text: 64 hexadecimal characters of either case.
+        :param text: 64 hexadecimal characters, upper or lower case.
         """
         return cls(_from_hex(text, SECKEY_SIZE, "secret key"))
 
     @classmethod
     def from_seed(cls, seed: bytes) -> SecKey:
-        """Return Skycoin's deterministic key of a seed (``cipher.GenerateDeterministicKeyPair``).
+        """Derive a key from a seed as Skycoin does (``cipher.GenerateDeterministicKeyPair``).
 
         :raises KeyFormatError: the seed is empty.
         """
@@ -262,23 +270,27 @@ class SecKey:
         return cls(generate(sha256(seed + sha256(first + product))))
 
     def sign(self, payload: bytes) -> Signature:
-        """Return a signature over SHA-256 of ``payload``, with low s, deterministic (RFC 6979).
+        """Sign the SHA-256 hash of ``payload``. The signature is deterministic (RFC 6979) and has a low s.
 
-        The 2019 reference takes a random nonce; verifiers cannot tell the difference.
+        The reference of 2019 uses a random nonce; for verifiers this makes no difference.
         """
         return Signature(self._key.sign_recoverable(payload))
 
     def ecdh(self, public: PubKey) -> bytes:
-        """Return the shared secret: SHA-256 of the compressed product point, 32 bytes (``cipher.ECDH``)."""
+        """Return the shared secret of this key and ``public``: 32 bytes, the SHA-256 hash of the compressed product
+        point (``cipher.ECDH``).
+        """
         secret = ffi.new("unsigned char [32]")
-        # This does the same as coincurve's ecdh(), but without decompressing the point at each call.
+        # This does the same as coincurve's ecdh(), but gets the decompressed point from a cache.
         lib.secp256k1_ecdh(
             self._key.context.ctx, secret, _point(public).public_key, self._key.secret, ffi.NULL, ffi.NULL
         )
         return bytes(ffi.buffer(secret, 32))
 
     def lasting_ecdh(self, public: PubKey) -> bytes:
-        """Return the same shared secret from a cache, for two lasting keys that agree again with each connection."""
+        """Return the same as :meth:`ecdh` from a cache. It is meant for static keys, because every connection between
+        two clients needs the secret of the same two keys again.
+        """
         shared = self._shared.pop(public, None)
         if shared is None:
             shared = self.ecdh(public)
@@ -310,9 +322,9 @@ def write_key_file(path: str | os.PathLike[str], key: SecKey) -> None:
 
 
 def write_new(path: str | os.PathLike[str], text: str) -> None:
-    """Write a new file with a secret, mode 0600.
+    """Write a new file for a secret, with mode 0600.
 
-    The file appears complete or not at all; a full disk leaves nothing behind.
+    The file appears complete or not at all, and after an error, such as a full disk, no temporary file is left.
 
     :raises KeyFileError: the file exists or cannot be written.
     """
@@ -328,9 +340,9 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            # The name is made by a hard link, which, unlike a rename, never replaces a file.
+            # The file gets its name by a hard link, because a rename could replace an existing file.
             os.link(temporary, target)
-        except PermissionError:  # A rename is used instead, because the file system has no hard links.
+        except PermissionError:  # The file system has no hard links.
             os.rename(temporary, target)
             temporary = None
     except FileExistsError:
@@ -365,7 +377,8 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
         key = SecKey.from_hex(fields["secret"].strip())
     except (KeyError, KeyFormatError):
         raise KeyFileError(f"{path}: not a key file") from None
-    # The mode is checked only now, so that nobody is told to change the mode of a file that is no key.
+    # The mode is checked after the content, so that the advice to change the mode is not given for a file that has no
+    # key.
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise KeyFileError(f"{path}: is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
     if "public" in fields and fields["public"].strip().lower() != key.public.hex():
@@ -376,8 +389,7 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
 def load_or_create_key(path: str | os.PathLike[str], *, create: bool = True) -> SecKey:
     """Read the key file, or create it with a new key if it is absent.
 
-    :param create: whether to create it; otherwise an absent file is an error, for example because its name was
-        mistyped.
+    :param create: whether to create an absent file; otherwise it is an error, because its name may be mistyped.
     :raises KeyFileError: as in :func:`read_key_file` and :func:`write_key_file`.
     """
     if os.path.lexists(path):
@@ -390,7 +402,8 @@ def load_or_create_key(path: str | os.PathLike[str], *, create: bool = True) -> 
 
 
 def default_key(path: str | os.PathLike[str]) -> SecKey:
-    """Return the default key, from a file in the directory of settings that is created with its directory if absent.
+    """Return the user's default key from the file ``path`` in the directory of settings. Create file and directory if
+    they are absent.
 
     :raises KeyFileError: as in :func:`load_or_create_key`.
     """

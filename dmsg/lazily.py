@@ -1,7 +1,7 @@
 """Lazy import of the public names of packages.
 
-``import dmsg`` must not import Twisted, HTTP and a database.  Otherwise the command would start late, and workers of
-Spark, which need one module of it, would need all of these packages.
+``import dmsg`` must not import Twisted, HTTP and a database. Otherwise commands would start slowly, and Spark's
+workers, which use a few modules of dmsg, would need all of these packages.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from importlib import import_module
 def public(
     package: str, modules: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package; interactive shells complete the names that the
-    last one lists.
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` for a package whose public names are imported at their first
+    use.
 
-    :param modules: public names by module, separated by spaces.
+    With ``__dir__``, interactive shells can complete these names.
+
+    :param package: name of the package.
+    :param modules: public names by the module that defines them, separated by spaces.
     """
     where = {name: module for module, names in modules.items() for name in names.split()}
 

@@ -1,8 +1,8 @@
-"""Small files that several programs change: one change at a time, and each change is atomic.
+"""Small files that several programs change. Only one program changes a file at a time, and each change is atomic.
 
-A program that reads a file, changes the content and writes it back does so within :func:`exclusive_change`; otherwise
-the second of two programs would overwrite the change of the first.  The lock is ``FILE.lock``; the lock ends with the
-process that has it, so a lock file that a killed program has left blocks nobody.
+A program has to read, change and write a file within :func:`exclusive_change`. Otherwise it could overwrite a change
+that another program makes at the same time. The lock is on the file ``FILE.lock``. It ends with the process that holds
+it, so a file ``FILE.lock`` of a killed program blocks nobody.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from dmsg.filelock import is_at, lock_if_can
 
 LOCK_SUFFIX = ".lock"
 LOCK_TIMEOUT = 5.0
-"""Seconds to wait for another program's change, which takes milliseconds unless that program is suspended."""
+"""Seconds to wait until another program has made its change. A change takes milliseconds, unless that program is
+suspended.
+"""
 _LOCK_RETRY = 0.02
 
 
 class FileBusy(DmsgError):
-    """Error: another program is changing the file and does not finish."""
+    """Error: another program is changing the file, and did not finish within the timeout."""
 
 
 @contextmanager
 def exclusive_change(path: Path, *, timeout: float | None = None) -> Iterator[None]:
-    """Context manager within which no other program changes a file; missing directories are made, with mode 0700.
+    """Context manager within which no other program changes a file. Missing directories are created, with mode 0700.
 
     :param timeout: seconds to wait for another program; None for ``LOCK_TIMEOUT``.
-    :raises FileBusy: another program holds the lock for longer.
-    :raises OSError: the lock file cannot be made.
+    :raises FileBusy: another program did not release the lock within the timeout.
+    :raises OSError: the lock file cannot be created.
     """
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -42,7 +44,7 @@ def exclusive_change(path: Path, *, timeout: float | None = None) -> Iterator[No
     try:
         yield
     finally:
-        # The file is removed while the lock is still held, so that it cannot be another program's file.
+        # The file is removed before the lock is released. After that, it could be the file of the next program.
         with suppress(OSError):
             os.unlink(lock)
         os.close(descriptor)
@@ -51,7 +53,8 @@ def exclusive_change(path: Path, *, timeout: float | None = None) -> Iterator[No
 def _take(lock: str, target: Path, deadline: float) -> int:
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        # The file that was opened may just have been removed by the program that had the lock.
+        # The program that held the lock before may have removed the file since it was opened here; then the loop opens
+        # a new one.
         if lock_if_can(descriptor) and is_at(descriptor, lock):
             return descriptor
         os.close(descriptor)
@@ -61,9 +64,10 @@ def _take(lock: str, target: Path, deadline: float) -> int:
 
 
 def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
-    """Replace a file atomically; after a failure the old file is as before, and no temporary file is left.
+    """Replace the content of a file atomically. After an error the old file is unchanged, and no temporary file is
+    left.
 
-    If the path is a link, its target is replaced and the link stays.
+    If the path is a symbolic link, its target is replaced, and the link stays.
 
     :param mode: mode of the file; None keeps the mode of the old file, and gives a new file 0600.
     :raises OSError: the file cannot be written.
@@ -77,8 +81,8 @@ def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
             file.write(text)
             file.flush()
             os.fchmod(descriptor, mode)
-            # The data are synced to disk first; otherwise a crash of the machine could leave an empty file in place of
-            # the old one.
+            # The data are written to the disk before the rename. Otherwise a crash of the machine could leave an empty
+            # file in place of the old one.
             os.fsync(descriptor)
         os.replace(temporary, target)
     except BaseException:

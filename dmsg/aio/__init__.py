@@ -1,4 +1,4 @@
-"""dmsg for programs that run on asyncio and know nothing of Twisted.
+"""dmsg for programs that run on asyncio; they need no knowledge of Twisted.
 
 Streams are pairs of :class:`asyncio.StreamReader` and :class:`asyncio.StreamWriter`::
 
@@ -9,7 +9,7 @@ Streams are pairs of :class:`asyncio.StreamReader` and :class:`asyncio.StreamWri
 
     asyncio.run(main())
 
-The client below is that of :mod:`dmsg`, on Twisted's reactor for asyncio, in the same thread and event loop.
+Internally this is the client of :mod:`dmsg`. It runs on Twisted's reactor for asyncio, in the program's event loop.
 """
 
 from __future__ import annotations

@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client as TwistedClient
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds that opening a stream may take, by default."""
+"""Default timeout in seconds for opening a stream."""
 CLOSE_TIMEOUT = 10.0
-"""Seconds that a stream may take to close when the block that has opened it ends."""
+"""Seconds that a stream may take to close at the end of its ``async with`` block; after that, it is aborted."""
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
 """Coroutine function that serves one stream; the stream is closed when it returns."""
 
 
 class Client:
-    """Client of the network, for ``async with``.
+    """Client of the network, for use in an ``async with`` statement.
 
-    :param discovery: URL of a discovery, or several; by default those in the variable ``DMSG_DISCOVERY``.
-    :param key: secret key, or the path of a key file, which is made if it is absent; by default a new key.
+    :param discovery: URL of a discovery, or several URLs; by default those in the environment variable
+        ``DMSG_DISCOVERY``.
+    :param key: secret key, or path of a key file, which is created if it is absent; by default a new key.
     :param options: further arguments of :class:`dmsg.Client`, such as ``min_servers`` and ``encryption``.
-    :ivar twisted: the underlying :class:`dmsg.Client`, inside ``async with``.
+    :ivar twisted: the underlying :class:`dmsg.Client`; it exists only inside ``async with``.
     """
 
     twisted: TwistedClient
@@ -43,7 +44,9 @@ class Client:
         key: KeySource = None,
         **options: Any,
     ) -> None:
-        """:raises ValueError: no discovery is named.  :raises KeyFileError: the key file cannot be used."""
+        """:raises ValueError: there is no URL of a discovery.
+        :raises KeyFileError: the key file cannot be used.
+        """
         self._identity = Identity(discovery, key)
         self._options = options
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,8 +86,8 @@ class Client:
     async def connect(
         self, key: PubKey | str, port: int = 0, *, timeout: float = CONNECT_TIMEOUT
     ) -> AsyncIterator[Stream]:
-        """Open a stream to a port of a public key; the stream is closed when the block ends, and aborted after an
-        error.
+        """Open a stream to a port of a public key. The end of the ``async with`` block closes the stream; an exception
+        aborts it.
 
         :param key: public key, or its text.
         :raises DmsgError: the peer cannot be reached, or opening takes longer than ``timeout`` seconds.
@@ -108,12 +111,13 @@ class Client:
 
     @asynccontextmanager
     async def listen(self, handler: Handler, port: int = 0, *, timeout: float | None = 15.0) -> AsyncIterator[Listener]:
-        """Serve each stream that a peer opens to a port, until the block ends.
+        """Serve each stream that a peer opens to a port, until the ``async with`` block ends.
 
-        :param handler: called with reader and writer of each stream, in a task of its own.
-        :param timeout: seconds to wait until others can find this client; None to wait for ever.
-        :raises DmsgError: the client is not found in time.
-        :raises twisted.internet.error.CannotListenError: the port is taken.
+        :param handler: coroutine function that is called with the reader and writer of each stream, in a task of its
+            own.
+        :param timeout: seconds to wait until others can find this client; None for any length of time.
+        :raises DmsgError: others cannot find the client within the timeout.
+        :raises twisted.internet.error.CannotListenError: another listener uses the port.
         """
         from twisted.internet.defer import maybeDeferred
         from twisted.internet.protocol import Factory
@@ -146,7 +150,7 @@ class Listener:
         self.port = port
 
     async def serve_forever(self) -> None:
-        """Serve until the task is cancelled."""
+        """Wait until the task is cancelled; streams are served meanwhile."""
         await asyncio.get_running_loop().create_future()
 
 
@@ -159,9 +163,10 @@ async def connect(
     discovery: str | Sequence[str] | None = None,
     own_key: KeySource = None,
 ) -> AsyncIterator[Stream]:
-    """Open one stream with a client of its own; see :class:`Client` and :meth:`Client.connect`.
+    """Context manager for one stream, with a client that is stopped with it; see :class:`Client` and
+    :meth:`Client.connect`.
 
-    :param own_key: key of this client, or the path of its key file.
+    :param own_key: secret key of this client, or path of its key file.
     """
     async with Client(discovery, key=own_key) as client, client.connect(key, port, timeout=timeout) as stream:
         yield stream
@@ -175,20 +180,22 @@ async def listen(
     discovery: str | Sequence[str] | None = None,
     key: KeySource = None,
 ) -> AsyncIterator[Listener]:
-    """Serve streams with a client of its own; see :class:`Client` and :meth:`Client.listen`."""
+    """Context manager for one listener, with a client that is stopped with it; see :class:`Client` and
+    :meth:`Client.listen`.
+    """
     async with Client(discovery, key=key) as client, client.listen(handler, port) as listener:
         yield listener
 
 
 async def _close(stream: Stream) -> None:
-    """Close a stream, and abort it if the written data are not acknowledged in time."""
+    """Close a stream. If the peer does not acknowledge all written data in time, abort it."""
     stream.writer.close()
     try:
         await asyncio.wait_for(stream.writer.wait_closed(), CLOSE_TIMEOUT)
     except TimeoutError:
         stream.writer.transport.abort()
     except (DmsgError, OSError):
-        pass  # The error is ignored, because the reader or writer of the stream has already got it.
+        pass  # The reader or the writer of the stream has already raised this error.
 
 
 async def _run_handler(handler: Handler, stream: Stream) -> None:

@@ -1,7 +1,7 @@
 """Twisted's reactor on the event loop of a program that runs on asyncio.
 
-The loop belongs to the program: it already runs, and continues when dmsg is no longer used. So the reactor is started
-here but never run, and stops nothing when it is released.
+The program runs the event loop, before and after its use of dmsg. So the reactor is started, but its ``run()`` is never
+called, and it never stops the loop.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _MODULE = "twisted.internet.reactor"
 
 
 class WrongEventLoop(DmsgError):
-    """Twisted's reactor in this process does not run on this program's event loop."""
+    """Error: Twisted's reactor in this process does not run on this program's event loop."""
 
 
 def reactor_of(loop: asyncio.AbstractEventLoop) -> Reactor:
-    """Return the started reactor of an event loop; make and install it at the first call.
+    """Return the started reactor of an event loop; create and install it at the first call.
 
-    When the loop of an earlier reactor is closed, as after ``asyncio.run()``, a new reactor takes its place.
+    If the event loop of an earlier reactor is closed, as after ``asyncio.run()``, a new reactor replaces that one.
 
-    :raises WrongEventLoop: another reactor is installed, or its loop is not this one.
+    :raises WrongEventLoop: the installed reactor does not use asyncio, or uses another event loop that is not closed.
     """
     from twisted.internet.asyncioreactor import AsyncioSelectorReactor
     from twisted.internet.main import installReactor
@@ -39,7 +39,7 @@ def reactor_of(loop: asyncio.AbstractEventLoop) -> Reactor:
                 f"Twisted's {name} is installed already: import nothing that imports twisted.internet.reactor before "
                 "dmsg.aio is used, or install twisted.internet.asyncioreactor"
             )
-        # The private attribute is used, because Twisted has no public name for the event loop.
+        # Twisted has no public attribute for the event loop of a reactor.
         theirs: asyncio.AbstractEventLoop = installed._asyncioEventloop  # noqa: SLF001
         if theirs is loop:
             return _start_reactor(installed)
@@ -57,7 +57,7 @@ def _start_reactor(reactor: object) -> Reactor:
     found = cast(Reactor, reactor)
     if not found.running:
         use_monotonic_clock(found)
-        # The reactor installs no signal handlers, because signals are left to the program that runs the loop.
+        # The reactor installs no signal handlers, because the program handles its signals itself.
         cast(Any, found).startRunning(installSignalHandlers=False)
         let_process_end(found)
     return found

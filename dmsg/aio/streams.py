@@ -1,4 +1,4 @@
-"""Streams of dmsg as streams of asyncio: an asyncio transport and protocol over each stream."""
+"""Adapters that make a stream of dmsg usable as a reader and a writer of asyncio."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.streams.transports import stream_of
 
 READ_LIMIT = 64 * 1024
-"""Limit of the StreamReader: maximum bytes of a line. Reading pauses at twice as many unread bytes."""
+"""Limit of the StreamReader: maximum number of bytes of a line. Reading pauses at twice as many unread bytes."""
 
 
 class Stream(NamedTuple):
     """Open stream.
 
     :ivar reader: reader of the data that the peer sends.
-    :ivar writer: writer of data to the peer. ``writer.get_extra_info("peername")`` is the peer's
-        :class:`~dmsg.DmsgAddress`, and ``writer.get_extra_info("dmsg")`` the :class:`~dmsg.StreamTransport`.
+    :ivar writer: writer of data to the peer. ``writer.get_extra_info("peername")`` returns the peer's
+    :class:`~dmsg.DmsgAddress`, and ``writer.get_extra_info("dmsg")`` returns the :class:`~dmsg.StreamTransport`.
     """
 
     reader: asyncio.StreamReader
@@ -33,7 +33,7 @@ class Stream(NamedTuple):
 
 
 class _Transport(asyncio.Transport):
-    """asyncio transport over a stream of dmsg."""
+    """Adapter from a stream of dmsg to the interface of asyncio's transports."""
 
     def __init__(self, stream: StreamTransport, protocol: asyncio.BaseProtocol) -> None:
         super().__init__({"peername": stream.getPeer(), "sockname": stream.getHost(), "dmsg": stream})
@@ -54,7 +54,7 @@ class _Transport(asyncio.Transport):
             raise NotImplementedError(
                 "the peer's program does not support half-close: after an end of data it would stop sending"
             )
-        # The producer is unregistered, because a stream with a producer waits for its last data.
+        # The producer is unregistered first, because a stream does not end its data while it has a producer.
         self._stream.unregisterProducer()
         self._stream.loseWriteConnection()
 
@@ -62,7 +62,7 @@ class _Transport(asyncio.Transport):
         return self._closing
 
     def close(self) -> None:
-        """Close the stream after all written data were acknowledged."""
+        """Close the stream after the peer has acknowledged all written data."""
         if not self._closing:
             self._closing = True
             self._stream.unregisterProducer()
@@ -90,7 +90,7 @@ class _Transport(asyncio.Transport):
 
 @implementer(IHalfCloseableProtocol, IPushProducer)
 class StreamBridge(Protocol):
-    """Twisted protocol that passes a stream to asyncio's :class:`asyncio.StreamReaderProtocol`.
+    """Twisted protocol that passes the events of a stream to asyncio's :class:`asyncio.StreamReaderProtocol`.
 
     :ivar stream: reader and writer, once the stream is open.
     :param on_opened: called with the bridge when the stream is open.
@@ -110,7 +110,7 @@ class StreamBridge(Protocol):
         stream = stream_of(self)
         transport = _Transport(stream, self._aio)
         self._aio.connection_made(transport)
-        # A producer is registered, so that drain() waits while more is written than the stream accepts.
+        # The bridge is the stream's producer, so that drain() waits while the stream's send buffer is full.
         stream.registerProducer(self, True)
         self.stream = Stream(self._reader, asyncio.StreamWriter(transport, self._aio, self._reader, self._loop))
         self._on_opened(self)
@@ -128,7 +128,7 @@ class StreamBridge(Protocol):
         error = None if reason.check(ConnectionDone) else cast(Exception, reason.value)
         self._aio.connection_lost(error)
 
-    # --- the stream's producer ---
+    # --- producer: calls of the stream ---
 
     def pauseProducing(self) -> None:
         self._aio.pause_writing()

@@ -1,4 +1,4 @@
-"""dmsg for scripts and notebooks: blocking calls, with the reactor in a thread of its own.
+"""dmsg for scripts and notebooks: an API with blocking calls; Twisted's reactor runs in a thread of its own.
 
 ::
 

@@ -23,16 +23,17 @@ from dmsg.v2019.client import Client as TwistedClient
 CONNECT_TIMEOUT = 10.0
 """Default timeout in seconds for opening a stream."""
 ONLINE_TIMEOUT = 15.0
-"""Default timeout in seconds until others can find a listening client."""
+"""Default number of seconds to wait until others can find a listening client."""
 WAITING_LIMIT = 64
-"""Maximum number of streams that wait until the program accepts them; peers that open more are refused."""
+"""Maximum number of open streams that :meth:`Listener.accept` has not returned yet; further streams are aborted."""
 
 
 class Client:
-    """Client of the network, used in a ``with`` statement.
+    """Client of the network, for use in a ``with`` statement.
 
-    :param discovery: URL of a discovery, or several; by default those in the variable ``DMSG_DISCOVERY``.
-    :param key: secret key, or the path of a key file, which is made if it is absent; by default a new key.
+    :param discovery: URL of a discovery, or several URLs; by default those in the environment variable
+        ``DMSG_DISCOVERY``.
+    :param key: secret key, or path of a key file, which is created if it is absent; by default a new key.
     :param options: further arguments of :class:`dmsg.Client`, such as ``min_servers`` and ``encryption``.
     """
 
@@ -43,7 +44,9 @@ class Client:
         key: KeySource = None,
         **options: Any,
     ) -> None:
-        """:raises ValueError: no discovery is named.  :raises KeyFileError: the key file cannot be used."""
+        """:raises ValueError: there is no URL of a discovery.
+        :raises KeyFileError: the key file cannot be used.
+        """
         self._identity = Identity(discovery, key)
         self._options = options
 
@@ -87,8 +90,8 @@ class Client:
 
         :param key: public key, or its text.
         :param timeout: seconds that opening may take.
-        :param stream_timeout: seconds that each call of the stream may wait; None for ever.
-        :raises DmsgError: the peer cannot be reached, or the timeout has passed.
+        :param stream_timeout: seconds that each call of a method of the stream may wait; None for any length of time.
+        :raises DmsgError: the peer cannot be reached, or not within the timeout.
         """
         remote = PubKey.from_text(key) if isinstance(key, str) else key
 
@@ -103,9 +106,9 @@ class Client:
     def listen(self, port: int = 0, *, timeout: float | None = ONLINE_TIMEOUT) -> Listener:
         """Listen on a port, and wait until others can find this client.
 
-        :param timeout: seconds to wait until others can find it; None for ever.
-        :raises DmsgError: the client is not found in time.
-        :raises twisted.internet.error.CannotListenError: the port is taken.
+        :param timeout: seconds to wait until others can find the client; None for any length of time.
+        :raises DmsgError: others cannot find the client within the timeout.
+        :raises twisted.internet.error.CannotListenError: another listener uses the port.
         """
         listener = Listener(self.public_key, port)
 
@@ -119,7 +122,7 @@ class Client:
 
 
 class Listener:
-    """Port on which peers open streams; iterate over the object, or call :meth:`accept`.
+    """Port on which peers open streams. Call :meth:`accept` for the next stream, or iterate over the object.
 
     :ivar key: public key by which others reach the port.
     """
@@ -132,11 +135,11 @@ class Listener:
         self._closed = False
 
     def factory(self) -> Factory[Any]:
-        """Return the factory of the streams that peers open."""
+        """Return the protocol factory for the streams that peers open."""
         return _quiet(Factory.forProtocol(lambda: StreamProtocol(self._opened)))
 
     def begin(self, reactor: Any, port: IListeningPort) -> None:
-        """Store the reactor and the port object, once listening has begun."""
+        """Store the reactor and Twisted's port, which exist only after listening has begun."""
         self._reactor, self._listening = reactor, port
 
     def _opened(self, protocol: StreamProtocol) -> None:
@@ -148,10 +151,11 @@ class Listener:
             self._changed.notify_all()
 
     def accept(self, timeout: float | None = None, *, stream_timeout: float | None = None) -> Stream:
-        """Return the next stream.
+        """Wait for the next stream that a peer opens, and return it.
 
-        :param timeout: seconds to wait for a stream; None for ever.
-        :raises TimeoutError: no peer has opened a stream in time.
+        :param timeout: seconds to wait for a stream; None for any length of time.
+        :param stream_timeout: seconds that each call of a method of the stream may wait; None for any length of time.
+        :raises TimeoutError: no peer has opened a stream within the timeout.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._waiting), timeout):
@@ -194,9 +198,10 @@ def connect(
     discovery: str | Sequence[str] | None = None,
     own_key: KeySource = None,
 ) -> Iterator[Stream]:
-    """Open one stream with a client of its own; see :class:`Client` and :meth:`Client.connect`.
+    """Context manager for one stream, with a client that is stopped with it; see :class:`Client` and
+    :meth:`Client.connect`.
 
-    :param own_key: key of this client, or the path of its key file.
+    :param own_key: secret key of this client, or path of its key file.
     """
     with (
         Client(discovery, key=own_key) as client,
@@ -212,7 +217,9 @@ def listen(
     discovery: str | Sequence[str] | None = None,
     key: KeySource = None,
 ) -> Iterator[Listener]:
-    """Listen with a client of its own; see :class:`Client` and :meth:`Client.listen`."""
+    """Context manager for one listener, with a client that is stopped with it; see :class:`Client` and
+    :meth:`Client.listen`.
+    """
     with Client(discovery, key=key) as client, client.listen(port) as listener:
         yield listener
 

@@ -1,4 +1,4 @@
-"""Runs the reactor in a thread of its own, and lets other threads make blocking calls to it."""
+"""Twisted's reactor in a thread of its own, and functions with which other threads run code in it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _starting = threading.Lock()
 
 
 class NotPossibleHere(DmsgError):
-    """Error: a blocking call was made in the reactor's own thread, where it would stop the program."""
+    """Error: a blocking call was made in the reactor's own thread, where it would wait for itself for ever."""
 
 
 def running_reactor() -> Reactor:
-    """Return the reactor of this process; start it in a thread of its own if it does not run yet.
+    """Return the running reactor of this process. If it does not run yet, start it in a thread of its own.
 
     :raises NotPossibleHere: the caller is in the thread in which the reactor runs.
     """
@@ -49,8 +49,7 @@ def _start(reactor: Reactor) -> None:
         use_monotonic_clock(reactor)
         let_process_end(reactor)
         reactor.callWhenRunning(running.set)
-        # The reactor installs no signal handlers: signals belong to the main thread, where Ctrl-C interrupts the call
-        # that waits.
+        # The reactor must not handle signals: Ctrl-C is to interrupt the blocking call that waits in the main thread.
         cast(Any, reactor).run(installSignalHandlers=False)
 
     threading.Thread(target=run, name="dmsg-reactor", daemon=True).start()
@@ -58,12 +57,13 @@ def _start(reactor: Reactor) -> None:
 
 
 def wait(make: Callable[[], Coroutine[Deferred[Any], Any, T]], timeout: float | None = None) -> T:
-    """Run a coroutine in the reactor's thread, and return its result.
+    """Run a coroutine in the reactor's thread, wait for it, and return its result.
 
-    When the wait is interrupted by Ctrl-C or by the timeout, the coroutine is cancelled.
+    If the wait ends early, by Ctrl-C or the timeout, the coroutine is cancelled.
 
-    :param timeout: seconds; None to wait for ever.
-    :raises TimeoutError: the coroutine took longer.
+    :param make: function that creates the coroutine; called in the reactor's thread.
+    :param timeout: seconds to wait; None for any length of time.
+    :raises TimeoutError: the coroutine did not end within the timeout.
     """
     reactor = running_reactor()
     result: Future[T] = Future()
@@ -96,5 +96,5 @@ def wait(make: Callable[[], Coroutine[Deferred[Any], Any, T]], timeout: float | 
 
 
 def call_in_reactor(reactor: Reactor, call: Callable[..., object], *arguments: object) -> None:
-    """Call a function in the reactor's thread, without waiting for it."""
+    """Schedule a call of a function in the reactor's thread, and return at once."""
     cast(Any, reactor).callFromThread(call, *arguments)

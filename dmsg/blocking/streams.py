@@ -1,4 +1,4 @@
-"""Streams of the blocking API: received data is buffered until a thread reads it."""
+"""Streams of the blocking API. Received data is buffered until a thread reads it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ if TYPE_CHECKING:
     from dmsg.net.streams.stream import StreamTransport
 
 UNREAD_LIMIT = 1024 * 1024
-"""Number of received and unread bytes at which the peer is paused."""
+"""Number of received bytes that no thread has read yet, above which the peer is paused."""
 CLOSE_TIMEOUT = 10.0
-"""Seconds that closing a stream waits until the peer has received all data."""
+"""Seconds that :meth:`Stream.close` waits until the peer has received all data."""
 
 
 @implementer(IHalfCloseableProtocol, IPushProducer)
 class StreamProtocol(Protocol):
-    """Protocol of a stream, on the side of the reactor.
+    """Twisted protocol of a stream. It runs in the reactor's thread, and passes data to the threads that read the
+    stream.
 
-    :ivar changed: condition that guards all fields below; it is notified of every change.
+    :ivar changed: lock for the fields below, and condition variable that is notified when they change.
     :ivar unread: received data that no thread has read yet.
     :ivar ended: whether the peer has ended its direction of the stream.
-    :ivar loss: why the stream is closed; None while it is open.
+    :ivar loss: error with which the stream was closed; None while it is open.
     :ivar may_write: whether the stream accepts more data.
     """
 
@@ -91,9 +92,9 @@ class StreamProtocol(Protocol):
 
 
 class Stream:
-    """Open stream, used in a ``with`` statement, which closes the stream, or aborts it after an error.
+    """Open stream, for use in a ``with`` statement. The end of the block closes the stream; an exception aborts it.
 
-    :ivar timeout: seconds that each call may wait, or None.
+    :ivar timeout: seconds that each call of a method may wait; None for any length of time.
     """
 
     def __init__(self, reactor: Reactor, protocol: StreamProtocol, timeout: float | None) -> None:
@@ -110,8 +111,8 @@ class Stream:
     def send(self, data: bytes) -> None:
         """Send data; wait while the send buffer of the stream is full.
 
-        :raises ConnectionError: the stream is closed, for the reason that is the cause of the error.
-        :raises TimeoutError: the peer reads nothing.
+        :raises ConnectionError: the stream is closed; the cause of the error says why.
+        :raises TimeoutError: the send buffer stayed full, because the peer reads nothing.
         """
         protocol = self._protocol
         with protocol.changed:
@@ -121,10 +122,11 @@ class Stream:
         call_in_reactor(self._reactor, self._stream.write, bytes(data))
 
     def recv(self, size: int = 65536) -> bytes:
-        """Return up to ``size`` bytes as soon as there are any; ``b""`` after the peer has ended its direction.
+        """Wait for data, and return at most ``size`` bytes of it; return ``b""`` at the end of the peer's data.
 
-        :raises ConnectionError: the stream broke before the peer ended it; earlier data was returned before.
-        :raises TimeoutError: no data arrived in time.
+        :raises ConnectionError: the stream was lost before the peer ended its data. Data received before the loss is
+            returned first.
+        :raises TimeoutError: no data arrived within :attr:`timeout`.
         """
         protocol = self._protocol
         with protocol.changed:
@@ -144,9 +146,9 @@ class Stream:
         return data
 
     def recv_exactly(self, size: int) -> bytes:
-        """Return ``size`` bytes.
+        """Wait for exactly ``size`` bytes, and return them. Other errors are those of :meth:`recv`.
 
-        :raises EOFError: the peer ended before.
+        :raises EOFError: the peer ended its data earlier.
         """
         parts: list[bytes] = []
         while size and (data := self.recv(size)):
@@ -157,7 +159,7 @@ class Stream:
         return b"".join(parts)
 
     def end(self) -> None:
-        """Half-close the stream: tell the peer that no more data follow; reading remains possible."""
+        """Half-close the stream: end the data to the peer. Reading remains possible."""
         call_in_reactor(self._reactor, self._end)
 
     def _end(self) -> None:
@@ -165,9 +167,10 @@ class Stream:
         self._stream.loseWriteConnection()
 
     def close(self) -> None:
-        """Close the stream when the peer has received all data.
+        """Close the stream after the peer has received all data.
 
-        :raises TimeoutError: the peer does not read all data in time; then the stream is aborted.
+        :raises TimeoutError: the peer did not receive all data within ``CLOSE_TIMEOUT`` seconds; the stream is aborted
+            then.
         """
         call_in_reactor(self._reactor, self._close)
         protocol = self._protocol
@@ -177,17 +180,19 @@ class Stream:
                 raise TimeoutError("the peer did not read all sent data in time")
 
     def _close(self) -> None:
-        # Reading is resumed, because a paused stream would not notice the end of the other side.
+        # Reading is resumed, because a paused stream would not learn that the peer has closed it.
         self._stream.resumeProducing()
         self._stream.unregisterProducer()
         self._stream.loseConnection()
 
     def abort(self) -> None:
-        """Close the stream at once; the peer sees an error."""
+        """Close the stream at once, without waiting for unsent data; the peer gets an error."""
         call_in_reactor(self._reactor, self._stream.abortConnection)
 
     def makefile(self) -> io.BufferedRWPair:
-        """Return the stream as a file for reading and writing, as for ``pickle`` or ``readline()``."""
+        """Return a buffered binary file for reading and writing the stream, for example for ``pickle`` or
+        ``readline()``.
+        """
         raw = _RawStream(self)
         return io.BufferedRWPair(raw, raw)
 

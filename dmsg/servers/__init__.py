@@ -1,2 +1,3 @@
-"""Common part of the servers of all protocol families: listening, admission of clients, registration in discovery, and
-orderly shutdown."""
+"""Common part of the servers of all protocol families: accepts and admits clients, registers the server in discovery,
+and shuts it down in order.
+"""

@@ -1,8 +1,8 @@
 """Admission of clients to a server, by lists of keys in files and by an HTTP hook.
 
-A list has one key per line, in 53 characters or 66 hexadecimal digits; text after ``#`` is a comment. With an allow
-list only its keys are admitted. Keys on the deny list never are. A list that cannot be read, or has an invalid line,
-is logged and changes nothing: the previous list stays in force.
+A list has one key per line, in 53 characters or 66 hexadecimal digits. Text after ``#`` is a comment. If there is an
+allow list, only its keys are admitted. Keys on the deny list are never admitted. If a changed list cannot be read, or
+has an invalid line, an error is logged and the previous list remains in force.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from treq._types import _ITreqReactor
 
 LIST_LIMIT = 16 * 1024 * 1024
-"""Maximum size of a list in bytes: some 240,000 keys."""
+"""Maximum size of a list in bytes, enough for some 240,000 keys."""
 CHECK_INTERVAL = 2.0
-"""Seconds between checks whether a list has changed."""
+"""Seconds between two checks whether a list has changed."""
 HOOK_TIMEOUT = 5.0
-"""Seconds to wait for the answer of the hook, by default."""
+"""Default number of seconds to wait for the answer of the hook."""
 HOOK_CACHE_TIME = 30.0
 """Seconds for which an answer of the hook is cached."""
 HOOK_CACHE_SIZE = 65536
 """Maximum number of cached answers."""
 MAX_ANSWER = 64 * 1024
-"""Maximum size in bytes of the body of an answer, which is ignored."""
+"""Maximum size in bytes of the body of an answer. The content of the body is ignored."""
 
 _log = Logger()
 
 
 class ListError(DmsgError):
-    """A list of keys cannot be read, is too long, or has an invalid line."""
+    """Error: a list of keys cannot be read, is too long, or has an invalid line."""
 
 
 def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
@@ -58,7 +58,7 @@ def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
     """
     try:
         with Path(path).open() as file:
-            # One character more than allowed shows that the file is too long, without reading a file of any size.
+            # Reading stops after one character more than allowed, which shows that the file is too long.
             text = file.read(LIST_LIMIT + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ListError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
@@ -76,9 +76,9 @@ def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
 
 
 class KeyList:
-    """List of keys in a file, which is read again when the file changes.
+    """List of keys in a file. The file is read again when it changes.
 
-    :raises ListError: the list cannot be used now.
+    :raises ListError: the file cannot be read or is invalid when the object is created.
     """
 
     def __init__(self, path: str) -> None:
@@ -94,12 +94,14 @@ class KeyList:
         return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
     def reload(self, *, force: bool = False) -> bool:
-        """Read the list again if its file has changed, and return whether the keys have changed."""
+        """Read the list again if its file has changed; return whether the keys have changed.
+
+        :param force: read the list again in any case.
+        """
         stamp = self._stat()
         if stamp == self._stamp and not force:
             return False
-        # The stamp is stored even if the list is unreadable, so that an error is logged only once and the old keys stay
-        # in force.
+        # The stamp is stored even if the list cannot be read, so that the error is logged only once.
         self._stamp = stamp
         try:
             keys = read_keys(self.path)
@@ -112,9 +114,12 @@ class KeyList:
 
 
 class Hook:
-    """Admission hook, which asks an HTTP service: POST ``{"key": HEX}``; 200 admits, 403 refuses.
+    """Admission hook: an HTTP service of the operator that decides about keys.
 
-    :param when_down: decision if the service gives no such answer in time.
+    The request is a POST of ``{"key": HEX}``. Status 200 admits the key, status 403 refuses it.
+
+    :param when_down: whether to admit a client if the service gives neither of these answers in time.
+    :ivar unanswered: number of requests without such an answer.
     """
 
     def __init__(
@@ -136,9 +141,9 @@ class Hook:
         self.unanswered = 0
 
     def ask(self, key: PubKey) -> bool | Deferred[bool]:
-        """Return whether ``key`` is admitted, from the cache or by a request."""
+        """Return whether the hook admits ``key``. The answer comes from the cache, or from a request."""
         known = self._known.get(key)
-        # An expired answer is not used, but stays in the table until it is replaced or evicted.
+        # An expired answer stays in the cache, unused, until it is replaced or evicted.
         if known is not None and known[0] > self._reactor.seconds():
             return known[1]
         return Deferred.fromCoroutine(self._ask(key))
@@ -153,7 +158,7 @@ class Hook:
             answer = {200: True, 403: False}.get(response.code)
             problem = f"status {response.code}"
         except Exception as error:
-            # Exception is caught: HTTP, DNS and TCP raise many types, which all mean that there is no answer.
+            # HTTP, DNS and TCP raise exceptions of many types, and all of them mean that there is no answer.
             problem = shorten(str(error)) or type(error).__name__
         if answer is None:
             self.unanswered += 1
@@ -162,7 +167,7 @@ class Hook:
                 what="admitted" if self._when_down else "refused",
                 problem=problem,
             )
-            return self._when_down  # This decision is not cached, so the hook is asked again at the next connection.
+            return self._when_down  # It is not cached, so that the hook is queried again at the next connection.
         self._known[key] = (self._reactor.seconds() + HOOK_CACHE_TIME, answer)
         if len(self._known) > HOOK_CACHE_SIZE:
             del self._known[next(iter(self._known))]
@@ -170,7 +175,7 @@ class Hook:
 
 
 class Admission:
-    """Admission policy of a server. Without lists and hook, everybody is admitted."""
+    """Admission policy of a server. Without lists and without a hook, all clients are admitted."""
 
     def __init__(self, allow: KeyList | None = None, deny: KeyList | None = None, hook: Hook | None = None) -> None:
         self.allow = allow
@@ -179,8 +184,8 @@ class Admission:
         self._call: IDelayedCall | None = None
 
     def listed(self, key: PubKey) -> bool | None:
-        """Return the decision of the lists, or None if they do not decide about the key."""
-        # The deny list comes first, so that an operator can shut out a key that the allow list still has.
+        """Return whether the lists admit ``key``; None if they leave the decision to the hook."""
+        # The deny list takes precedence, so that an operator can exclude a key that is still on the allow list.
         if self.deny is not None and key in self.deny.keys:
             return False
         if self.allow is not None:
@@ -188,9 +193,9 @@ class Admission:
         return None
 
     def check(self, key: PubKey) -> bool | Deferred[bool]:
-        """Return whether ``key`` may connect, by the lists first and then by the hook.
+        """Return whether ``key`` may connect. If the lists do not decide, query the hook.
 
-        If there is an allow list, it decides about every key, and the hook is not asked.
+        An allow list decides about every key, so the hook is not used if there is one.
         """
         said = self.listed(key)
         if said is not None:
@@ -198,13 +203,16 @@ class Admission:
         return True if self.hook is None else self.hook.ask(key)
 
     def reload(self, *, force: bool = False) -> bool:
-        """Read changed lists again, and return whether any keys have changed."""
+        """Read changed lists again; return whether any keys have changed.
+
+        :param force: read all lists again.
+        """
         lists = [one for one in (self.allow, self.deny) if one is not None]
         changed = [one.reload(force=force) for one in lists]
         return any(changed)
 
     def watch(self, reactor: IReactorTime, on_change: Callable[[], None]) -> None:
-        """Check the files periodically, and call ``on_change`` when keys have changed."""
+        """Check the files of the lists periodically, and call ``on_change`` when keys have changed."""
         if self.allow is None and self.deny is None:
             return
 
@@ -213,8 +221,8 @@ class Admission:
                 on_change()
 
         def look() -> None:
-            # The next check is planned even if this one raises an error, because a server must not keep an old list for
-            # ever.
+            # The next check is scheduled even if this one raises an exception. Otherwise the server would use an
+            # outdated list for ever.
             call_isolated(look_and_tell)
             self._call = reactor.callLater(CHECK_INTERVAL, look)
 

@@ -1,4 +1,4 @@
-"""Memory that a server uses for its clients, as reported to the memory limit (:mod:`dmsg.base.memory`)."""
+"""Accounting of the memory that a server uses for its clients, for its memory limit (:mod:`dmsg.base.memory`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from dmsg.net.memory_watch import MemoryWatch
 from dmsg.servers.serving import AnyServing, ServedSession
 
 SMALL = 4096
-"""Number of bytes below which the buffers of a client are ignored."""
+"""Number of bytes below which the buffers of a client are not counted."""
 HANDSHAKE_SIZE = 8192
 """Number of bytes of memory that a handshake under way is assumed to use."""
 
 
 class LinkHoldings(MemoryWatch[Link]):
-    """Report for the memory limit: data buffered for the clients of one server, by address block and key.
+    """Counter of the data buffered for the clients of one server, by address block and key.
 
     :param factory: factory of the server's connections.
+    :param memory: account with the limit, which has data dropped when it is exceeded.
     """
 
     holders = "clients"
@@ -39,13 +40,14 @@ class LinkHoldings(MemoryWatch[Link]):
         for link in list(stirred):
             session = link.user
             if not isinstance(session, ServedSession) or link.remote is None:
-                # A link without buffered data can be removed: it is added again when it reads or writes.
+                # A link without buffered data is removed from the table of active links. It is added again when it
+                # reads or writes.
                 stirred.pop(link, None)
                 continue
             link.free_buffers()
             size = link.buffered_bytes + session.backlog
             if size < SMALL:
-                # Links with few buffered bytes are not reported, but stay in the table unless they have none.
+                # A link with few buffered bytes is not counted, but stays in the table unless it has none.
                 if not size:
                     stirred.pop(link, None)
                 continue

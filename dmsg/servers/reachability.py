@@ -1,4 +1,4 @@
-"""Reachability check: a server connects to its own public address, with the whole handshake."""
+"""Reachability check: a server connects to its own public address, and completes a handshake with itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from dmsg.net.links.connect import LinkClientEndpoint, MakeLink
 from dmsg.net.links.link import Link
 
 CHECK_TIMEOUT = 10.0
-"""Seconds that the check of the server's own reachability may take."""
+"""Seconds that the reachability check may take."""
 
 
 class _Visitor:
-    """User of the test link, which closes it after the handshake. The handshake has proved that the server has the
-    expected key.
-    """
+    """User of the link that the check opens. It closes the link after the handshake, which proves the server's key."""
 
     def link_up(self, link: Link) -> None:
         link.close()
@@ -45,17 +43,18 @@ def check_reachability(
     make_link: MakeLink,
     carriers: Sequence[Carrier] = (),
 ) -> Deferred[_Visitor]:
-    """Return a Deferred that fires if the server at ``address`` (``host:port``) has the key that ``make_link``
-    expects.
+    """Check whether the server at ``address`` (``host:port``) has the key that ``make_link`` expects.
 
-    :param carriers: carriers of the server besides plain TCP. If one of them has the port of ``address``, it is used.
+    The Deferred fires if the server proves the key. Otherwise it fails with a connection error of Twisted, or with
+    DmsgError for a malformed address.
 
-    The Deferred fails with DmsgError for a malformed address, or with a connection error of Twisted.
+    :param carriers: carrier protocols of the server besides plain TCP. If one of them has the port of ``address``, the
+        check uses it.
     """
     port = parse_address(address)[1]
     carrier = next((one for one in carriers if one.port == port), PLAIN)
     endpoint = carrier_endpoint(reactor, address, carrier, encrypted=False, timeout=CHECK_TIMEOUT)
     connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())
-    # The endpoint limits only the TCP connection. So the whole check has a timeout: another program at the address may
-    # accept the connection and then send nothing.
+    # The timeout of the endpoint covers only the connection. The handshake needs one, too, because another program at
+    # the address may accept the connection and then send nothing.
     return connecting.addTimeout(CHECK_TIMEOUT, reactor)

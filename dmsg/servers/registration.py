@@ -1,4 +1,4 @@
-"""Registration: keeps the entry of a server in discovery up to date."""
+"""Registration of a server: keeps the server's entry in discovery up to date."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from dmsg.net.reactor import cancel_call
 from dmsg.net.retry import retry_delay
 
 REFRESH_INTERVAL = 30.0
-"""Seconds between refreshes of the entry. Discovery lists an entry for longer than this."""
+"""Seconds between two POSTs of an unchanged entry. After a POST, discovery lists the server for longer than this."""
 CHANGE_DELAY = 2.0
-"""Seconds for which changes of the free places are collected into one POST."""
+"""Seconds from a change of the number of free connections to the POST, so that several changes need only one POST."""
 WITHDRAW_TIMEOUT = 2.0
-"""Seconds to wait for discovery when the server stops."""
+"""Seconds to wait for each answer of discovery when the server stops."""
 
 _log = Logger()
 
 
 class Registration:
-    """Entry of a server in discovery, which is posted and refreshed.
+    """Publisher of a server's entry, which posts it at intervals and when the number of free connections has changed.
 
-    :param discovery: URLs, or a Lookups; if empty, the server is not registered.
-    :param mark: returns the version of the entry, with the features of the server.
-    :param available: returns the number of clients that can still connect.
+    :param discovery: URLs of discoveries, or a client of them; if empty, the server is not registered.
+    :param mark: function that returns the version for the entry, given the present version: with the server's features.
+    :param available: function that returns the number of free connections: of clients that can still connect.
     :ivar address: ``host:port`` at which clients reach the server.
-    :ivar shared_with: address of another server that posts the entry of the same key, or None.
+    :ivar shared_with: address of another server that posts an entry of the same key, or None.
     :ivar registered_at: time of the last accepted POST, in seconds of the reactor's clock.
     """
 
@@ -65,7 +65,7 @@ class Registration:
         self._running = False
         self._posted: int | None = None
         self._has_posted = False
-        """Whether some discovery may have an entry of this server."""
+        """Whether a discovery may have an entry that this server posted."""
         self._failures = 0
         self._call: IDelayedCall | None = None
         self._registering: Deferred[None] | None = None
@@ -75,7 +75,7 @@ class Registration:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the server is to be registered in a discovery."""
+        """Whether there is a discovery in which the server is to be registered."""
         return self._lookups is not None
 
     @property
@@ -85,11 +85,11 @@ class Registration:
 
     @property
     def current(self) -> bool:
-        """Whether discovery has accepted the last POST."""
+        """Whether discovery accepted the last POST."""
         return self._failures == 0 and self._posted is not None
 
     def start(self) -> None:
-        """Register now, and refresh the entry from then on."""
+        """Post the entry now, and start to post it again at intervals."""
         self._running = True
         self._post_soon(0)
 
@@ -99,12 +99,14 @@ class Registration:
         cancel_call(self._call)
 
     def changed(self) -> None:
-        """Post the number of free places if it has changed."""
+        """Schedule a POST if the number of free connections has changed."""
         if self._available() != self._posted:
             self._post_soon(CHANGE_DELAY)
 
     async def other_servers(self) -> list[PubKey]:
-        """Return other servers with free places, to which clients can move."""
+        """Return the keys of other servers in discovery, to which clients can move; an empty list if discovery does not
+        answer.
+        """
         if self._lookups is None:
             return []
         try:
@@ -114,7 +116,7 @@ class Registration:
         return [entry.key for entry in entries if entry.key != self._key.public]
 
     async def withdraw(self) -> None:
-        """Delete the entry from discovery, if discovery answers in time."""
+        """Withdraw the entry from discovery, if discovery answers in time."""
         if self._lookups is None or not self._has_posted:
             return
         try:
@@ -133,8 +135,8 @@ class Registration:
             return
         call = self._call
         if call is not None and call.active():
-            # After a failure the delay grows. A change must not shorten it; otherwise a failing discovery would be
-            # flooded.
+            # After a failure the next attempt is already planned, with a growing delay. A change must not make it
+            # earlier, because the servers would flood a failing discovery.
             if self._failures or call.getTime() <= self._reactor.seconds() + delay:
                 return
             call.cancel()
@@ -142,7 +144,7 @@ class Registration:
 
     def _register(self) -> None:
         assert self._lookups is not None
-        # There is only one POST at a time: discovery accepts only the next sequence, so the second one would fail.
+        # There is only one POST at a time. Of two, discovery would refuse the second one for its sequence.
         if self._registering is not None:
             return
         available = self._available()
@@ -151,8 +153,8 @@ class Registration:
         def make(entry: Entry) -> Entry:
             nonlocal other
             assert self.address is not None
-            # Before the first POST a different address is ignored, because it may be this server's own from its last
-            # run.
+            # At the first POST another address in the entry is ignored, because it may be this server's address in an
+            # earlier run.
             there = entry.server
             other = there.address if there is not None and self._posted is not None else None
             return replace(entry, version=self._mark(entry.version), server=ServerMeta(self.address, available))
@@ -166,7 +168,8 @@ class Registration:
                 if result.check(DiscoveryError) is None:
                     _log.failure("unhandled error while the entry was posted to discovery", result)
                 elif self._failures == 1:
-                    # Programs wait for "registered in discovery" in the log, so this text must not contain it.
+                    # This text must not contain "registered in discovery", because programs wait for these words in the
+                    # log.
                     _log.warn("the server cannot register in discovery yet; retrying: {error}", error=str(result.value))
                 self._post_soon(retry_delay(self._failures, self._random))
                 return
@@ -188,7 +191,7 @@ class Registration:
                     return
             else:
                 self.shared_with = None
-            # The number of free places may have changed while the POST was under way, so it is checked again.
+            # The number of free connections may have changed while the POST was under way.
             self._post_soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
 
         self._has_posted = True

@@ -1,4 +1,4 @@
-"""Interfaces of a relay, independent of its protocol family, that the server uses."""
+"""Interfaces of a relay that servers use. They are the same for all protocol families."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmsg.net.links.link import Link
 
 
 class ServedPeer(Hashable, Protocol):
-    """Interface of the relay's record of a connected client.
+    """Interface of the object with which a relay represents a connected client.
 
     :ivar congested: whether the client reads more slowly than the relay sends to it.
     :ivar frames_in: number of frames that the client has sent.
@@ -31,11 +31,11 @@ class ServedPeer(Hashable, Protocol):
 
     @property
     def port(self) -> Port:
-        """Connection of the client."""
+        """Connection to the client, as the relay writes to it."""
 
     @property
     def police(self) -> Policer:
-        """Rate limits of the client's frames."""
+        """Limiter of the rates at which the client may send frames."""
 
 
 PeerT = TypeVar("PeerT", bound=ServedPeer)
@@ -43,14 +43,15 @@ LimitsT = TypeVar("LimitsT", bound=ClientLimits)
 
 
 class ServedRelay(Protocol[PeerT, LimitsT]):
-    """Interface of the relay of a protocol family, without its sockets.
+    """Interface of the relay of a protocol family: the part of a server without sockets.
 
-    :ivar limits: limits of one client, which may be changed at any time.
+    :ivar limits: limits for each client, which may be changed at any time.
     :ivar drops: number of drops by :class:`~dmsg.errors.DropReason`.
-    :ivar draining: whether new transports are refused.
-    :ivar steps: number of frames of the last read that were handled one by one.
-    :ivar strays: number of these ``steps`` for frames of no known transport, sent faster than a client may.
-    :ivar refused: number of these ``steps`` for frames that exceeded the rate limit of their destination.
+    :ivar draining: whether new transports are refused, because the server shuts down.
+    :ivar steps: number of frames of the last read that the relay handled one by one. Other frames, consecutive ones of
+        the same transport, are forwarded together.
+    :ivar strays: number of these frames that belonged to no transport and exceeded what a client may send of them.
+    :ivar refused: number of these frames that exceeded the rate limit of their destination.
     """
 
     limits: LimitsT
@@ -73,16 +74,20 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
         """Number of bytes in the frames received since the start."""
 
     def add(self, key: PubKey, port: Link) -> PeerT:
-        """Serve a client."""
+        """Add a client, and return the object that represents it."""
 
     def remove(self, peer: PeerT, limit: int) -> bool:
-        """Close at most ``limit`` transports of a client that is lost; return whether none is left."""
+        """Close at most ``limit`` transports of a client that has disconnected; return whether none is left."""
 
     def receive_frames(self, peer: PeerT, buffer: bytearray, end: int, limit: int) -> int:
-        """Process whole frames, at most ``limit`` of them one by one. Return the number of bytes processed."""
+        """Process whole frames from the start of ``buffer``; return the number of bytes processed.
+
+        :param end: number of bytes in ``buffer`` that may be processed.
+        :param limit: maximum number of frames that are handled one by one.
+        """
 
     def congest(self, peer: PeerT) -> None:
-        """Mark a client congested, because its queue is above the high-water mark."""
+        """Mark a client as congested, because its send queue is above the high-water mark."""
 
     def relieve(self, peer: PeerT) -> None:
-        """Send queued data to a client, because its queue is empty again."""
+        """End the congestion of a client, because its send queue is empty again, and send it queued data."""

@@ -1,5 +1,6 @@
-"""Base class of the servers of all protocol families: listens, admits clients, registers in discovery, and shuts down
-in an orderly way."""
+"""Base class of the servers of all protocol families: accepts and admits clients, registers the server in discovery,
+and shuts it down in order.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +34,19 @@ from dmsg.servers.status_page import ServerStatus
 from dmsg.telemetry.metrics import ServerMetrics
 
 DRAIN_CHECK_INTERVAL = 0.1
-"""Seconds between checks whether all transports have ended, while the server drains."""
+"""Seconds between two checks whether all transports have ended, while the server drains."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds to wait at the end until clients have received their last frames."""
+"""Seconds at the end of a shutdown to wait until clients have received their last frames."""
 
 _log = Logger()
 
 
 class RelayServer(ListeningService):
-    """Entity with a :class:`~dmsg.servers.serving.ServingFactory`, its discovery entry and its status page.
+    """Server of a protocol family: an entity that accepts clients, posts an entry to discovery and has a status page.
 
-    :param factory: factory of the protocol family.
+    :param factory: factory of the family that accepts clients.
     :param settings: settings of the operator.
-    :param mark: returns the version of the entry, with the features of the server.
+    :param mark: function that returns the version for the entry, given the present version: with the server's features.
     :ivar ready: Deferred that fires with the listening ports.
     """
 
@@ -99,7 +100,7 @@ class RelayServer(ListeningService):
         raise NotImplementedError
 
     async def _clean_up(self) -> None:
-        """Clean up after the last client has left."""
+        """Clean up at the end of the shutdown, after the last client has disconnected."""
 
     def health(self) -> dict[str, object]:
         """Return the content of ``/health``."""
@@ -112,7 +113,7 @@ class RelayServer(ListeningService):
         }
 
     def _with_carriers(self, version: str) -> str:
-        """Return the version of the entry with this server's carriers, in place of those that it named before."""
+        """Return the version for the entry with the features of this server's carrier protocols, and of no others."""
         here = {WEBSOCKET_HERE, *self.settings.carriers}
         for carrier in carriers_of(features(version)):
             version = with_feature(version, carrier.feature, carrier in here)
@@ -123,10 +124,10 @@ class RelayServer(ListeningService):
     # --- service ---
 
     def reload(self, limits: ClientLimits | None = None) -> None:
-        """Read the lists of keys again, and apply new limits if given."""
+        """Read the lists of keys again. If ``limits`` are given, apply them to all clients."""
         if limits is not None:
             self.factory.limits = limits
-        # A reload reads the lists even if their stamps are unchanged, because an operator has asked for it.
+        # The lists are read even if their files seem unchanged, because the operator has requested it.
         self.factory.admission.reload(force=True)
         self.factory.admission_changed()
         self.registration.changed()
@@ -139,7 +140,7 @@ class RelayServer(ListeningService):
         self.factory.tuned = await self._listen(self.factory)
         await self._status.start()
         if self.registration.is_wanted:
-            # With port 0 the address is known only once the port is open, so the entry is posted after that.
+            # The entry is posted after the port is open. Before that the address is unknown if the port is 0.
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
             if self.settings.public_address is not None:
@@ -151,20 +152,22 @@ class RelayServer(ListeningService):
         return self._status.port
 
     def _page_model(self) -> ServerStatus:
-        """Return the content of the status page."""
+        """Create the content of the status page."""
         return ServerStatus(self, str(self.name).replace("-", " "))
 
     def client_name(self, key: bytes) -> str:
-        """Return the name of a client on the status page: its key, or with telemetry a pseudonym."""
+        """Return the name of a client on the status page: its key in hexadecimal. Servers with telemetry return a
+        pseudonym.
+        """
         return key.hex()
 
     def _check_reachability(self, address: str) -> Deferred[None]:
-        """Check whether the server reaches itself at its public address, and warn if not."""
+        """Check whether this machine reaches the server at its public address, and log a warning if not."""
 
         def looked(result: object) -> None:
             self._reachability_check = None
-            # The server stays registered even if the check fails: some routers do not forward connections from inside
-            # to their own public address.
+            # The server stays registered even if the check fails, because clients may still reach it. Some routers do
+            # not forward connections from inside the network to their own public address.
             self.reachable = not isinstance(result, Failure)
             if not self.running or not isinstance(result, Failure):
                 return
@@ -179,16 +182,16 @@ class RelayServer(ListeningService):
         return check_reachability(self._reactor, address, self._make_visit, self.settings.carriers).addBoth(looked)
 
     def _make_visit(self, make_user: MakeUser, on_failure: OnFailure) -> Link:
-        """Return a link of the protocol family, for a connection to this server itself."""
+        """Create a link of the protocol family with which the server connects to itself."""
         raise NotImplementedError
 
     async def _stop(self) -> None:
-        # Posting is stopped first, because a POST in the middle of the shutdown would restore the entry.
+        # Posting is stopped first, because a later POST would restore the entry after it was withdrawn.
         if self._reachability_check is not None:
             self._reachability_check.cancel()
         self.registration.stop()
         try:
-            # New clients are refused at once, while those that are connected get time to move.
+            # New clients are refused from now on. Connected clients get time to move to other servers.
             await self._stop_listening()
             self.factory.admission.stop()
             await self._leave()
@@ -203,13 +206,13 @@ class RelayServer(ListeningService):
             await self._clean_up()
             await self.registration.close()
         finally:
-            # The status page is closed last, so that monitoring can watch the shutdown.
+            # The status page is closed last, so that operators can watch the shutdown on it.
             await self._status.stop()
 
-    # --- statistics (ServerStatistics) ---
+    # --- statistics for metrics and the status page ---
 
     def by_connections(self) -> dict[str, int]:
-        """Return the number of addresses by their number of connections."""
+        """Return how many addresses have how many connections, by ranges of the number of connections."""
         return self.factory.by_connections()
 
     def gauges(self) -> dict[str, tuple[str, float]]:

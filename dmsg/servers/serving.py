@@ -1,4 +1,6 @@
-"""Server side of clients' connections: checks admission, and gives admitted clients to the relay."""
+"""Server's side of the connections of clients: checks whether a client is admitted, and adds admitted clients to the
+relay.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,26 @@ from dmsg.servers.registration import Registration
 from dmsg.servers.relays import LimitsT, PeerT, ServedRelay
 
 FRAME_RATE = 100_000.0
-"""Frames per second of one address that are handled one by one, by default; further reads are delayed. These are
-control frames, frames of no transport, and frames to another destination than the previous one.
+"""Number of frames per second from one address that are handled one by one; above it, reads are delayed. Consecutive
+frames of one transport are forwarded together. Handled one by one are control frames, stray frames, and each first
+frame of another transport.
 """
 CLOSED_AT_ONCE = 512
-"""Maximum number of transports of a lost connection that are closed in one turn of the reactor."""
+"""Maximum number of transports of a lost client that are closed in one reactor turn."""
 STRAY_RATE = 2_000.0
-"""Number of frames without a transport, above the limits of its clients, that one address may send per second; above
-it, the sending connection is ended."""
+"""Number of stray frames per second that one address may send above the limits of its clients. Above this number, the
+sending connection is closed.
+"""
 STRAY_BURST = 200_000.0
-"""Number of such frames that one address may send in a burst.  When the other ends of many transports are lost, the
-windows of all of them may be full."""
+"""Burst of such stray frames. It is large, because many transports may end at the same time, and then whole windows of
+data for them are still on the way.
+"""
 REFUSED_RATE = 2_000.0
-"""REQUESTs or OpenChannels per second of one address that may exceed the rate of their destinations. Above it,
-connections that continue are ended.
+"""Number of requests (REQUEST, OpenChannel) per second from one address that may be refused because of the rate limit
+of their destinations. Above this number, connections that continue to send them are closed.
 """
 REFUSED_BURST = 4_000.0
-"""REQUESTs or OpenChannels above the rate of their destinations that one address may send in a burst."""
+"""Burst of such refused requests."""
 _COUNTED_BY_RELAY = frozenset(
     {
         DropReason.REPLACED,
@@ -52,11 +57,11 @@ _COUNTED_BY_RELAY = frozenset(
         DropReason.FLOODED_BEFORE,
     }
 )
-"""Reasons for the end of a link that are counted where they are decided."""
+"""Reasons for the end of a link that the link does not count, because the code that ends the link counts them."""
 
 
 class ServedSession(Generic[PeerT, LimitsT]):
-    """Session of a connected client, which is served once it is admitted."""
+    """Server's session of a connected client. The relay handles the client's frames once the client is admitted."""
 
     __slots__ = ("_factory", "_peer", "link")
 
@@ -67,35 +72,37 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
     @property
     def backlog(self) -> int:
-        """Number of bytes that the relay has queued for the client and not yet given to its link."""
+        """Number of bytes that the relay has queued for the client and not yet written to the client's link."""
         return self._factory.backlog_of(self._peer) if self._peer is not None else 0
 
     # --- hooks for a protocol family ---
 
     def _connected(self, link: Link) -> None:
-        """Prepare the session after the handshake, before admission is decided."""
+        """Prepare the session after the handshake, before it is decided whether the client is admitted."""
 
     def _serve(self, link: Link) -> PeerT:
-        """Add the admitted client to the relay.
+        """Add the client to the relay, because it is admitted.
 
-        :returns: the relay's object for the client.
+        :returns: object with which the relay represents the client.
         """
         assert link.remote is not None
         return self._factory.relay.add(link.remote, link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
-        """End the link, because the server is full, or the key is not admitted or no longer."""
+        """Close the link to the client for ``reason``: because the server is full, or does not admit the client's key
+        (any more).
+        """
         assert self.link is not None
         self.link.close(reason)
 
     @property
     def idle(self) -> bool:
-        """Whether the client has no transport and is opening none."""
+        """Whether the client has no transport, open or opening."""
         return self._peer is None or not self._factory.is_busy(self._peer)
 
     def crowd_out(self) -> None:
-        """End the link to give its place to another client. Clients that know no DRAIN reconnect, and are then refused,
-        as by any full server.
+        """Close the link to make room for another client. Clients that do not support DRAIN reconnect, and are refused
+        then, because the server is full.
         """
         assert self.link is not None
         self.link.close(DropReason.CROWDED_OUT)
@@ -118,7 +125,8 @@ class ServedSession(Generic[PeerT, LimitsT]):
         def decided(result: bool | Failure) -> None:
             if self.link is not None:
                 link.release(HoldReason.PENDING)
-                # Only True admits the client; a failed hook refuses it.
+                # Only True admits the client. After an error of the hook the result is a Failure, which refuses the
+                # client.
                 self._decided(result is True)
                 link.read_again()
 
@@ -134,15 +142,16 @@ class ServedSession(Generic[PeerT, LimitsT]):
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         if self._peer is None:
-            # The frames stay in the link's buffer until admission is decided.  After a refusal they are dropped.
+            # Until it is decided whether the client is admitted, its frames stay in the link's buffer. After a refusal
+            # they are dropped.
             return 0 if self.link is not None and self.link.ended_for is None else end
         relay, link = self._factory.relay, self.link
-        # At most STEPS frames are handled one by one in a call. Otherwise one read of tiny frames could hold up all
+        # At most STEPS frames are handled one by one in a call. Otherwise a single read of tiny frames could delay all
         # other clients.
         taken = relay.receive_frames(self._peer, buffer, end, STEPS)
         if relay.steps and link is not None:
             if relay.steps >= STEPS:
-                # The relay stopped at the limit of frames, so whole frames may be left in the buffer.
+                # The relay stopped at the limit, so whole frames may be left in the buffer.
                 link.note_frames_left()
             self._factory.charge_frames(link, self._peer, relay.steps, relay.strays, relay.refused)
         return taken
@@ -161,7 +170,9 @@ class ServedSession(Generic[PeerT, LimitsT]):
         self.link = None
 
     def _leave(self) -> None:
-        """Close the client's transports, some per turn, so that others need not wait until thousands are closed."""
+        """Close the client's transports, a limited number per reactor turn: a client may have thousands, and others
+        must not wait.
+        """
 
         def close_some(peer: PeerT) -> None:
             if not self._factory.relay.remove(peer, CLOSED_AT_ONCE):
@@ -175,7 +186,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
     """Factory that accepts links, checks the admission of their keys, and adds them to one relay.
 
     :ivar relay: relay of the protocol family.
-    :ivar relay_seconds: histogram of the seconds that the relay takes in one turn of the reactor.
+    :ivar relay_seconds: histogram of the seconds that the relay works in one reactor turn.
     """
 
     relay: ServedRelay[PeerT, LimitsT]
@@ -196,13 +207,13 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         self._strays = RateLimit(STRAY_RATE, STRAY_BURST, blocks_of)
         self._refusals = RateLimit(REFUSED_RATE, REFUSED_BURST, blocks_of)
         self.registration: Registration | None = None
-        """Entry of the server in discovery; None if the server is not registered."""
+        """Publisher of the server's entry; None if the server has none."""
         self.slowed = 0
-        """Number of times that a read was delayed because of too many frames per second."""
+        """Number of reads that were delayed because an address sent too many frames per second."""
 
     @property
     def limits(self) -> LimitsT:
-        """Limits of one client, which may be changed at any time."""
+        """Limits for each client, which may be changed at any time."""
         return self.relay.limits
 
     @limits.setter
@@ -219,7 +230,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             self.registration.changed()
 
     def admission_changed(self) -> None:
-        """End the connections of clients that the changed lists no longer admit."""
+        """Disconnect the clients that the changed lists no longer admit."""
         # Refusing a session changes the set of sessions, so the loop runs over a copy.
         for session in list(self.sessions):
             link = session.link
@@ -227,11 +238,11 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
                 session.refuse()
 
     def call_next_turn(self, call: Callable[[], None]) -> None:
-        """Call ``call`` in the next turn of the reactor."""
+        """Call ``call`` in the next reactor turn."""
         self._reactor.callLater(0, call)
 
     def _schedule_once(self, seconds: float, peer: PeerT, call: Callable[[PeerT], None]) -> None:
-        """Schedule a call with ``peer`` in ``seconds``, unless one is already scheduled."""
+        """Call ``call`` with ``peer`` after ``seconds``, unless a call for this client is already scheduled."""
         if peer in self._timers:
             return
 
@@ -242,18 +253,19 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         self._timers[peer] = self._reactor.callLater(seconds, due)
 
     def charge_frames(self, link: Link, peer: PeerT, steps: int, strays: int, refused: int) -> None:
-        """Charge the address of a link for frames that were handled one by one.
+        """Count frames of a read against the rate limits of the link's address, and delay further reads above the
+        limit.
 
-        :param strays: number of these frames that belonged to no transport, beyond what a client may send.
-        :param refused: number of these frames that were refused to protect their destinations.
-        :raises RemoteProtocolError: there are more of these than can be an accident.
+        :param steps: number of frames that were handled one by one.
+        :param strays: number of these frames that belonged to no transport and exceeded what a client may send of them.
+        :param refused: number of these frames that exceeded the rate limit of their destination.
+        :raises RemoteProtocolError: the address has sent too many stray or refused frames; the connection has to end.
         """
-        # The address is charged and not the connection: an attacker can open many connections, each of them within its
-        # limits.
+        # Frames are counted for the address and not for the connection, because an attacker can open many connections.
         now = self._reactor.seconds()
         owner = str(link.owner)
         wait = self._frames.charge(owner, steps, now)
-        # A client above the rate is read more slowly. Its connection is not ended, because it would only reconnect.
+        # A client that sends too fast is only read more slowly. If its connection were closed, it would just reconnect.
         if wait > 0.0 and HoldReason.TOO_FAST not in link.held_by:
             self.slowed += 1
             link.hold(HoldReason.TOO_FAST)
@@ -268,16 +280,18 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         raise NotImplementedError
 
     def backlog_of(self, peer: PeerT) -> int:
-        """Return the number of bytes that the relay itself keeps for a client."""
+        """Return the number of bytes that the relay itself has queued for a client."""
         return 0
 
     def _close_relay(self) -> None:
-        """Close all transports of clients, and refuse new clients."""
+        """Close all transports in the relay, and refuse new clients."""
         raise NotImplementedError
 
     def drain(self) -> Deferred[None]:
-        """Close all transports, end all connections and refuse new clients. Return a Deferred that fires when all
-        clients have left."""
+        """Close all transports and all connections, and refuse new clients.
+
+        :returns: Deferred that fires when all clients are disconnected.
+        """
         self._close_relay()
         for timer in self._timers.values():
             timer.cancel()
@@ -286,4 +300,6 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
 
 
 AnyServing: TypeAlias = ServingFactory[Any, Any]
-"""Factory of any protocol family, for code that passes neither clients nor limits of a certain family to it."""
+"""Type of the factory of any protocol family, for code that does not depend on the family's types of clients and
+limits.
+"""

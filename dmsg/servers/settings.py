@@ -1,4 +1,4 @@
-"""Settings that an operator makes for a server, for all protocol families."""
+"""Settings of a server that an operator can change; all protocol families share them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from dmsg.servers.admission import Admission
 class ServerSettings(PageSettings):
     """Settings of a server, of any protocol family.
 
-    If ``public_address`` is None, the address of the first listening port is used, which must then be on one
-    interface. ``discovery`` may be a Lookups; without a discovery, the server is not registered. The Messaging System
-    cannot move channels to another server, so its ``drain_timeout`` is the time until channels must end.
+    If ``public_address`` is None, clients get the address of the first listening port, so this port must listen on one
+    address only. ``discovery`` may also be a client of discoveries (:class:`~dmsg.discovery.lookup.lookups.Lookups`).
+    If it is empty, the server is not registered. In the Messaging System, channels cannot move to another server, so
+    ``drain_timeout`` is the time after which they are closed.
 
     :ivar admission: admission policy; None to admit everybody.
-    :ivar random: source of the jitter of retries; None for the system's.
+    :ivar random: random numbers for the jitter of retries; None for those of the operating system.
     """
 
     public_address: str | None = option(

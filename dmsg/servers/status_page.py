@@ -22,7 +22,7 @@ VERSION = version("dmsg")
 SHOWN_CLIENTS = 10
 """Maximum number of clients in each table."""
 NEARLY_FULL = 0.9
-"""Fraction of the limit of clients or of memory from which the page reports a problem."""
+"""Fraction of the maximum number of clients, and of the memory limit, above which the page shows a problem."""
 CHARTS = (
     Chart("Frames", "/s", (Line("received", "frames", rate=True),)),
     Chart("Bytes", "bytes/s", (Line("received", "frame_bytes", rate=True),)),
@@ -46,7 +46,7 @@ CHARTS_OF_LINKS = (
 
 
 class WatchedServer(Protocol):
-    """Interface of a server for its status page."""
+    """Interface of a server that its status page uses."""
 
     started: float
     listens_as: str
@@ -216,7 +216,7 @@ class ServerStatus(StatusSource):
 
 
 def _values(counts: dict[str, tuple[str, float]]) -> dict[str, float]:
-    """Return gauges or counters as values by name, without the help texts."""
+    """Return the values of gauges or counters by name, without their help texts."""
     return {name: value for name, (_, value) in counts.items()}
 
 
