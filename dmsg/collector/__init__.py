@@ -1,1 +1,1 @@
-"""Collection of event files: sealed files travel from the entities' machines over dmsg to one collector."""
+"""Collection of event files: senders on the machines of entities transfer sealed files over dmsg to one collector."""

@@ -1,4 +1,5 @@
-"""Receiving side of a collector: takes one file at a time from each stream, and confirms it once it is on the disk."""
+"""Receiving side of a collector. It receives one file at a time over each stream, and confirms a file once the file is
+on the disk."""
 
 from __future__ import annotations
 
@@ -24,15 +25,15 @@ from dmsg.net.streams.transports import transport_of
 from dmsg.net.threads import in_thread
 
 QUIET_LIMIT = 60.0
-"""Seconds without a byte after which an idle stream is closed."""
+"""Seconds without a received byte after which a stream is closed."""
 LOG_INTERVAL = 600.0
-"""Seconds between log lines of one kind about one sender, because a sender that is refused for now asks again and
-again."""
+"""Minimum seconds between log lines about one sender and reason, because a sender repeats an offer that is refused for
+now."""
 STREAMS_LIMIT = 1024
 """Maximum number of streams at a time."""
 STREAMS_OF_ONE = 2
-"""Maximum number of streams of one sender: a lost one that has not timed out, and its replacement. A third closes the
-oldest.
+"""Maximum number of streams of one sender: one that was lost, but has not timed out, and its replacement. A third
+stream closes the oldest.
 """
 
 _log = Logger()
@@ -41,7 +42,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class StreamGone(Exception):
-    """The stream was closed before the sender's turn came."""
+    """Error: the stream was closed while its work waited for other work of the same sender."""
 
 
 class ReceiverProtocol(LineReceiver, TimeoutMixin):
@@ -64,7 +65,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         return 0 if self._offer is None or self._is_over else self._offer.size
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:
-        # The name is that of the method that TimeoutMixin calls.
+        # TimeoutMixin calls a method of this name, so the name is not in the style of this package.
         return self._factory.reactor.callLater(seconds, call)
 
     # --- received data ---
@@ -117,9 +118,10 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
     def _in_thread(
         self, act: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
     ) -> Deferred[_Result]:
-        """Run blocking work of the store in a thread. Meanwhile the stream is paused and its timeout is off.
+        """Run blocking work of the store in a thread. Meanwhile the stream is paused, and its timeout is off.
 
-        The work of one sender is serialised, even if it opens several streams, so that other senders get threads, too.
+        The work for one sender is done one call after the other, even if the sender has several streams. So one sender
+        cannot occupy all threads.
         """
         self.pauseProducing()  # type: ignore[no-untyped-call]
         self.setTimeout(None)  # type: ignore[no-untyped-call]
@@ -202,7 +204,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         self.close()
 
     def close(self) -> None:
-        """Close the stream and discard a file that has not arrived completely."""
+        """Close the stream. A file that has not arrived completely is discarded."""
         self._is_over = True
         self.setTimeout(None)  # type: ignore[no-untyped-call]
         if self.transport is not None:
@@ -216,7 +218,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
             self._end("silent", "nothing came of a file for too long")
 
     def replace(self) -> None:
-        """Abort this stream at once and free its slot, because the same sender has opened another."""
+        """Abort this stream at once, because its sender has opened another one and has too many."""
         self._end("replaced", "the sender has opened another stream")
         self._discard()
         self._factory.closed(self)
@@ -240,7 +242,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
 
     :param is_allowed: function that returns whether a key may send files.
     :ivar file_count: number of files stored since the start.
-    :ivar byte_count: bytes of these files.
+    :ivar byte_count: total size of these files in bytes.
     :ivar refusals: number of refusals by reason.
     :ivar newest: time of the last file of each sender, in seconds since 1970.
     """
@@ -262,7 +264,8 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self.newest: dict[str, float] = {}
 
     def admits(self, address: IAddress) -> bool:
-        """Whether a key may connect at all. Called before the handshake, so that strangers cost no cryptography."""
+        """Whether a key may connect. This is checked before the handshake, so that strangers cause no work of
+        cryptography."""
         return isinstance(address, DmsgAddress) and self._allowed(address.public_key)
 
     def buildProtocol(self, address: IAddress | None) -> ReceiverProtocol | None:
@@ -278,7 +281,7 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
     # --- called by the streams ---
 
     def opened(self, stream: ReceiverProtocol) -> None:
-        """Register a new stream; close the sender's oldest stream if there are too many."""
+        """Register a new stream. If its sender has too many streams, abort the sender's oldest one."""
         own = [one for one in self._streams if one.origin == stream.origin]
         for one in own[: max(0, len(own) + 1 - STREAMS_OF_ONE)]:
             one.replace()
@@ -290,12 +293,16 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
             self._streams.remove(stream)
 
     def turn(self, origin: PubKey) -> DeferredLock:
-        """Return the lock that serialises the work for one sender."""
+        """Return the lock under which the work for one sender is done."""
         return self._turns[origin]
 
     def incoming_size(self, besides: ReceiverProtocol) -> tuple[int, int]:
-        """Return the bytes that other streams are about to deliver: of the same sender, and of all senders."""
-        # The loop uses a copy, because this runs in a thread while the reactor may change the list.
+        """Return the total size in bytes of the files that are being received over other streams: from the same sender,
+        and from all senders.
+
+        :param besides: stream whose file is left out.
+        """
+        # The list is copied, because this method runs in a thread while the reactor may change the list.
         others = [one for one in list(self._streams) if one is not besides]
         return (
             sum(one.incoming_size for one in others if one.origin == besides.origin),
@@ -309,7 +316,8 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self.newest[origin.hex()] = self.wall()
 
     def count_refusal(self, origin: PubKey, reason: str, text: str) -> None:
-        """Count a refusal, and log it at most once every :data:`LOG_INTERVAL` seconds per sender and reason."""
+        """Count a refusal, and log it. For each sender and reason, at most one refusal in :data:`LOG_INTERVAL` seconds
+        is logged."""
         self.refusals[reason] += 1
         if (more := self._log_throttle.suffix((origin, reason))) is not None:
             _log.warn(

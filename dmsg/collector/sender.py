@@ -1,8 +1,8 @@
-"""Sender of a spool: delivers sealed files to the collector and then removes them from the spool.
+"""Sender of a spool: delivers sealed files to the collector, and then removes them from the spool.
 
-A file is removed only after the collector has confirmed that the file is on its disk. While the collector cannot
-be reached, files wait, up to the limit of the spool (``--telemetry-limit``). A file whose delivery was interrupted is
-sent again from the start.
+A file is removed only after the collector has confirmed that the file is on the collector's disk. While the collector
+cannot be reached, files wait in the spool, up to its limit (``--telemetry-limit``). A file whose delivery was
+interrupted is sent again from its first byte.
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ from dmsg.telemetry.vouchers import SENDER_KEY_FILE, voucher_for
 from dmsg.v2019.client import Client
 
 KEY_FILE = SENDER_KEY_FILE
-"""Name of the key file in the spool's directory."""
+"""Name of the sender's key file in the spool's directory."""
 CHECK_INTERVAL = 5.0
 """Seconds between two searches for sealed files."""
 LATER_INTERVAL = 60.0
-"""Seconds until the next try if the collector has no room, or if another process is sending this directory's files."""
+"""Seconds until the next attempt while another process is sending the files of this directory."""
 REFUSED_INTERVAL = 3600.0
 """Seconds after which a refused file is offered again."""
 CONNECT_TIMEOUT = 30.0
 LAST_TIMEOUT = 5.0
-"""Seconds that stopping may take to send the last files, if the collector accepted files until then."""
+"""Maximum seconds for sending the last files when the service stops. They are sent only if the collector has been
+accepting files."""
 QUIET_LIMIT = 120.0
-"""Seconds without an answer or progress from the collector after which the stream is aborted."""
+"""Seconds without an answer from the collector, or progress in sending, after which the stream is aborted."""
 LOG_INTERVAL = 3600.0
-"""Seconds between log lines about a collector that cannot be reached."""
+"""Minimum seconds between equal log lines, such as those about a collector that cannot be reached."""
 
 _log = Logger()
 
 
 class SendError(DmsgError):
-    """A file could not be sent now; it stays in the spool."""
+    """Error: a file could not be sent now. It stays in the spool."""
 
 
 class SenderProtocol(LineReceiver, TimeoutMixin):
-    """Protocol of the stream to the collector; sends one file after the other."""
+    """Protocol of the stream to the collector. It sends one file after the other."""
 
     delimiter = b"\n"
     MAX_LENGTH = LINE_LIMIT
@@ -79,14 +80,14 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         self._loss: Failure | None = None
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:
-        # The name is that of the method that TimeoutMixin calls.
+        # TimeoutMixin calls a method of this name, so the name is not in the style of this package.
         return self._reactor.callLater(seconds, call)
 
     def offer(self, offer: Offer, file: IO[bytes]) -> Deferred[Answer]:
         """Offer a file, and send it if the collector wants it. The caller closes the file.
 
-        The deferred fires with the final answer. It fails with :class:`SendError`; the stream cannot be used after
-        that.
+        :returns: Deferred that fires with the final answer. If it fails with :class:`SendError`, the stream cannot be
+            used any more.
         """
         if self._loss is not None:
             return self._failed(f"the stream has ended: {self._loss.value}")
@@ -131,7 +132,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
     def _send_failed(self, failure: Failure) -> None:
         if failure.check(OSError, ValueError):
             self._end(SendError(f"the file cannot be read: {failure.value}"))
-        # Any other error is ignored here: the stream has ended, and connectionLost reports the reason.
+        # Other errors are ignored here. They mean that the stream has ended, and connectionLost reports the reason.
 
     def timeoutConnection(self) -> None:
         """Abort the stream after :data:`QUIET_LIMIT` seconds without an answer or progress."""
@@ -156,12 +157,12 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
 class SpoolSender(Service):
     """Service that sends the sealed files of a directory to a collector.
 
-    :param directory: directory of the spool. It contains the sender's key, which is made if absent, and which the
-        collector's list must contain.
+    :param directory: directory of the spool. It contains the sender's key, which is created if it does not exist. The
+        collector's list of senders must contain this key.
     :param collector: the collector's key and port.
-    :param discovery: called when files wait to be sent. It returns the discovery through which collector and servers
-        are found: URLs, or a Lookups.
-    :param on_warning: called with a line of text when files wait or are refused.
+    :param discovery: function that returns the discovery by which the collector and servers are found: its URLs, or a
+        Lookups. It is called when the first files wait.
+    :param on_warning: called with a line of text when files cannot be sent or are refused.
     :ivar sent: counts of the sent files.
     """
 
@@ -221,10 +222,10 @@ class SpoolSender(Service):
         return Deferred.fromCoroutine(self._leave())
 
     async def _leave(self) -> None:
-        """Send the last files of the entity, if the collector has been accepting files, then stop."""
+        """Send the last files of the entity if the collector has been accepting files. Then stop."""
         if self._taking:
             last = Deferred.fromCoroutine(self._send_last()).addTimeout(LAST_TIMEOUT, self._reactor)
-            # The error is ignored, because an unsent file is sent after the next start.
+            # Errors are ignored, because files that were not sent are sent after the next start.
             await last.addErrback(lambda _: None)
         await self._stop()
 
@@ -278,7 +279,7 @@ class SpoolSender(Service):
             return self._retry(self._failures)
 
     async def send_once(self) -> SentCounts:
-        """Send the waiting files and stop; for programs that do not start the service.
+        """Send the waiting files and stop. Programs that do not start the service call this method.
 
         :raises DmsgError: not all files were sent.
         """
@@ -310,7 +311,7 @@ class SpoolSender(Service):
         return [path for _, path in sorted(found)]
 
     async def _online(self) -> Client:
-        """Return the client, started on first use.
+        """Return the client. The first call starts it.
 
         :raises KeyInUse: another process is sending the files of this directory.
         """
@@ -376,14 +377,14 @@ class SpoolSender(Service):
         return answer
 
     def _postpone(self, path: Path, reason: str) -> None:
-        """Skip this file for :data:`REFUSED_INTERVAL` seconds; others are sent meanwhile."""
+        """Do not send this file for :data:`REFUSED_INTERVAL` seconds. Other files are sent meanwhile."""
         self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
         if (more := self._log_throttle.suffix(reason)) is not None:
             self._on_warning(f"{path.name} {reason}{more}")
 
 
 def _offer_of(path: Path, file: BufferedReader) -> Offer | None:
-    """Return the offer of a file; None if the file is empty or too large."""
+    """Return the offer for a file; None if the file is empty or too large."""
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = file.tell()
     file.seek(0)

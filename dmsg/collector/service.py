@@ -58,8 +58,8 @@ class Collector(Service):
 
     :param root: directory of the files, see :class:`~dmsg.collector.store.Store`.
     :param senders: list of keys that may send files.
-    :param discovery: URLs, or a Lookups.
-    :ivar ready: fires once the collector is reachable; fails if the store cannot be used.
+    :param discovery: URLs of discovery, or a Lookups.
+    :ivar ready: Deferred that fires when the collector has started, and fails if its store or a port cannot be used.
     """
 
     name = "dmsg-collector"
@@ -140,7 +140,7 @@ class Collector(Service):
 
     @property
     def metrics_port(self) -> IListeningPort | None:
-        """Port of the status page, ``/metrics`` and ``/health``; None if there is none."""
+        """Listening port of the status page, ``/metrics`` and ``/health``; None without a status page."""
         return self._status.port
 
     # --- senders and stored bytes ---

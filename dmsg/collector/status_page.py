@@ -15,9 +15,9 @@ from dmsg.pages.process import process_facts
 
 VERSION = version("dmsg")
 SHOWN_SENDERS = 100
-"""Maximum number of senders in the table; those whose last file is oldest come first."""
+"""Maximum number of senders in the table. Senders with the longest time since their last file come first."""
 LATE = 1800.0
-"""Seconds without a file from a sender after which the page reports a problem."""
+"""Seconds without a file from a sender after which the page reports this as a problem."""
 
 
 class Health(TypedDict):

@@ -1,12 +1,12 @@
 """Store of a collector's files, as ``ROOT/<sender's key>/<day of arrival>/<name>``.
 
-All functions block and are called in threads. A file gets its name only after it is completely on the disk and
-checked. So a program that reads the tree by names, as ``dmsg analytics`` does, never sees a part of a file.
+All functions block and are called in threads. A file gets its final name only when it is checked and completely on the
+disk. So a program that finds files by their names, such as ``dmsg analytics``, never reads a part of a file.
 
-Events name their own producer, and a sender could claim any name. ``ROOT/producers/<producer>`` therefore names the
-sender that a producer belongs to, so that the sender of one server cannot forge the history of another. If the producer
-is a public key, it has to sign for its sender, and belongs to the sender that presents this signature. If the producer
-is a name, as of a discovery, it belongs to the sender that delivered it first.
+Each event names its producer, and a sender could write any name into its events. Therefore each producer belongs to one
+sender, which the file ``ROOT/producers/<producer>`` names. So the sender of one server cannot forge the events of
+another server. A producer whose name is a public key belongs to the sender that presents a voucher signed with this
+key. A producer with another name, such as a discovery, belongs to the first sender that delivers its events.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from dmsg.telemetry.schema import MAX_LINE, SEGMENT_SUFFIX
 from dmsg.telemetry.vouchers import is_vouched
 
 LIMIT = 100 * 1024**3
-"""Default limit of all files together, in bytes."""
+"""Default maximum size of all files together, in bytes."""
 OWN_PART = 2
-"""Divisor: one sender may use the limit divided by this number."""
+"""Divisor: the files of one sender may use the limit, divided by this number."""
 RESERVE = 1024**3
 """Default disk space to leave free, in bytes."""
 TEXT_LIMIT = 64 * 1024 * 1024
@@ -46,10 +46,11 @@ TEXT_LIMIT = 64 * 1024 * 1024
 LINES_LIMIT = 500_000
 """Maximum number of lines of a file, because each line is parsed."""
 PRODUCERS_LIMIT = 64
-"""Maximum number of producers of one sender: a server, a discovery, and earlier ones of the same machine."""
+"""Maximum number of producers that may belong to one sender. Usually these are a server, a discovery, and earlier ones
+of the same machine."""
 PRODUCERS = "producers"
 SIGNED = "signed"
-"""Second line of a producer's file, if the producer has signed for that sender."""
+"""Second line of a producer's file in ``ROOT/producers`` if the producer has signed for the sender."""
 _PRODUCER = re.compile("[0-9a-zA-Z-]{1,80}")
 _PART = ".part-"
 
@@ -57,15 +58,15 @@ _log = Logger()
 
 
 class StoreError(DmsgError):
-    """The store cannot be used; the text says why."""
+    """Error: the store cannot be used. Its text says why."""
 
 
 class StoreFull(DmsgError):
-    """The store has no room for the file now; the sender may try again."""
+    """Error: the store has no room for the file now. The sender may try again later."""
 
 
 class FileRejected(DmsgError):
-    """The file is rejected for good; the text says why."""
+    """Error: the file is rejected permanently. Its text says why."""
 
 
 class Store:
@@ -84,19 +85,19 @@ class Store:
 
     @property
     def total(self) -> int:
-        """Bytes of all files, as of the last count and the files added since."""
+        """Total size of all files in bytes: the result of the last count plus the files added since."""
         return sum(self._held.values())
 
     # --- opening and closing ---
 
     def open(self) -> None:
-        """Lock the directory, and remove incomplete files that an earlier collector left.
+        """Lock the directory, and remove the incomplete files that an earlier process left.
 
         :raises StoreError: the directory cannot be used, or another collector is using it.
         """
         try:
             (self.root / PRODUCERS).mkdir(parents=True, exist_ok=True)
-            # The file object is kept open, because the lock ends when it is closed.
+            # The file stays open, because its lock ends when it is closed.
             lock = open(self.root / ".lock", "wb")
         except OSError as error:
             raise StoreError(f"{self.root} cannot be used: {error.strerror}") from None
@@ -129,9 +130,9 @@ class Store:
     # --- files ---
 
     def has(self, origin: PubKey, offer: Offer) -> bool:
-        """Whether the offered file is stored already.
+        """Whether the offered file is already stored.
 
-        :raises FileRejected: another file of that name is stored.
+        :raises FileRejected: a different file with the same name is stored.
         """
         for path in self.root.glob(f"{origin.hex()}/*/{offer.name}"):
             with open(path, "rb") as file:
@@ -159,7 +160,7 @@ class Store:
             raise StoreFull(f"the collector's disk is full: {human_size(missing)} more are needed")
 
     def open_part(self, origin: PubKey) -> IO[bytes]:
-        """Open a temporary file to receive into.
+        """Create a temporary file for a file that is being received.
 
         :raises OSError: the file cannot be created.
         """
@@ -173,9 +174,11 @@ class Store:
         Path(part.name).unlink(missing_ok=True)
 
     def keep(self, origin: PubKey, offer: Offer, part: IO[bytes], now: float) -> Path:
-        """Check a received file and give it its final name. On return the file survives a power failure.
+        """Check a received file and rename it to its final name. After this, the file survives a power failure.
 
-        :param now: seconds since 1970.
+        :param part: temporary file with the received bytes.
+        :param now: present time, in seconds since 1970.
+        :returns: path of the stored file.
         :raises FileRejected: the file is rejected.
         :raises OSError: the file could not be written.
         """
@@ -187,8 +190,9 @@ class Store:
             self.discard(part)
             return received
         self._claim(origin, self._producer(received), offer.voucher)
-        # The file is synced before it is renamed, and its directory afterwards: after a power failure the file is
-        # missing or complete. The sender removes its copy as soon as it is told that the file is kept.
+        # The file is synced before it is renamed, and its directory after that, so that after a power failure the file
+        # is either missing or complete. Everything is synced before the answer, because the sender then removes its
+        # copy.
         os.fsync(part.fileno())
         part.close()
         day = self.root / origin.hex() / f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
@@ -216,8 +220,8 @@ class Store:
             if number == LINES_LIMIT:
                 raise FileRejected(f"the file has more than {LINES_LIMIT} lines")
             read += len(line)
-            # Programs disagree about where a malformed line ends: part of it could pass as an event of any producer in
-            # one of them. So a file with such a line is rejected.
+            # A file with a malformed line is rejected, because programs disagree about the end of such a line. One of
+            # them could read a part of the line as an event of any producer.
             if cut or b"\r" in line:
                 raise FileRejected("a line in the file is not JSON")
             try:
@@ -232,8 +236,7 @@ class Store:
             found.add(producer)
             if len(found) > 1:
                 raise FileRejected("the file has events of several producers")
-        # The sizes are compared, because the reader stops at a line that is too long, and then has read less text than
-        # the file has.
+        # The reader stops at a line that is too long. It has then read less text than the file contains.
         if read < size:
             raise FileRejected(f"a line in the file is longer than {MAX_LINE} bytes")
         if not found:
@@ -254,7 +257,8 @@ class Store:
                 owner, _, words = (place / producer).read_text().strip().partition("\n")
             except FileNotFoundError:
                 owner = words = ""
-            # The record stays as it is, unless the owner now presents its signature for the first time.
+            # If the producer already belongs to this sender, its record is rewritten only when the sender presents a
+            # voucher for the first time.
             if owner == origin.hex() and (signed <= (words == SIGNED)):
                 return
             if key is not None and not signed:
@@ -297,7 +301,7 @@ class Store:
 def _key_of(producer: str) -> PubKey | None:
     """Return the public key that names a producer; None if the producer has another kind of name.
 
-    :raises FileRejected: the key is not in lower case; it would count as another producer.
+    :raises FileRejected: the key is not in lower case. It would count as a different producer.
     """
     try:
         key = PubKey.from_hex(producer)

@@ -1,15 +1,16 @@
 r"""Protocol between the sender of a spool and a collector, over one stream. No I/O.
 
-Messages are lines of JSON in UTF-8 that end with ``\n`` and have at most :data:`LINE_LIMIT` bytes.
-The sender offers one file at a time: ``{"v": 1, "name": ..., "size": bytes,
-"sha256": 64 hex digits}``. If the producer of the events is a key, the offer has a ``"voucher"``,
-the producer's signature for the sender in 130 hex digits. The collector answers ``{"answer": "send"}``; then the
-sender sends ``size`` bytes, and the collector answers again. Or the collector answers at once with one of these:
+Messages are lines of JSON in UTF-8 that end with ``\n`` and have at most :data:`LINE_LIMIT` bytes. The sender offers
+one file at a time: ``{"v": 1, "name": ..., "size": bytes, "sha256": 64 hex digits}``. If the producer of the events is
+a public key, the offer also has a ``"voucher"``, which is the producer's signature for the sender in 130 hex digits.
 
-``kept`` The file is on the collector's disk, now or from before; the sender may remove it.  ``later`` The collector
-cannot accept the file now; ``why`` gives the reason. This answer may also come while the bytes of a file are being
-sent; then the collector closes the stream.  ``refused`` The collector will never accept this file, but may accept
-others; ``why`` gives the reason.
+The collector answers with ``{"answer": "send"}`` or with a final answer. After ``send``, the sender sends ``size``
+bytes, and the collector then sends the final answer, which is one of these:
+
+* ``kept``: the file is on the collector's disk, maybe since an earlier delivery. The sender may remove it.
+* ``later``: the collector cannot accept the file now; ``why`` is the reason. If the collector sends this answer while
+  it is receiving the bytes of the file, it then closes the stream.
+* ``refused``: the collector will never accept this file, but may accept others; ``why`` is the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PORT_NUMBER = Number(1, 65535, "")
 LINE_LIMIT = 2048
 """Maximum length of a message line in bytes."""
 FILE_LIMIT = 64 * 1024 * 1024
-"""Largest file in bytes, compressed as it is sent."""
+"""Maximum size of a file in bytes. Files are compressed."""
 WHY_LIMIT = 300
 """Maximum length of the reason in an answer, in characters."""
 _NAME = re.compile(
@@ -42,7 +43,7 @@ _VOUCHER = re.compile("(?:[0-9a-f]{130})?")
 
 
 class WireError(DmsgError):
-    """The other side does not follow the protocol."""
+    """Error: the remote side does not follow the protocol."""
 
 
 class Kind(StrEnum):
@@ -85,7 +86,7 @@ class Answer:
     why: str = ""
 
     def line(self) -> bytes:
-        """Return the line without its end; a reason that is too long is cut."""
+        """Return the line without its end. A reason that is too long is cut."""
         return json.dumps({"answer": self.kind, **({"why": self.why[:WHY_LIMIT]} if self.why else {})}).encode()
 
 
@@ -128,7 +129,7 @@ def parse_offer(line: bytes) -> Offer:
 
 
 def parse_answer(line: bytes) -> Answer:
-    """Parse an answer. Control characters in its reason are replaced, because they could change a terminal.
+    """Parse an answer. Control characters in its reason are replaced, because a terminal would interpret them.
 
     :raises WireError: the line is not an answer.
     """

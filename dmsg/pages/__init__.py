@@ -1,2 +1,2 @@
-"""Status page of an entity (server, discovery, relay and so on): one page that updates itself, on the port of the
-metrics."""
+"""Status page of an entity (server, discovery, relay and so on), on the same port as the entity's metrics. The page
+updates itself."""

@@ -1,4 +1,4 @@
-"""Access rule of the status page: programs of the same machine, or anybody with the token."""
+"""Access rule of the status page: it is open to programs on the same machine, or to anybody with the token."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from twisted.internet.interfaces import IAddress
 from dmsg.errors import DmsgError
 
 NOT_PUBLIC = "metrics are served to programs on this machine; --metrics opens an endpoint for other machines\n"
-"""Answer at a public port to requests for /metrics from other machines."""
+"""Answer to requests for /metrics from other machines at an entity's public port."""
 MIN_TOKEN, MAX_TOKEN = 16, 512
-"""Length of a token in characters: shortest and longest."""
+"""Minimum and maximum length of a token in characters."""
 _PROXIES = (
     b"x-forwarded-for",
     b"x-forwarded-host",
@@ -29,7 +29,8 @@ _PROXIES = (
     b"true-client-ip",
     b"cf-connecting-ip",
 )
-"""Headers that proxies add. A proxy that adds none of them cannot be distinguished from a program on this machine."""
+"""Headers that proxies add to requests. A proxy on this machine that adds none of them cannot be distinguished from
+another program."""
 
 
 def read_token(path: str) -> bytes:
@@ -51,10 +52,10 @@ def read_token(path: str) -> bytes:
 
 
 class PageRequest(Interface):
-    """Interface of a request, with the parts that the access rule examines."""
+    """Interface of a request: the methods that the access rule uses."""
 
     def getHeader(self, key: bytes, /) -> bytes | None:
-        """Return the value of a header."""
+        """Return the value of a header; None if the request does not have it."""
 
     def getClientAddress(self) -> IAddress:
         """Return the address of the client."""
@@ -63,11 +64,13 @@ class PageRequest(Interface):
 class Access:
     """Access rule for the status page.
 
-    If there is a token, every request needs it, as a bearer token or as the password that a browser asks for. Without a
-    token, only requests from this machine are allowed, and only if their Host header is an address or ``localhost``.
-    Otherwise an attacker could let the name of a web site lead to this machine (DNS rebinding), and its page could read
-    the status page. Requests through a proxy that names its client are refused as well. A proxy that does not name it
-    looks like a program of this machine; behind such a proxy set a token.
+    With a token, every request must contain it, as a bearer token or as the password of basic authentication.
+
+    Without a token, only requests from this machine are allowed, and only if their Host header is an IP address or
+    ``localhost``. Otherwise the page of an attacker's web site could read the status page, if the attacker lets the
+    site's name resolve to this machine (DNS rebinding). Requests from a proxy are refused, too, if the proxy adds a
+    header that names its client. A proxy on this machine without such a header looks like any program. Behind such a
+    proxy, set a token.
     """
 
     def __init__(self, token: bytes | None = None) -> None:
@@ -77,8 +80,8 @@ class Access:
         """Return the status and text of a refusal, or None if the request is allowed."""
         if self._token is not None:
             given = _given_token(request.getHeader(b"authorization") or b"")
-            # The comparison takes constant time, because one that stops early would reveal how much of a guess is
-            # right.
+            # The comparison takes constant time. The duration of an ordinary comparison would reveal how many
+            # characters of a guess are right.
             if given is not None and hmac.compare_digest(given, self._token):
                 return None
             return 401, "this page needs the token of its operator, as a password or a bearer token\n"
@@ -95,14 +98,15 @@ class Access:
 
 
 HERE = Access()
-"""Rule without a token, for pages of a public port that only programs on the same machine may read, such as
-monitoring."""
+"""Access rule without a token. It is for paths of a public port that only programs on the same machine may read, such
+as ``/metrics``."""
 
 
 def is_foreign(request: PageRequest) -> bool:
-    """Whether a browser sends the request for a page of another site.
+    """Whether a browser sends the request on behalf of a page of another site.
 
-    Browsers say so in Sec-Fetch-Site; older ones send Origin with requests to another site. Programs send neither.
+    Browsers report this in the header Sec-Fetch-Site. Older browsers send the header Origin with requests to another
+    site. Other programs send neither header.
     """
     site = request.getHeader(b"sec-fetch-site")
     if site is not None:
@@ -112,10 +116,10 @@ def is_foreign(request: PageRequest) -> bool:
 
 
 def is_script(request: PageRequest) -> bool:
-    """Whether a script in a browser sends the request, not a person who opens the address.
+    """Whether a script in a browser sends the request, and not a person who opens the address.
 
-    The check catches DNS rebinding: if another site's name leads to this machine after its page was loaded, the browser
-    takes both for the same site.
+    This check protects against DNS rebinding, which :func:`is_foreign` cannot detect: if the name of another site
+    resolves to this machine after the site's page was loaded, the browser considers both as the same site.
     """
     mode = request.getHeader(b"sec-fetch-mode")
     return mode is not None and mode.lower() != b"navigate"
@@ -144,7 +148,7 @@ def _is_here(host: str) -> bool:
 
 
 def _is_plain(host: str) -> bool:
-    """Whether a Host header is an address or localhost. Other names may belong to an attacker."""
+    """Whether a Host header is an IP address or localhost. Any other name may belong to an attacker."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
     if name.lower() == "localhost":
         return True

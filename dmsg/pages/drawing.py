@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by the entity, so that a browser without scripts shows them, too. No I/O."""
+"""Charts in SVG. The entity draws them, so that browsers without scripts can show them. No I/O."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dmsg.pages.history import History
 from dmsg.pages.model import Chart, Line
 
 WIDTH, HEIGHT = 300.0, 72.0
-"""Size of a chart in its own units; the page stretches it."""
+"""Width and height of a chart in the units of its SVG. The page stretches the chart."""
 
 
 def draw(chart: Chart, samples: History) -> Tag:
-    """Return a chart with its legend, which shows the present values."""
+    """Return a chart with a legend that shows the present values."""
     lines = [(line, samples.points(line)) for line in chart.lines]
     top = max((value for _, points in lines for _, value in points), default=0.0)
     span = max(samples.seconds, 1.0)

@@ -1,4 +1,5 @@
-"""Samples of numbers over the last minutes. No I/O and no clock."""
+"""History of numbers: samples of the last minutes, and rates and percentiles computed from them. No I/O and no
+clock."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from dmsg.pages.model import Line
 K = TypeVar("K", bound=Hashable)
 
 KEPT = 300
-"""Number of samples kept: ten minutes."""
+"""Maximum number of samples: those of ten minutes."""
 MAX_NAMES = 128
-"""Maximum number of series kept for an entity, reasons included; further ones are ignored."""
+"""Maximum number of time series of an entity, including those of reasons. Further names are ignored."""
 RATE_OVER = 5
-"""Number of last samples from which the present rate is computed."""
+"""Number of samples over which the present rate is computed."""
 
 
 class History:
@@ -35,9 +36,10 @@ class History:
         return self._times[-1] - self._times[0] if self._times else 0.0
 
     def add(self, now: float, numbers: Mapping[str, float], counts: Mapping[str, float] | None = None) -> None:
-        """Add a sample. A missing number has no value at that time.
+        """Add a sample. A series without a number in this sample has no value at that time.
 
-        :param counts: further numbers, which count as 0 before they first appear.
+        :param numbers: number of each series, by name.
+        :param counts: numbers of further series. Before the first number of such a series, its value is 0.
         """
         for some, before in ((numbers, math.nan), (counts or {}, 0.0)):
             for name in some:
@@ -62,14 +64,14 @@ class History:
             if math.isnan(value):
                 continue
             if before is not None and at > before:
-                # A counter that has become smaller was reset to 0, so it has grown by its present value.
+                # If a counter has become smaller, it was reset to 0, so its growth is its present value.
                 grown = value - value_before if value >= value_before else value
                 found.append((end - at, grown / (at - before)))
             before, value_before = at, value
         return found
 
     def now(self, line: Line) -> float | None:
-        """Return the present value, or the rate over the last samples; None if there is none yet."""
+        """Return the present value of a line, or its rate over the last samples; None if there is no value yet."""
         values = self._values.get(line.number)
         if not values:
             return None
@@ -84,12 +86,12 @@ class History:
 
 
 def reason_number(name: str) -> str:
-    """Return the name of the number that counts this reason."""
+    """Return the name of the time series for the count of a reason."""
     return f"reason {name}"
 
 
 class Growth(Generic[K]):
-    """Rates of growth of totals between two samples."""
+    """Computes the growth per second of totals between two samples."""
 
     def __init__(self) -> None:
         self._first = True
@@ -97,7 +99,7 @@ class Growth(Generic[K]):
         self._at = 0.0
 
     def since(self, now: float, totals: Mapping[K, float]) -> dict[K, float]:
-        """Return the growth per second since the previous sample; 0 at the first."""
+        """Return the growth per second of each total since the previous sample; 0 at the first sample."""
         seconds = now - self._at
         rates = {
             name: max(0.0, total - self._before.get(name, total if self._first else 0.0)) / seconds
@@ -111,12 +113,12 @@ class Growth(Generic[K]):
 
 
 def bucket_counts(sums: list[float]) -> list[float]:
-    """Return the count of each bucket of a histogram with cumulative counts."""
+    """Return the count of each bucket, from the cumulative counts of a histogram."""
     return [now - before for now, before in zip(sums, [0.0, *sums], strict=False)]
 
 
 class Quantiles:
-    """Percentiles of the values that a histogram has counted since the previous sample.
+    """Computes percentiles of the values that a histogram has counted since the previous sample.
 
     :param borders: upper bounds of the buckets, in ascending order; the last may be infinite.
     """
@@ -126,9 +128,10 @@ class Quantiles:
         self._before = [0.0] * len(borders)
 
     def since(self, counts: list[float], *shares: float) -> list[float]:
-        """Return the upper bounds of the buckets that contain these quantiles; empty if nothing was counted.
+        """Return for each quantile the upper bound of the bucket that contains it; an empty list if nothing was
+        counted.
 
-        :param counts: count of each bucket since its creation.
+        :param counts: count of each bucket since the histogram was created.
         :param shares: quantiles from 0 to 1.
         """
         grown = [max(0.0, now - before) for now, before in zip(counts, self._before, strict=True)]

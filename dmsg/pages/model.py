@@ -12,8 +12,8 @@ GOOD, BAD = "good", "bad"
 class Fact:
     """Fact about the present state of an entity: a label and a value.
 
-    :ivar level: ``good``, ``bad`` or empty.
-    :ivar is_event: whether a change is listed as an event.
+    :ivar level: ``good``, ``bad`` or empty. It decides the colour.
+    :ivar is_event: whether a change of the value is listed as an event.
     """
 
     label: str
@@ -26,8 +26,8 @@ class Fact:
 class Line:
     """Line of a chart.
 
-    :ivar number: name of the number in ``numbers()``.
-    :ivar rate: whether to draw the growth per second instead of the value.
+    :ivar number: name of the number in :meth:`StatusSource.numbers`.
+    :ivar rate: whether to draw the growth of the number per second instead of the number.
     """
 
     label: str
@@ -64,8 +64,8 @@ class StatusSource:
     """Interface that an entity implements so that its status page can query it.
 
     :ivar kind: kind of entity, as in ``dmsg server``.
-    :ivar charts: charts of numbers in ``numbers()``.
-    :ivar search_key: description of the things that can be searched for, such as ``a public key``; empty without a
+    :ivar charts: charts of the numbers in :meth:`numbers`.
+    :ivar search_key: description of what can be searched for, such as ``a public key``; empty if the page has no
         search.
     """
 
@@ -79,28 +79,30 @@ class StatusSource:
         return ""
 
     def refresh(self) -> None:
-        """Update measurements; called every :data:`~dmsg.pages.sampler.INTERVAL` seconds before the other methods."""
+        """Update measurements. The sampler calls this method every :data:`~dmsg.pages.sampler.INTERVAL` seconds, before
+        the other methods."""
 
     def facts(self) -> list[Fact]:
         """Return facts about the present state."""
         raise NotImplementedError
 
     def problems(self) -> list[str]:
-        """Return problems that the operator should look at, the worst first."""
+        """Return problems that need the operator's attention, the worst first."""
         raise NotImplementedError
 
     def numbers(self) -> Mapping[str, float]:
-        """Return the numbers for charts, by name; called every :data:`~dmsg.pages.sampler.INTERVAL` seconds."""
+        """Return the numbers for charts, by name. The sampler calls this method every
+        :data:`~dmsg.pages.sampler.INTERVAL` seconds."""
         raise NotImplementedError
 
     def reasons(self) -> Mapping[str, float]:
-        """Return the number of refusals, drops and ends by reason, since the start."""
+        """Return the number of refusals, drops and ends since the start, by reason."""
         raise NotImplementedError
 
     async def tables(self) -> list[Table]:
-        """Return the tables. Called only while somebody watches; must not wait for I/O."""
+        """Return the tables. This method is called only while a browser shows the page, and must not wait for I/O."""
         raise NotImplementedError
 
     async def search(self, text: str) -> Table:
-        """Return the results of a search. Called only if ``search_key`` is not empty."""
+        """Return the results of a search. This method is called only if ``search_key`` is not empty."""
         raise NotImplementedError

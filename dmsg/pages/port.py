@@ -24,8 +24,11 @@ _log = Logger()
 class StatusPort:
     """Port with the status page, ``/metrics`` and ``/health``, separate from the ports of the entity's protocol.
 
-    :param where: endpoint string; None opens no port.
-    :param token: token that opens the page from anywhere; None restricts the page to this machine.
+    :param where: endpoint string at which to listen; None for no port.
+    :param token: token with which the page can be opened from any machine; None restricts the page to this machine.
+    :param source: entity that the page describes.
+    :param metrics: returns the text for Prometheus.
+    :param health: returns the content of ``/health``.
     :ivar port: listening port; None if there is none.
     :ivar refused: number of refused requests and connections.
     """
@@ -50,10 +53,10 @@ class StatusPort:
         self.refused = 0
 
     async def start(self) -> None:
-        """Listen, and start sampling the entity. Raises the errors of listening."""
+        """Listen, and start to sample the entity. Errors of the endpoint are raised."""
         if self._where is None:
             return
-        # Only an entity with a status page spends the time to import templates and routes.
+        # These modules are imported only if there is a status page, because their import takes time.
         from dmsg.pages.sampler import Sampler
         from dmsg.pages.site import StatusPages, status_site
 
@@ -69,7 +72,7 @@ class StatusPort:
         self.refused += 1
 
     async def stop(self) -> None:
-        """Stop sampling, and close the port and the connections of watchers."""
+        """Stop to sample, close the port, and close the connections of browsers that receive updates."""
         if self._sampling is not None:
             self._sampling.stop()
         port, self.port = self.port, None

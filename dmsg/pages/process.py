@@ -1,4 +1,4 @@
-"""Facts about the process (uptime, memory), which every status page shows."""
+"""Facts about the entity's process (uptime, memory), which every status page shows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dmsg.net.reactor import monotonic
 from dmsg.pages.model import Fact
 
 _BEGAN = monotonic()
-"""Start time of this process, by the monotonic clock."""
+"""Start time of this process by the monotonic clock, in seconds."""
 
 
 def process_facts(started: float) -> list[Fact]:
     """Return uptime, start time and memory of the process.
 
-    :param started: Unix time of the start.
+    :param started: start time of the entity, in seconds since 1970.
     """
     return [
         Fact("Uptime", human_time(monotonic() - _BEGAN)),

@@ -1,4 +1,5 @@
-"""Recent events in words, derived from an entity's counters, so that strangers cannot fill the list. No I/O."""
+"""Recent events of an entity as text, for its status page. They are derived from the entity's facts and counters. No
+I/O."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ from dmsg.base.units import human_time
 from dmsg.pages.model import BAD, Fact
 
 KEPT = 50
-"""Maximum number of changes of facts that are kept; in addition, each reason has one event."""
+"""Maximum number of changes of facts in the list. In addition, the list has at most one event for each reason."""
 QUIET = 30.0
-"""Seconds of silence after which further occurrences of a reason count as a new event."""
+"""Seconds without an occurrence of a reason after which its next occurrence begins a new event."""
 
 
 class RecentEvents:
     """Recent events: changes of facts, and bursts of refusals, drops and ends.
 
-    Each reason has one event at most. Otherwise a stranger could displace all other events by repeating one.
+    Each reason has at most one event. Otherwise a stranger could displace all other events by causing the same one
+    repeatedly.
     """
 
     def __init__(self) -> None:
@@ -25,11 +27,11 @@ class RecentEvents:
         self._facts: dict[str, str] | None = None
         self._reasons: dict[str, float] = {}
         self._bursts: dict[str, tuple[float, float, float]] = {}
-        """Current burst of each reason: its first and last time, and the number of occurrences."""
+        """Last burst of each reason: time of its first and of its last occurrence, and the number of occurrences."""
 
     @property
     def events(self) -> list[tuple[float, str]]:
-        """Events as (Unix time, text), the newest last; a burst has the time of its last occurrence."""
+        """Events as (Unix time, text), the newest last. The time of a burst is that of its last occurrence."""
         bursts = [
             (last, f"{reason.replace('_', ' ')}: {number:.0f}{_within(last - began)}")
             for reason, (began, last, number) in self._bursts.items()
@@ -37,7 +39,11 @@ class RecentEvents:
         return sorted([*self._changes, *bursts])
 
     def update(self, now: float, facts: Sequence[Fact], reasons: Mapping[str, float]) -> None:
-        """Compare facts and reasons with those of the previous call, and record the changes."""
+        """Compare facts and reasons with those of the previous call, and record the changes as events.
+
+        :param now: Unix time.
+        :param reasons: number of occurrences of each reason since the start.
+        """
         told = {fact.label: fact.value for fact in facts if fact.is_event}
         first = self._facts is None
         for label, value in told.items():
@@ -60,5 +66,5 @@ def _within(seconds: float) -> str:
 
 
 def worst_first(facts: Sequence[Fact]) -> list[Fact]:
-    """Return facts with bad ones first."""
+    """Return the facts in an order with the bad facts first."""
     return sorted(facts, key=lambda fact: fact.level != BAD)

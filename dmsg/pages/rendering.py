@@ -1,4 +1,5 @@
-"""HTML of the status page: the whole page, and its parts, which a browser with scripts replaces one by one."""
+"""HTML of the status page: the complete page, and its parts. A browser with scripts replaces single parts when they
+change."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ def parts(
     tables: Iterable[Table],
     wall: float,
 ) -> Parts:
-    """Return the parts of the page by name, in order.
+    """Return the parts of the page by name, in the order in which the page shows them.
 
-    :param wall: Unix time.
+    :param wall: present time, in seconds since 1970.
     """
     return {
         "problems": _problems(source.problems()),
@@ -45,7 +46,11 @@ def parts(
 
 
 def whole_page(source: StatusSource, parts: Parts, searched: str = "", answer: Table | None = None) -> Tag:
-    """Return the whole page."""
+    """Return the complete page.
+
+    :param searched: text of the search.
+    :param answer: result of the search; None without a search.
+    """
     title = f"{source.kind} {source.key[:8]}…" if source.key else source.kind
     head = tags.head(
         tags.meta(charset="utf-8"),
@@ -70,7 +75,7 @@ def whole_page(source: StatusSource, parts: Parts, searched: str = "", answer: T
 
 
 def flatten(tag: Tag) -> str:
-    """Return a tag as text. The tag must not contain deferreds."""
+    """Return a tag as text. The tag must not contain Deferreds."""
     found: list[bytes] = []
     flattened: Deferred[bytes] = flattenString(None, tag)
     flattened.addCallback(found.append)
@@ -125,7 +130,8 @@ def _facts(facts: list[Fact]) -> Tag:
 
 
 def _reasons(reasons: Mapping[str, float], samples: History) -> Tag:
-    """Return a table of reasons: number since the start, present rate, and a sparkline of the last minutes."""
+    """Return a table of reasons, with their number since the start, their present rate, and a sparkline of the last
+    minutes."""
     rows = []
     for number, name in sorted(((number, name) for name, number in reasons.items() if number), reverse=True):
         line = Line(name, reason_number(name), rate=True)

@@ -1,4 +1,4 @@
-"""Sampling of an entity's numbers every few seconds, and the browsers that watch the page live."""
+"""Sampling of an entity's numbers every few seconds, and updates for the browsers that show its page."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dmsg.pages.rendering import Parts, flatten, parts
 INTERVAL = 2.0
 """Seconds between samples."""
 MAX_WATCHERS = 16
-"""Maximum number of browsers that watch at a time."""
+"""Maximum number of browsers that receive updates at the same time."""
 
 
 class TooManyWatch(Exception):
-    """Error: too many browsers are watching the page."""
+    """Error: the maximum number of browsers already receives updates."""
 
 
 class Watcher:
     """Browser that receives each update as a server-sent event.
 
-    A browser that does not read fast enough skips updates (back-pressure) until its send queue is empty again.
+    A browser that reads too slowly gets no updates until its send queue is empty again (back-pressure).
     """
 
     def __init__(self, request: Request) -> None:
@@ -41,7 +41,10 @@ class Watcher:
         request.write(b"retry: 2000\n\n")
 
     def send_changes(self, content: dict[str, str]) -> None:
-        """Send the parts of the page that have changed since the last update."""
+        """Send the parts of the page that have changed since the last update.
+
+        :param content: HTML of all parts, by name.
+        """
         if self._paused:
             return
         changed = {name: text for name, text in content.items() if self._last.get(name) != text}
@@ -49,7 +52,7 @@ class Watcher:
         self._request.write(b"data: " + json.dumps(changed).encode() + b"\n\n")
 
     def end(self) -> None:
-        """End the response because the entity stops."""
+        """End the response, because the entity stops."""
         self._request.unregisterProducer()
         self._request.finish()
 
@@ -60,13 +63,13 @@ class Watcher:
         self._paused = False
 
     def stopProducing(self) -> None:
-        """Do nothing at the end of the connection; ``notifyFinish`` of the request reports it as well."""
+        """Do nothing when the connection ends, because ``notifyFinish`` of the request reports the end, too."""
 
 
 class Sampler:
     """Sampler of one entity, with the history of numbers that its page shows.
 
-    :param wall: clock, in Unix time.
+    :param wall: clock that returns Unix time.
     """
 
     def __init__(self, reactor: IReactorTime, source: StatusSource, wall: Callable[[], float]) -> None:
@@ -86,7 +89,7 @@ class Sampler:
         self._sample_loop.now()
 
     def stop(self) -> None:
-        """Stop sampling, and end the watchers' connections."""
+        """Stop to sample, and end the connections of the browsers."""
         self._sample_loop.stop()
         for one in list(self._watchers):
             self._forget(one)
@@ -113,7 +116,8 @@ class Sampler:
     def watch(self, request: Request) -> None:
         """Send updates to a browser from now on.
 
-        :raises TooManyWatch: too many browsers are watching.
+        :param request: request of the browser, which stays unanswered while updates are sent.
+        :raises TooManyWatch: the maximum number of browsers already receives updates.
         """
         if len(self._watchers) >= MAX_WATCHERS:
             raise TooManyWatch

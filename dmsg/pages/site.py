@@ -24,14 +24,14 @@ from dmsg.pages.rendering import flatten, whole_page
 from dmsg.pages.sampler import Sampler, TooManyWatch
 
 STATUS_CONNECTIONS = 64
-"""Maximum number of connections to the page, ``/metrics`` and ``/health``; half of them from one network."""
+"""Maximum number of connections to the status port. At most half of them may come from one network."""
 STATUS_RATE, STATUS_BURST = 50.0, 500.0
-"""Rate limit for one address: requests per second, and burst. It is low, because each request iterates over all clients
-of the entity."""
+"""Rate limit for one address: requests per second, and burst. The limit is low, because each request iterates over all
+clients of the entity."""
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 """Content type of the text that Prometheus scrapes."""
 MAX_QUERY = 200
-"""Longest search text in characters."""
+"""Maximum length of a search text in characters."""
 _HEADERS = {
     b"content-security-policy": b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -42,10 +42,10 @@ _HEADERS = {
 
 
 Rendered = Callable[[], bytes | Awaitable[bytes]]
-"""Function that returns the text for Prometheus, at once or later."""
+"""Function that returns the text for Prometheus, or an awaitable of it."""
 Health = Callable[[], Mapping[str, object] | Awaitable[Mapping[str, object]]]
-"""Function that returns the content of ``/health``, at once or later; its member ``status`` is ``ok``, or the reason
-why the entity does not work."""
+"""Function that returns the content of ``/health``, or an awaitable of it. The item ``status`` of the content is
+``ok``, or the reason why the entity does not work."""
 
 
 class StatusPages:
@@ -79,7 +79,7 @@ class StatusPages:
 
     @app.route("/health", methods=["GET"])
     async def health(self, request: Request) -> bytes:
-        """Serve the health to a supervisor that restarts the entity, or to a load balancer."""
+        """Serve the health as JSON, for a supervisor that restarts the entity, or for a load balancer."""
         if is_script(request):
             return _no_script(request)
         request.setHeader(b"content-type", b"application/json")
@@ -105,20 +105,20 @@ class StatusPages:
 
     @app.route("/page.css", methods=["GET"])
     def style(self, request: Request) -> bytes:
-        """Serve the style sheet. It needs no access rights."""
+        """Serve the style sheet. Everybody may read it."""
         return _file(request, "page.css", b"text/css; charset=utf-8")
 
     @app.route("/page.js", methods=["GET"])
     def script(self, request: Request) -> bytes:
-        """Serve the script that replaces the parts of the page."""
+        """Serve the script that updates the parts of the page. Everybody may read it."""
         return _file(request, "page.js", b"text/javascript; charset=utf-8")
 
     @app.route("/live", methods=["GET"])
     def live(self, request: Request) -> bytes | Deferred[bytes]:
-        """Serve the parts of the page as server-sent events whenever they change.
+        """Send the parts of the page as server-sent events whenever they change.
 
-        The number of watchers is limited. Another site's page, opened in the browser of somebody with access, must not
-        take their slots: it is refused.
+        Requests on behalf of another site's page are refused. Otherwise such a page, in the browser of a person with
+        access, could use up the limited number of receivers.
         """
         refused = _no_script(request) if is_foreign(request) else self._refused(request)
         if refused is not None:
@@ -166,9 +166,9 @@ def _file(request: Request, name: str, kind: bytes) -> bytes:
 
 
 def status_site(reactor: IReactorTime, pages: StatusPages, on_refused: Callable[[str], None]) -> GuardedFactory:
-    """Return the site of the status port, with limits, because strangers may find it."""
-    # Behind a proxy all clients share an address. The page and the metrics have separate rate limits, so that requests
-    # for the page cannot keep Prometheus from scraping.
+    """Return the site of the status port. It has limits, because strangers may connect to it."""
+    # Behind a proxy all clients have the same address. So the page and the metrics have separate rate limits, and
+    # requests for the page cannot use up the limit of Prometheus.
     site = gated_site(
         pages.app.resource(),
         reactor,
