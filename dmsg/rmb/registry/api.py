@@ -2,10 +2,10 @@
 
 | request | answer |
 |---|---|
-| ``GET /twins/ID`` | the twin; 404 |
-| ``GET /twins?account=ACCOUNT`` | the twin with that account, an address or hexadecimal; 404 |
+| ``GET /twins/ID`` | the twin, or 404 |
+| ``GET /twins?account=ACCOUNT`` | the twin with that account (an address or hexadecimal), or 404 |
 | ``GET /twins?after=ID&most=N`` | ``{"twins": [...]}``, in order of ids |
-| ``POST /twins`` | signed statement; the changed twin; 409: counter not higher, 401: not signed by the owner |
+| ``POST /twins`` with a signed statement | the changed twin; 409: counter not higher; 401: not signed by the owner |
 | ``GET /changes?since=N&wait=SECONDS`` | ``{"twins": [...], "next": N}``, waits until there is a change |
 """
 
@@ -35,12 +35,12 @@ from dmsg.rmb.twins.twin import Twin
 from dmsg.telemetry.metrics import CONTENT_TYPE
 
 MAX_BODY = 8192
-"""Maximum bytes of a statement that is posted."""
+"""Maximum size in bytes of a posted statement."""
 MAX_WAIT = 25.0
-"""Longest time in seconds that a long poll for changes is kept open."""
+"""Maximum seconds for which a long poll for changes stays open."""
 MAX_WAITING = 10_000
-"""Maximum number of long polls for changes that are open at once; a further one makes the registry end the oldest with
-an empty answer."""
+"""Maximum number of open long polls for changes. For each further one, the registry ends the oldest with an empty
+answer."""
 
 _log = Logger()
 
@@ -67,7 +67,7 @@ class RegistryAPI:
         return self._app.resource()
 
     def count_refusal(self, reason: str) -> None:
-        """Count a refused request by its reason."""
+        """Count a refused request under its reason."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _changed(self, twin: Twin) -> None:
@@ -76,7 +76,7 @@ class RegistryAPI:
             one.callback(None)
 
     def close(self) -> None:
-        """Answer all open long polls, so that the table can be closed."""
+        """Answer all open long polls, because the table is about to be closed."""
         self._closed = True
         waiting, self._waiting = self._waiting, {}
         for one in waiting:
@@ -94,13 +94,13 @@ class RegistryAPI:
 
     @_app.route("/twins/<int:twin>", methods=["GET"])
     def one(self, request: IRequest, twin: int) -> Deferred[bytes]:
-        """Answer with a twin by its id."""
+        """Answer with the twin that has this id."""
         self.requests += 1
         return self._table.get(min(twin, MAX_TWIN + 1)).addCallback(lambda found: self._json(request, found.as_dict()))
 
     @_app.route("/twins", methods=["GET"])
     def list_twins(self, request: IRequest) -> Deferred[bytes]:
-        """Answer with a twin by its account, or with a page of all twins."""
+        """Answer with the twin that has the given account, or with a page of all twins."""
         self.requests += 1
         account = request.args.get(b"account")
         if account:
@@ -123,7 +123,7 @@ class RegistryAPI:
 
     @_app.route("/changes", methods=["GET"])
     async def changes(self, request: Request) -> bytes:
-        """Answer with the changes after a given change number; wait if there is none yet."""
+        """Answer with the changes that have higher numbers than ``since``. If there are none, wait for one."""
         self.requests += 1
         if b"since" not in request.args:
             return self._json(request, {"twins": [], "next": self._table.last_change()})
@@ -157,13 +157,13 @@ class RegistryAPI:
 
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> bytes:
-        """Answer the health check; callers on this machine also get the number of twins."""
+        """Answer a health check. Programs on this machine also get the number of twins."""
         twins = {"twins": self._table.count()} if HERE.refuses(request) is None else {}
         return self._json(request, {"status": "ok", **twins})
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> bytes:
-        """Serve the metrics to Prometheus; only callers on this machine get them."""
+        """Answer with the metrics for Prometheus. Only programs on this machine get them."""
         if HERE.refuses(request) is not None:
             return answer(request, 403, "the metrics of a registry are for programs of its own machine")
         request.setHeader(b"content-type", CONTENT_TYPE)

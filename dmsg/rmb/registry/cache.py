@@ -18,22 +18,22 @@ from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.twin import Twin
 
 TTL = 300.0
-"""Seconds for which an entry is used without asking the registry again."""
+"""Seconds for which an entry is valid. After that, the registry is asked again."""
 NEGATIVE_TTL = 5.0
-"""Seconds for which an id counts as unknown after the registry said so."""
+"""Seconds for which an id counts as unknown after the registry has reported that no twin has it."""
 DOUBT = 1.0
-"""Minimum seconds before the registry is asked again about an unknown id, for a caller that calls
-:meth:`CachedRegistry.mark_stale`."""
+"""Minimum seconds after which :meth:`CachedRegistry.mark_stale` makes the registry be asked again about an unknown
+id."""
 STALE = 24 * 3600.0
-"""Seconds for which an entry is used while the registry is unavailable."""
+"""Maximum age in seconds of an entry that is used while the registry is unavailable."""
 AWAY = 2.0
-"""Seconds after a missing answer for which the registry is not asked about twins that are in the cache."""
+"""Seconds after a failed query for which the registry is not asked again about twins that are in the cache."""
 MAX_TWINS = 50_000
-"""Maximum number of entries in the cache; the least recently used is evicted first."""
+"""Maximum number of entries in the cache. Above it, the least recently used entry is evicted."""
 MAX_NONE = 10_000
 """Maximum number of unknown ids in the cache."""
 MAX_QUESTIONS = 500
-"""Maximum number of simultaneous look-ups at the registry; one more fails."""
+"""Maximum number of simultaneous queries to the registry. A further query fails at once."""
 
 _log = Logger()
 
@@ -42,7 +42,7 @@ _log = Logger()
 class CachedRegistry:
     """Cache in front of any registry.
 
-    :ivar misses: number of look-ups that went to the registry.
+    :ivar misses: number of look-ups for which the registry was asked.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CachedRegistry:
         self._clock = clock
         self._ttl, self._negative_ttl, self._most = ttl, negative_ttl, limit
         self._known: OrderedDict[int, tuple[float, Twin]] = OrderedDict()
-        # Unknown ids have a table of their own, because a caller that asks for many of them must not evict the entries.
+        # Unknown ids have a separate table. So a caller that asks for many unknown ids cannot evict entries.
         self._none: OrderedDict[int, float] = OrderedDict()
         self._asking: dict[int, list[Deferred[Twin]]] = {}
         self._away_until = 0.0
@@ -71,7 +71,7 @@ class CachedRegistry:
         return len(self._known)
 
     def get_cached(self, twin: int) -> Twin | None:
-        """Return the cached entry of a twin if it is still valid, otherwise None; never asks the registry."""
+        """Return the entry of a twin if it is in the cache and still valid, else None. The registry is never asked."""
         known = self._known.get(twin)
         if known is None or known[0] + self._ttl <= self._clock.seconds():
             return None
@@ -79,7 +79,8 @@ class CachedRegistry:
         return known[1]
 
     def mark_stale(self, twin: int) -> None:
-        """Make the next :meth:`get` ask the registry again, but at most once every few seconds."""
+        """Make the next :meth:`get` of this twin ask the registry, if its cached answer is at least some seconds
+        old."""
         now = self._clock.seconds()
         known = self._known.get(twin)
         if known is not None and now - known[0] >= self._negative_ttl:
@@ -131,8 +132,7 @@ class CachedRegistry:
     def _remember(self, twin: int, value: Twin) -> None:
         before = self._known.get(twin)
         if before is not None and (before[1].account != value.account or value.counter < before[1].counter):
-            # An answer with a lower counter is outdated: an id belongs to one account for ever, and the counter only
-            # grows.
+            # This answer is outdated or forged: an id always belongs to the same account, and its counter only grows.
             _log.error(
                 "the registry gives another account or key for twin {twin} than before; check --registry",
                 twin=twin,
@@ -142,7 +142,7 @@ class CachedRegistry:
         remember(self._known, twin, (self._clock.seconds(), value), self._most)
 
     def _changed(self, twin: Twin) -> None:
-        # The id may be cached as unknown, but was registered since.
+        # The cache may contain the id as unknown although it was registered since then.
         if twin.id in self._known or twin.id in self._none:
             self._remember(twin.id, twin)
 

@@ -1,4 +1,4 @@
-"""Client of a registry service: verifies the entries that it fetches and follows the change feed."""
+"""Client of a registry service: verifies the entries that it gets, and follows the feed of changes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from dmsg.rmb.registry.interface import PAGE, TwinRegistry
 from dmsg.rmb.twins.twin import Twin
 
 TIMEOUT = 5.0
-"""Seconds for one request."""
+"""Timeout of one request in seconds."""
 WAIT = 25
-"""Seconds for which the service keeps a long poll for changes open."""
+"""Seconds for which the service is asked to keep a long poll for changes open."""
 MAX_ANSWER = 4 * 1024 * 1024
-"""Maximum bytes of an answer with many twins."""
+"""Maximum size in bytes of an answer with many twins."""
 MAX_TWIN_ANSWER = 64 * 1024
-"""Maximum bytes of an answer about one twin."""
+"""Maximum size in bytes of an answer with one twin."""
 VERIFIED_AT_ONCE = 32
 """Maximum number of signatures that are verified in one reactor turn."""
 PACE = 0.2
-"""Seconds between an answer about changes and the next long poll, so that the changes made meanwhile arrive in one
+"""Seconds between an answer with changes and the next long poll. Changes made in between arrive together in one
 answer."""
 CONNECTIONS = 16
-"""Number of connections to the service that are kept open."""
+"""Maximum number of idle connections to the service that are kept open."""
 
 _log = Logger()
 
@@ -48,10 +48,10 @@ _log = Logger()
 class HTTPRegistry:
     """Client of ``twistd rmb-registry``.
 
-    The signature of each entry is verified with the key of the account that the entry names.  So the service can
-    withhold twins or return outdated entries, but cannot forge any.
+    The client verifies the signature of each entry with the key of the account in the entry.  So the service can
+    withhold twins or return outdated entries, but it cannot forge an entry.
 
-    :param url: as in ``http://127.0.0.1:9091``.
+    :param url: URL of the service, such as ``http://127.0.0.1:9091``.
     """
 
     def __init__(self, reactor: IReactorTime, url: str, *, random: Random | None = None) -> None:
@@ -83,7 +83,8 @@ class HTTPRegistry:
             raise RegistryUnavailable(f"{self.shown_url}: the answer is not JSON") from None
         except RegistryUnavailable:
             raise
-        except Exception as error:  # A lost connection raises exceptions of many types, so all are caught.
+        # When a connection is lost, Twisted raises exceptions of many types. So all types are caught.
+        except Exception as error:
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
             raise RegistryUnavailable(f"{self.shown_url}: {why or type(why).__name__}") from None
@@ -103,7 +104,7 @@ class HTTPRegistry:
             twin = Twin.from_dict(content)
             twin.check()
         except (RegistryRefused, ValueError) as error:
-            # A ValueError comes, for example, from a text with an unpaired surrogate.
+            # from_dict raises ValueError, for example, for a text with an unpaired surrogate.
             raise RegistryUnavailable(
                 f"{self.shown_url}: it answered with a twin whose signature is wrong: {error}"
             ) from None
@@ -165,20 +166,22 @@ class HTTPRegistry:
                     raise RegistryUnavailable(f"{self.shown_url}: its list of changes has no number")
                 for number, one in enumerate(_list(content)):
                     if number and number % VERIFIED_AT_ONCE == 0:
-                        # Each entry costs the verification of a signature, so only some are verified in one reactor
-                        # turn.
+                        # Each entry costs the verification of a signature, so one reactor turn processes only some of
+                        # them.
                         await deferLater(self._reactor, 0)
                     twin = self._parse_twin(one)
                     for changed in self._watchers:
                         call_isolated(changed, twin)
-                # A service that lost its database counts from 0 again, so its number is taken even when it is lower.
+                # A service that has lost its database counts from 0 again. So its number is used even if it is lower
+                # than before.
                 since = following
                 failures = 0
                 if len(_list(content)) < PAGE:
                     await deferLater(self._reactor, PACE)
             except CancelledError:
                 raise
-            except Exception as error:  # The next long poll must follow even if processing an answer fails.
+            # All exceptions are caught: the next long poll must follow even if an answer could not be processed.
+            except Exception as error:
                 if self._closed:
                     return
                 if not isinstance(error, DmsgError):

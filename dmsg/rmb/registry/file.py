@@ -21,9 +21,9 @@ from dmsg.rmb.twins.twin import Twin
 from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
 POLL = 2.0
-"""Seconds between checks of the file for changes, while a caller watches the registry."""
+"""Seconds between two checks whether the file has changed, if a caller watches the registry."""
 MAX_FILE = 64 * 1024 * 1024
-"""Maximum bytes of the file."""
+"""Maximum size of the file in bytes."""
 
 _log = Logger()
 
@@ -32,12 +32,12 @@ _log = Logger()
 class FileRegistry:
     """Registry in a file that an operator may edit.
 
-    An entry in the file needs no signature, because everybody who may write the file may change the registry, too. A
-    statement that is written through :meth:`put` must be signed.
+    Entries in the file need no signature: whoever may write the file may change the registry anyway. Statements that
+    are stored through :meth:`put` must be signed.
     """
 
     def __init__(self, path: str | os.PathLike[str], reactor: IReactorTime) -> None:
-        """:raises RegistryUnavailable: the file exists and cannot be read or parsed."""
+        """:raises RegistryUnavailable: the file exists but cannot be read or parsed."""
         self.path = Path(path)
         self._seen: tuple[int, int, int] | None = None
         self._twins: dict[int, Twin] = {}
@@ -48,7 +48,7 @@ class FileRegistry:
         self._load()
 
     def _load(self) -> None:
-        """Read the file if it has changed since the last time."""
+        """Read the file if it has changed since it was last read."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -128,7 +128,7 @@ class FileRegistry:
             stored = replace(statement, id=number or max(self._twins, default=0) + 1)
             twins = {**self._twins, stored.id: stored}
             body = json.dumps({"twins": [twin.as_dict() for _, twin in sorted(twins.items())]}, indent=1)
-            # The file is readable by everybody, because a registry is public.
+            # Everybody may read the file, because a registry is public.
             replace_file(self.path, body + "\n", mode=0o644)
             self._load()
         return stored

@@ -1,4 +1,4 @@
-"""Interface of all registries of twins, and the check whether a statement may change an entry."""
+"""Interface of all registries of twins, and the check whether a statement may replace an entry."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ PAGE = 1000
 class TwinRegistry(Interface):
     """Registry of twins by id.
 
-    Deferreds fail with TwinNotFound when there is no such twin, and with RegistryUnavailable when the registry cannot
-    be asked. Deferreds of :meth:`put` also fail with RegistryRefused.
+    Deferreds fail with TwinNotFound if there is no such twin, and with RegistryUnavailable if the registry does not
+    answer. Those of :meth:`put` may also fail with RegistryRefused.
     """
 
     def get(twin: int) -> Deferred[Twin]:
         """Return the twin with this id."""
 
     def id_by_account(account: bytes) -> Deferred[int]:
-        """Return the id of the twin with this account, 32 bytes."""
+        """Return the id of the twin with this account (32 bytes)."""
 
     def put(statement: Twin) -> Deferred[Twin]:
-        """Create or change a twin with a statement that the owner of its account has signed.
+        """Create or change a twin by a statement that the owner of its account has signed.
 
-        The id of the statement is 0 or the twin's own. The Deferred fires with the changed twin.
+        The id in the statement is 0 or the twin's id. The Deferred fires with the stored twin.
         """
 
     def twins(after: int, limit: int) -> Deferred[list[Twin]]:
@@ -44,9 +44,11 @@ class TwinRegistry(Interface):
 
 
 def follow(current: Twin | None, statement: Twin) -> None:
-    """Check that a statement may replace the current entry: signed by the owner, with a higher counter.
+    """Check that a statement may replace the current entry, or create one if there is none.
 
-    :raises RegistryRefused: the statement may not replace it.
+    The owner must have signed the statement, and its counter must be higher than that of the current entry.
+
+    :raises RegistryRefused: the statement may not be stored.
     """
     statement.check()
     if current is None:

@@ -1,4 +1,4 @@
-"""The registry entity, and the function that opens a registry from its description."""
+"""Registry entity, and the function that opens a registry by its description."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = Logger()
 def check_registry(description: str) -> str:
     """Check a value of ``--registry`` without opening the registry.
 
-    :raises RegistryUnavailable: the value describes no registry.
+    :raises RegistryUnavailable: the value is not a valid description of a registry.
     """
     kind, _, rest = description.partition(":")
     if kind in ("http", "https"):
@@ -61,10 +61,10 @@ REGISTRY = Text("registry", checked_by(check_registry))
 
 
 def open_registry(description: str, reactor: IReactorTime) -> TwinRegistry:
-    """Open the registry that ``--registry`` describes.
+    """Open the registry that a value of ``--registry`` describes.
 
-    :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``,
-        or ``tfchain:wss://HOST[:PORT]``, which is read only.
+    :param description: ``file:PATH``, ``http://HOST:PORT``, ``https://...``, or ``tfchain:wss://HOST[:PORT]``. The last
+        is read only.
     :raises RegistryUnavailable: the description is invalid, or the registry cannot be opened.
     """
     kind, _, rest = check_registry(description).partition(":")
@@ -88,11 +88,11 @@ DEFAULTS = RegistrySettings()
 
 
 class RegistryService(ListeningService):
-    """Registry entity: a table of twins, its API over HTTP, and listening ports.
+    """Registry entity: a table of twins, its HTTP API, and the ports on which it listens.
 
     :param listen: Twisted endpoint strings.
     :param store: path of the SQLite file, or ``:memory:``.
-    :ivar ready: fires with the listening ports.
+    :ivar ready: Deferred that fires with the listening ports.
     """
 
     name = "rmb-registry"

@@ -1,4 +1,4 @@
-"""Registry in an SQLite database, for the registry service and, in memory, for tests."""
+"""Registry in an SQLite database, for the registry service, and in memory for tests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _twin(row: tuple[int, bytes, str | None, bytes | None, int, int, bytes]) -> 
 class TableRegistry:
     """Registry in an SQLite file with a write-ahead log, or in memory.
 
-    Ids count up from 1 and are never used again.  Each change has a number of
-    its own, by which the change feed is read.
+    Ids count up from 1 and are never reused.  Each change has a number, by which readers of the change feed say what
+    they have already read.
     """
 
     def __init__(self, path: str = ":memory:") -> None:
-        """:raises RegistryUnavailable: ``path`` cannot be opened, or is not a registry's database."""
+        """:raises RegistryUnavailable: ``path`` cannot be opened, or is not the database of a registry."""
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -104,7 +104,7 @@ class TableRegistry:
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
-                # When the disk is full, SQLite has rolled the transaction back itself, and a second rollback fails.
+                # When the disk is full, SQLite has already rolled back the transaction. A second rollback would fail.
                 db.execute("ROLLBACK")
             raise
         return replace(statement, id=number)
@@ -117,10 +117,10 @@ class TableRegistry:
         return succeed([_twin(row) for row in rows])
 
     def changes(self, since: int) -> tuple[list[Twin], int]:
-        """Return the twins whose last change has a higher number than ``since``, and the number to ask from next.
+        """Return the twins whose last change has a higher number than ``since``, and the ``since`` for the next call.
 
-        If ``since`` is higher than the last number, the caller followed another database; it continues with the next
-        change of this one.
+        If ``since`` is higher than the last number, the caller has followed another database. It then gets the last
+        number, and later the changes after it.
         """
         last = self.last_change()
         if since > last:
@@ -132,7 +132,7 @@ class TableRegistry:
         return [_twin(row) for row in rows], rows[-1][7] if rows else since
 
     def last_change(self) -> int:
-        """Return the number of the last change; 0 when there is none."""
+        """Return the number of the last change; 0 if there is none."""
         number: int = self._db.execute("SELECT coalesce(max(change), 0) FROM twins").fetchone()[0]
         return number
 

@@ -1,11 +1,11 @@
-"""Registry of tfchain, which the reference uses. **Read only, and tested only against a stand-in for a node.**
+"""Registry of tfchain, the blockchain that the reference uses. **Read only, and tested only against a fake node.**
 
-This registry reads the storage of the pallet ``TfgridModule`` with ``state_getStorage`` over HTTP. The maps are
-``Twins`` (number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed with ``Blake2_128Concat``. The
-layout of the records is that of the pallet at commit 33046d6; the metadata of the node is not read.
+This registry reads the storage of the pallet ``TfgridModule`` by ``state_getStorage`` over HTTP. The maps are ``Twins``
+(number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed with ``Blake2_128Concat``. The layout of the
+records is that of the pallet at commit 33046d6; the metadata of the node is not read.
 
-Twins are created and changed with the chain's own tools, and peers run with ``--no-update``. There is no change feed,
-so how long an entry is used depends on the cache in front of this registry.
+Twins are created and changed with the tools of the chain, and peers run with ``--no-update``. There is no feed of
+changes, so only the cache in front of this registry limits for how long an entry is used.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.twin import Twin
 
 TIMEOUT = 10.0
-"""Seconds for one request."""
+"""Timeout of one request in seconds."""
 MAX_ANSWER = 1024 * 1024
-"""Maximum bytes of an answer."""
+"""Maximum size of an answer in bytes."""
 PALLET, TWINS, BY_ACCOUNT = "TfgridModule", "Twins", "TwinIdByAccountID"
 
 
 class ScaleError(ValueError):
-    """Bytes do not have the expected layout."""
+    """The data do not have the expected layout."""
 
 
 class Scale:
-    """Reader of the few SCALE types that a twin consists of."""
+    """Reader of those SCALE types that occur in the record of a twin."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -57,11 +57,12 @@ class Scale:
         return self._data[self._at - size : self._at]
 
     def u32(self) -> int:
-        """Read a number: four bytes, little endian."""
+        """Read an unsigned number of four bytes, little endian."""
         return int.from_bytes(self.take(4), "little")
 
     def compact(self) -> int:
-        """Read a length; the two lowest bits of its first byte say how many bytes the length itself has."""
+        """Read a length in SCALE's compact encoding. The two lowest bits of the first byte tell how many bytes encode
+        the length."""
         first = self.take(1)
         mode = first[0] & 3
         if mode == 3:
@@ -69,11 +70,11 @@ class Scale:
         return int.from_bytes(first + self.take((0, 1, 3)[mode]), "little") >> 2
 
     def data(self) -> bytes:
-        """Read a vector of bytes."""
+        """Read a byte string that is preceded by its length."""
         return self.take(self.compact())
 
     def optional(self) -> bytes | None:
-        """Read an optional vector of bytes."""
+        """Read an optional byte string; None if it is absent."""
         mark = self.take(1)
         if mark not in (b"\0", b"\1"):
             raise ScaleError("the data has an optional value that is neither absent nor present")
@@ -82,26 +83,29 @@ class Scale:
     def end(self) -> None:
         """Check that all bytes were read.
 
-        :raises ScaleError: bytes are left.
+        :raises ScaleError: there are unread bytes.
         """
         if self._at != len(self._data):
             raise ScaleError("bytes follow the end of the data")
 
 
 def twox128(text: str) -> bytes:
-    """Return two xxHash64 of ``text``, with seeds 0 and 1, each little endian: 16 bytes."""
+    """Return the TwoX hash of ``text``, 16 bytes: its xxHash64 with seed 0 and that with seed 1, each little endian."""
     import xxhash
 
     return b"".join(xxhash.xxh64(text.encode(), seed=seed).intdigest().to_bytes(8, "little") for seed in (0, 1))
 
 
 def storage_key(pallet: str, item: str, key: bytes) -> bytes:
-    """Return the storage key of a map's entry: 16 bytes for each name, 16 of BLAKE2b of ``key``, then ``key``."""
+    """Return the storage key of an entry of a map.
+
+    It consists of the 16-byte hashes of both names, the 16-byte BLAKE2b hash of ``key``, and ``key`` itself.
+    """
     return twox128(pallet) + twox128(item) + hashlib.blake2b(key, digest_size=16).digest() + key
 
 
 def decode_twin(data: bytes) -> Twin:
-    """Decode the chain's record of a twin: ``id, account, relay, entities, pk``.
+    """Decode the record of a twin on the chain: ``id, account, relay, entities, pk``.
 
     :raises ScaleError: the record has another layout.
     """
@@ -121,14 +125,14 @@ def decode_twin(data: bytes) -> Twin:
 
 @implementer(TwinRegistry)
 class TfchainRegistry:
-    """Read-only registry of the twins of tfchain, through one of its nodes.
+    """Read-only registry of the twins of tfchain, which queries one of its nodes.
 
-    :param url: as in ``wss://tfchain.grid.tf:443``; the node answers HTTP at the same port.
+    :param url: URL of the node, such as ``wss://tfchain.grid.tf:443``. The node also answers HTTP at this port.
     """
 
     def __init__(self, reactor: IReactorTime, url: str) -> None:
-        """:raises ValueError: ``url`` is no URL.
-        :raises RegistryUnavailable: the extra packages are not installed.
+        """:raises ValueError: ``url`` is not a URL.
+        :raises RegistryUnavailable: the required extra packages are not installed.
         """
         try:
             import xxhash  # noqa: F401
@@ -163,7 +167,8 @@ class TfchainRegistry:
             raise RegistryUnavailable(f"{self.shown_url}: no answer within {TIMEOUT:g} s") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise RegistryUnavailable(f"{self.shown_url}: the answer is not that of a node of tfchain") from None
-        except Exception as error:  # A lost connection raises exceptions of many types, so all are caught.
+        # When a connection is lost, Twisted raises exceptions of many types. So all types are caught.
+        except Exception as error:
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
             raise RegistryUnavailable(f"{self.shown_url}: {why or type(why).__name__}") from None
@@ -212,8 +217,8 @@ class TfchainRegistry:
         return Deferred.fromCoroutine(self._page(after, limit))
 
     def watch(self, on_change: Callable[[Twin], None]) -> None:
-        """Do nothing, because tfchain has no change feed; the cache in front of this registry asks again for each
-        twin."""
+        """Do nothing, because tfchain has no feed of changes. The cache in front of this registry asks again when
+        entries expire."""
 
     def close(self) -> Deferred[None]:
         result: Deferred[None] = self._pool.closeCachedConnections()
@@ -221,7 +226,7 @@ class TfchainRegistry:
 
 
 def node_url(url: str) -> str:
-    """Return the HTTP URL of a node: the same port as its ``ws:`` or ``wss:`` URL."""
+    """Return the ``http:`` or ``https:`` URL of a node for its ``ws:`` or ``wss:`` URL; both use the same port."""
     for scheme, plain in (("wss://", "https://"), ("ws://", "http://")):
         if url.startswith(scheme):
             return plain + url.removeprefix(scheme)

@@ -1,1 +1,1 @@
-"""Session of a twin's program: registers the twin, seals and opens messages, and keeps connections to relays."""
+"""Session of a twin's program: registers the twin, signs and encrypts messages, and keeps connections to relays."""

@@ -1,5 +1,5 @@
-"""Handlers of requests: calls the function that a program has registered for a command, and sends what it returns as
-the answer."""
+"""Handlers of requests: calls the function that a program has registered for a command, and sends its result as the
+answer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from dmsg.rmb.session.uplink import MessageTooLarge
 from dmsg.rmb.twins.address import Session
 
 HANDLER_ERROR = 255
-"""Error code of an exception in a handler, as in the Go implementation of a service."""
+"""Error code for an exception in a handler, as in the Go implementation of services."""
 MAX_HANDLING = 1000
-"""Maximum number of requests that are being handled at the same time."""
+"""Maximum number of requests whose handlers run at the same time."""
 
 _log = Logger()
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request that a handler gets.
+    """Request that is passed to a handler.
 
     :ivar source: session that sent the request; its signature was verified.
-    :ivar left: seconds until the caller stops waiting.
+    :ivar left: remaining lifetime of the request in seconds; the caller does not wait longer.
     """
 
     source: Session
@@ -45,7 +45,7 @@ class Request:
 
 
 class HandlerError(RmbError):
-    """Raised by a handler to answer with an error of its own.
+    """Exception that a handler raises to answer with an error code of its choice.
 
     :ivar code: error code for the caller; 255 by default.
     """
@@ -59,7 +59,7 @@ Handler = Callable[[Request], "bytes | Awaitable[bytes | None] | Deferred[bytes 
 
 
 class Handlers:
-    """Handlers of one program.
+    """Registered handlers of one program.
 
     :param bus: participant that sends the answers.
     """
@@ -71,7 +71,7 @@ class Handlers:
         self._handling = 0
 
     def add(self, command: str, handler: Handler) -> None:
-        """Register a handler; the command ``module.*`` stands for every command of a module."""
+        """Register a handler for a command. The command ``module.*`` stands for every command of a module."""
         self._handlers[command] = handler
 
     def _find(self, command: str) -> Handler | None:
@@ -82,7 +82,7 @@ class Handlers:
         return found
 
     def requested(self, received: ReceivedMessage) -> None:
-        """Start the handler of a request, unless the request is a duplicate, or too many are being handled."""
+        """Start the handler of a request, unless the request is a duplicate or too many handlers are running."""
         now = int(self._bus.now())
         envelope = received.envelope
         until = envelope.timestamp + envelope.expiration

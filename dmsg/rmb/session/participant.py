@@ -1,6 +1,7 @@
-"""Participant: one program of a twin on the bus, which seals outgoing messages and opens incoming ones.
+"""Participant: one program of a twin on the bus. It signs and encrypts outgoing messages, and verifies and decrypts
+incoming ones.
 
-This is the common part of clients and peers.  A client gets its messages from a program's calls, a peer from Redis.
+Clients and peers share this module.  The messages of a client are calls of a program; those of a peer come from Redis.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 
 REGISTRY_RETRY = 1.0
-"""Seconds before the registry is asked again about the sender of a message, while it is unavailable."""
+"""Seconds between two queries to the registry for the sender of a message, while the registry is unavailable."""
 SETTLE_WAIT = 2.0
-"""Maximum seconds that stopping waits for confirmations."""
+"""Maximum seconds to wait for confirmations when the participant stops."""
 CHECK_INTERVAL = 0.02
-"""Seconds between checks whether all messages are confirmed, while the participant stops."""
+"""Seconds between two checks whether all messages are confirmed, when the participant stops."""
 
 _log = Logger()
 
@@ -42,12 +43,13 @@ _log = Logger()
 class Profile:
     """Identity of a program, and the settings that it registers for its twin.
 
-    :ivar encryption: the encryption key; with None messages are signed, but not encrypted.
-    :ivar relays: URLs, ``ws://`` or ``wss://``; at most 4.
-    :ivar sid: name of the session, so that several programs of a twin can be connected; None is the unnamed session.
+    :ivar encryption: encryption key; with None, messages are signed but not encrypted.
+    :ivar relays: URLs of relays, ``ws://`` or ``wss://``; at most 4.
+    :ivar sid: name of the session, by which several programs of a twin can be connected at once; None is the unnamed
+        session.
     :ivar update: whether to register the relays and the encryption key of this twin.
-    :ivar strict: whether to register that every program of this twin also makes the strict signature, which separates
-        the fields; None leaves the entry as it is.
+    :ivar strict: whether to register that every program of this twin also makes the strict signature, which covers each
+        field separately. None leaves this mark in the registry as it is.
     """
 
     identity: Identity
@@ -59,13 +61,13 @@ class Profile:
 
 
 class Participant:
-    """Program of a twin: seals and sends messages, receives and opens them.
+    """Program of a twin: signs, encrypts and sends messages; receives, verifies and decrypts them.
 
-    :param on_message: coroutine function called with each valid message. A relay's ping behind the message is answered
-        once the coroutine has ended.
-    :param on_rejected: coroutine function called with each invalid message.
-    :param drops: counter of drops by reason.
-    :ivar twin: the registry entry; ``twin``, ``seal`` and ``uplink`` exist once ``is_open`` is true.
+    :param on_message: coroutine function that is called with each valid message. When a relay sends a ping behind a
+        message, the ping is answered after this coroutine has ended.
+    :param on_rejected: coroutine function that is called with each invalid message.
+    :param drops: counter of dropped messages by reason.
+    :ivar twin: registry entry of the twin. ``twin``, ``seal`` and ``uplink`` exist only when ``is_open`` is true.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Participant:
     # --- start and stop ---
 
     async def open(self) -> None:
-        """Find this twin in the registry, register its relays there, and connect to them.
+        """Find this twin in the registry, register its relays, and connect to them.
 
         :raises RmbError: no twin has this key, or the registry refuses the entry.
         """
@@ -117,7 +119,7 @@ class Participant:
             )
         session = Session(twin.id, profile.sid)
         self.twin = twin
-        # The participant always makes the strict signature as well, because receivers reject messages of strict twins
+        # The participant always makes the strict signature, too, because receivers reject messages of strict twins
         # without it.
         self.seal = Seal(profile.identity, session, registry, profile.encryption)
         self.uplink = Uplink(
@@ -132,11 +134,11 @@ class Participant:
         self.is_open = True
 
     async def settle(self, also: Callable[[], bool] = lambda: True) -> None:
-        """Wait until all sent and received messages are confirmed, at most ``SETTLE_WAIT`` seconds.
+        """Wait until all sent and received messages are confirmed, but at most ``SETTLE_WAIT`` seconds.
 
-        Unconfirmed messages would be sent again, and programs of the reference do not recognise repeated messages.
+        Unconfirmed messages are sent again later, and programs of the reference do not recognise repeated messages.
 
-        :param also: a function that returns whether a further condition is met; waits for that too.
+        :param also: function that returns whether a further condition is met; the wait lasts until it is.
         """
         until = self._reactor.seconds() + SETTLE_WAIT
         while self.is_open and not (self.uplink.is_settled and also()) and self._reactor.seconds() < until:
@@ -148,14 +150,14 @@ class Participant:
             self.uplink.stop()
 
     def cancel(self) -> None:
-        """Cancel the work under way.  Unhandled messages are sent again, by their sender or by the next process of this
-        twin."""
+        """Cancel all running coroutines.  Messages that are not processed are sent again later, by their sender or by
+        the next process of this twin."""
         for running in list(self._running):
             running.addErrback(lambda _: None)
             running.cancel()
 
     def run(self, coroutine: Coroutine[Deferred[object], object, None]) -> Deferred[None]:
-        """Start a coroutine that is cancelled when the participant stops."""
+        """Start a coroutine. It is cancelled when the participant stops."""
         running: Deferred[None] = Deferred.fromCoroutine(coroutine)
         self._running.add(running)
 
@@ -169,10 +171,10 @@ class Participant:
     def ask(
         self, question: Callable[[], Awaitable[Twin]], until: float | None = None
     ) -> Coroutine[Deferred[object], object, Twin]:
-        """Ask the registry; retry with backoff while it is unavailable.
+        """Query the registry. While it is unavailable, retry with backoff.
 
-        :param until: seconds since 1970, when to raise the error.
-        :raises RegistryUnavailable: the registry is still unavailable at that time.
+        :param until: time in seconds since 1970 at which retrying ends; None retries without end.
+        :raises RegistryUnavailable: the registry was still unavailable at that time.
         """
         return retry_registry(self._reactor, self._random, question, until=until, now=self.now)
 
@@ -181,11 +183,12 @@ class Participant:
     def send(
         self, envelope: Envelope, payload: bytes | None, receiver: Twin, to: Session, until: float | None = None
     ) -> Deferred[None]:
-        """Seal a message and send it; fires when a relay has confirmed it.
+        """Sign, encrypt and send a message. The Deferred fires when a relay has confirmed it.
 
-        :param receiver: the twin of ``to``.
-        :param until: when to give up, in seconds since 1970; None waits until the message expires.
-        :raises MessageTooLarge, CipherError: the message cannot be sealed.
+        :param receiver: registry entry of the twin of ``to``.
+        :param until: time in seconds since 1970 at which to stop trying; None stands for the time at which the message
+            expires.
+        :raises MessageTooLarge, CipherError: the message cannot be sent.
         """
         data = self.seal.close(envelope, payload, receiver, to, int(self.now()))
         return self.uplink.send(data, envelope.timestamp + envelope.expiration if until is None else until)
@@ -193,16 +196,16 @@ class Participant:
     # --- inbound ---
 
     def received(self, data: bytes, done: Callable[[bool], None]) -> None:
-        """Process a message that came from a relay.
+        """Process a message from a relay.
 
-        :param done: called with True when the message is handled, or with False when the relay has to send the message
+        :param done: callback. Its argument is True if the message was processed, or False if the relay must send it
             again.
         """
         self.run(report_outcome(self.take(data), done, self.drops))
 
     async def take(self, data: bytes) -> None:
-        """Open one message and call ``on_message`` with it; while the registry is unavailable, retry until the message
-        expires."""
+        """Verify and decrypt one message, and call ``on_message`` with it. While the registry is unavailable, retry
+        until the message expires."""
         while True:
             try:
                 received = await self.seal.open(data, int(self.now()))
@@ -218,7 +221,7 @@ class Participant:
 
 
 def encryption_of(secret: str) -> Encryption | None:
-    """Return the encryption key of a secret; None for a secret with junctions, which yields no encryption key."""
+    """Return the encryption key that belongs to a secret. A secret with junctions has none, so the result is None."""
     try:
         return Encryption(secret)
     except IdentityError:

@@ -1,7 +1,7 @@
 """Seal of messages: signs and encrypts messages before they are sent, and verifies and decrypts received ones.
 
-Unsigned messages are rejected, except a relay's error about a message that this twin has sent. An accepted message is
-for this twin, has valid times, is signed by the source that it names, and was not received before.
+An accepted message is for this twin, has valid times, and is signed by the twin that it names as its source. Unsigned
+messages are rejected, except errors and pongs of relays.
 """
 
 from __future__ import annotations
@@ -44,23 +44,22 @@ PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E
     106,
     500,
 )
-"""Error codes with which peers answer."""
+"""Error codes in the answers of peers."""
 STRICT_FOR = 600.0
-"""Seconds for which a session that has made a strict signature must make one in each message."""
+"""Seconds after a session's strict signature for which each message of that session must have one."""
 MAX_STRICT = 50_000
-"""Maximum number of sessions remembered because they have made a strict signature."""
+"""Maximum number of sessions of which it is remembered that they have made a strict signature."""
 MAX_SEEN = 500_000
-"""Maximum number of messages in the replay window, which are remembered until they expire."""
+"""Maximum number of messages in the replay window. Each is remembered until it expires."""
 MAX_SEEN_OF_TWIN = 200_000
-"""Maximum number of messages of one twin in the replay window, so that this twin cannot evict the messages of
-others."""
+"""Maximum number of messages of one twin in the replay window, so that one twin cannot evict the messages of others."""
 
 
 class MessageRejected(RmbError):
-    """A message is not accepted.
+    """The message is not accepted.
 
-    :ivar code: error code for the sender, if the message is a request; None sends no answer.
-    :ivar envelope: the message; None when the bytes are no envelope.
+    :ivar code: error code for the sender, if the message is a request; with None no answer is sent.
+    :ivar envelope: rejected message; None if the bytes are not an envelope.
     """
 
     def __init__(self, drop: Drop, text: str, code: int | None = None, envelope: Envelope | None = None) -> None:
@@ -71,7 +70,7 @@ class MessageRejected(RmbError):
 
     @property
     def wants_answer(self) -> tuple[int, Envelope] | None:
-        """Error code and the rejected request, for the answer; None when no answer is sent."""
+        """Error code and rejected request, if the sender must get an answer; else None."""
         if self.code is None or self.envelope is None or self.envelope.WhichOneof("message") != "request":
             return None
         return self.code, self.envelope
@@ -81,9 +80,9 @@ class MessageRejected(RmbError):
 class ReceivedMessage:
     """Message that passed all checks.
 
-    :ivar payload: the decrypted payload.
-    :ivar by_relay: whether a relay made the message, as an error or a pong. Such a message is not signed, and is
-        accepted only if its uid is that of a message that this twin has sent.
+    :ivar payload: decrypted payload.
+    :ivar by_relay: whether a relay made the message, as an error or a pong. Such a message is not signed. The receiver
+        uses it only if it has sent a message with the same uid.
     """
 
     envelope: Envelope
@@ -94,10 +93,10 @@ class ReceivedMessage:
 
 
 class ReplayWindow:
-    """Replay window: the messages received before, by source, uid and kind, until they expire.
+    """Replay window: remembers received messages by source, uid and kind, until they expire.
 
-    Each twin has a maximum number of messages.  When the window is full, the twin with most messages loses the one that
-    expires first.  So a twin that fills the window only makes its own messages repeatable.
+    The number of messages of each twin is limited.  When the window is full, the twin with most messages loses the one
+    that expires first.  So a twin that fills the window only makes repetitions of its own messages possible.
     """
 
     def __init__(self, limit: int = MAX_SEEN, of_twin: int = MAX_SEEN_OF_TWIN) -> None:
@@ -109,8 +108,8 @@ class ReplayWindow:
         return self._total
 
     def add(self, source: int, uid: str, kind: str, until: float, now: float) -> bool | None:
-        """Add a message and return whether it is new; None when its twin has its maximum number of messages in the
-        window."""
+        """Add a message and return whether it is new. Return None if the window has no room for another message of this
+        twin."""
         known, heap = self._twins.setdefault(source, ({}, []))
         while heap and heap[0][0] <= now:
             self._forget(source)
@@ -130,7 +129,7 @@ class ReplayWindow:
         return True
 
     def _forget(self, twin: int) -> None:
-        """Forget the message of a twin that expires first."""
+        """Forget that message of a twin that expires first."""
         known, heap = self._twins[twin]
         _, uid, kind = heapq.heappop(heap)
         del known[uid, kind]
@@ -140,12 +139,13 @@ class ReplayWindow:
 
 
 class Seal:
-    """Seal of one twin: signs and encrypts its messages, verifies and decrypts messages to it.
+    """Keys and checks of one twin for its messages: signs and encrypts outgoing ones, verifies and decrypts incoming
+    ones.
 
-    :param session: the session that sends the messages.
-    :param encryption: the encryption key. With None, messages are sent unencrypted, and encrypted ones cannot be read.
+    :param session: session that sends the messages.
+    :param encryption: encryption key. With None, messages are sent unencrypted, and encrypted ones cannot be decrypted.
     :param strict: whether messages also get a strict signature. Receivers that are strict in the registry then get
-        payloads bound to their envelope.
+        payloads that are bound to their envelope.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Seal:
         self._encryption = encryption
         self._strict = strict
         self._known_strict: OrderedDict[Session, float] = OrderedDict()
-        """Sessions that have made a strict signature, with the time of the last message that had one."""
+        """Sessions that have made a strict signature, each with the time of its last message that had one."""
 
     def _knows_borders(self, session: Session, now: float) -> bool:
         return now - self._known_strict.get(session, -STRICT_FOR) < STRICT_FOR
@@ -171,9 +171,9 @@ class Seal:
     # --- outbound ---
 
     def close(self, envelope: Envelope, payload: bytes | None, receiver: Twin, to: Session, now: int) -> bytes:
-        """Write the addresses and the time into a message, encrypt and sign it; return the bytes to send.
+        """Add the addresses and the time to a message, encrypt and sign it, and return the bytes to send.
 
-        :param payload: None for no payload, as in errors.
+        :param payload: payload before encryption; None for a message without payload, such as an error.
         :raises CipherError: the receiver's key is malformed.
         """
         set_address(envelope.source, self.session)
@@ -198,9 +198,9 @@ class Seal:
     # --- inbound ---
 
     async def open(self, data: bytes, now: int) -> ReceivedMessage:
-        """Check and decrypt a received message; the caller checks whether it is a repeated one.
+        """Verify and decrypt a received message. The caller must check whether the message is a repetition.
 
-        :raises Rejected: the message is not accepted.
+        :raises MessageRejected: the message is not accepted.
         """
         try:
             envelope = decode(data)
@@ -212,7 +212,7 @@ class Seal:
         if len(envelope.uid) > MAX_UID or not envelope.uid:
             raise MessageRejected(Drop.BAD_PAYLOAD, f"uid must have 1 to {MAX_UID} characters")
         if not source.twin:
-            # Only relays leave the source out, and only in errors and pongs.
+            # Only messages of relays have no source, and only errors and pongs.
             if kind == "error":
                 return ReceivedMessage(envelope, kind, source, b"", by_relay=True)
             if kind == "pong" and destination_of(envelope) == self.session:
@@ -245,13 +245,13 @@ class Seal:
     def _check(self, envelope: Envelope, sender: Twin, now: int) -> None:
         source = source_of(envelope)
         if not envelope.HasField("strict_signature"):
-            # A strict signature is required here, because a relay could remove it, and then move characters between
-            # fields without breaking the other signature.
+            # The strict signature is required here. Otherwise a relay could remove it, and then move characters between
+            # fields, which the other signature does not detect.
             if sender.strict or self._knows_borders(source, now):
                 raise SignatureInvalid("the strict signature is missing")
             verify(envelope.signature, challenge(envelope), sender.account)
             return
-        # Only the strict signature is verified, because it covers everything that the other one covers.
+        # The strict signature covers everything that the other signature covers, so only the strict one is verified.
         verify(envelope.strict_signature, strict_challenge(envelope), sender.account)
         remember(self._known_strict, source, now, MAX_STRICT)
 

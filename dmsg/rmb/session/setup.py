@@ -1,4 +1,4 @@
-"""First steps of every peer and client: find its own twin in the registry, and register the twin's relays and key."""
+"""First steps of every peer and client: finds its twin in the registry, and registers the twin's relays and key."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = Logger()
 
 
 async def find_twin(registry: TwinRegistry, signer: Signer) -> Twin:
-    """Return the twin that has this key.
+    """Return the twin whose account is the signer's public key.
 
-    :raises TwinNotFound: no twin has it.
+    :raises TwinNotFound: no twin has this account.
     """
     try:
         number = await registry.id_by_account(signer.account)
@@ -33,9 +33,9 @@ async def find_twin(registry: TwinRegistry, signer: Signer) -> Twin:
 
 
 def relay_text(urls: Sequence[str]) -> str:
-    """Return the text with which the registry stores these relays.
+    """Return the text by which the registry names these relays.
 
-    :raises ValueError: a text is no URL, or there are too many.
+    :raises ValueError: one of the texts is not the URL of a relay, or there are too many.
     """
     if len(urls) > MAX_RELAYS:
         raise ValueError(f"the number of relays should not exceed {MAX_RELAYS}")
@@ -52,10 +52,10 @@ async def publish(
     strict: bool | None,
     keep: bool = False,
 ) -> Twin:
-    """Register the relays through which the twin is reached, and its encryption key.
+    """Register the relays of a twin and its encryption key, unless the registry has them already.
 
-    :param strict: whether the entry says ``strict``; None leaves it as it is.
-    :param keep: whether further relays of the twin remain in the entry.
+    :param strict: whether to mark the twin as strict; None leaves the mark as it is.
+    :param keep: whether to keep other relays of the twin if all of ``urls`` are registered already.
     :raises RmbError: the registry refuses the entry.
     """
     relay = relay_text(urls)
@@ -87,10 +87,10 @@ async def retry_registry(
     until: float | None = None,
     now: Callable[[], float] = lambda: 0.0,
 ) -> Twin:
-    """Ask the registry; retry with backoff while it is unavailable.
+    """Query the registry. While it is unavailable, retry with backoff.
 
-    :param until: when to raise the error.
-    :raises RegistryUnavailable: the registry is still unavailable at that time.
+    :param until: time at which retrying ends, by the clock ``now``; None retries without end.
+    :raises RegistryUnavailable: the registry was still unavailable at that time.
     """
     failures = 0
     while True:

@@ -1,9 +1,9 @@
-"""Uplink of a session: connections to its relays, which are reopened when lost, and an outbox with all messages that no
+"""Uplink of a session: connections to its relays, which are reopened when lost, and an outbox of the messages that no
 relay has confirmed.
 
-A message leaves the outbox when a relay has answered a ping sent behind it. When a connection is lost, its unconfirmed
-messages are sent again over the next one; receivers recognise repeated messages. In the other direction, a relay's ping
-is answered once all messages before the ping are handled.
+A message leaves the outbox when a relay has answered a ping that was sent behind it. When a connection is lost, its
+unconfirmed messages are sent again over another connection; receivers recognise repeated messages. In the other
+direction, a relay's ping is answered when all messages received before it are processed.
 """
 
 from __future__ import annotations
@@ -32,37 +32,38 @@ from dmsg.rmb.socket.connect import connect
 from dmsg.rmb.socket.websocket import GOING_AWAY, NORMAL, Socket
 
 WINDOW = 1024
-"""Maximum number of messages sent to a relay that the relay has not confirmed."""
+"""Maximum number of unconfirmed messages that are sent to one relay."""
 MAX_OUTBOX = 20_000
 """Maximum number of messages in a session's outbox."""
 MAX_OUTBOX_SIZE = 256 * 1024 * 1024
-"""Maximum bytes of the messages in the outbox."""
+"""Maximum bytes of the messages in a session's outbox."""
 PING_EVERY = 20.0
-"""Seconds without sending or receiving after which the relay is pinged."""
+"""Seconds after which a ping is sent if nothing was sent, or nothing was received."""
 SILENT_AFTER = 40.0
-"""Seconds of silence after which a connection is dropped."""
+"""Seconds without received data after which a connection is closed."""
 STEADY_AFTER = 10.0
-"""Seconds that a connection has to last before the backoff starts anew."""
+"""Seconds that a connection must last before the next backoff starts from its shortest delay."""
 MAX_UNHANDLED, MAX_UNHANDLED_SIZE = 1000, 64 * 1024 * 1024
-"""Number and bytes of received messages not yet handled, at which reading from the relay stops."""
+"""Number, and bytes, of received but unprocessed messages at which reading from the relay pauses."""
 UNCONFIRMED_AFTER = 60.0
-"""Seconds without a confirmation after which a connection is dropped, even if other data arrives over it."""
+"""Seconds without an expected confirmation after which a connection is closed, even if other data arrive."""
 
 _log = Logger()
 
 
 class OutboxFull(RmbError):
-    """The outbox is full, because too many messages wait for a relay."""
+    """The outbox is full, because no relay has confirmed its messages."""
 
 
 class MessageTooLarge(RmbError):
-    """A message is larger than relays accept."""
+    """The message is larger than relays accept."""
 
 
 class Outgoing:
     """Message that no relay has confirmed yet.
 
-    :ivar confirmed: fires when a relay has confirmed it; fails with CallTimeout when the message expired before.
+    :ivar confirmed: Deferred that fires when a relay has confirmed the message. It fails with CallTimeout if the
+        message expired before.
     """
 
     __slots__ = ("confirmed", "data", "until")
@@ -76,7 +77,7 @@ class Outgoing:
 class RelayLink:
     """Connection to one relay, which is reopened when lost.
 
-    Provides :class:`~dmsg.rmb.socket.websocket.Receiver`.
+    Implements :class:`~dmsg.rmb.socket.websocket.Receiver`.
     """
 
     def __init__(self, uplink: Uplink, reactor: IReactorTime, url: str, turn: TurnFlush, random: Random) -> None:
@@ -102,7 +103,7 @@ class RelayLink:
         self._stopped = True
         self._half: Socket | None = None
         self.error: str | None = None
-        """Reason why the relay is not connected."""
+        """Reason why the relay is not connected, or None."""
 
     @property
     def connected(self) -> bool:
@@ -111,16 +112,16 @@ class RelayLink:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more message may be sent now."""
+        """Whether another message may be sent now."""
         return self._socket is not None and len(self._window) < WINDOW
 
     @property
     def is_settled(self) -> bool:
-        """Whether no confirmation is outstanding, from the relay or from this end."""
+        """Whether neither the relay nor this side still has messages to confirm."""
         return self._socket is None or not (self._window or len(self._ledger))
 
     def start(self) -> None:
-        """Connect, and reconnect whenever the connection is lost."""
+        """Connect to the relay, and reconnect whenever the connection is lost."""
         self._stopped = False
         self._connect()
 
@@ -141,7 +142,7 @@ class RelayLink:
         try:
             query = self._uplink.make_token()
             self._connecting = connect(self._reactor, self.url, query, self, self._turn)
-        except Exception as error:  # This happens, for example, when autobahn refuses the URL.
+        except Exception as error:  # An exception is raised, for example, if autobahn refuses the URL.
             self._reconnect(str(error))
             return
 
@@ -151,7 +152,7 @@ class RelayLink:
                 if not result.check(CancelledError):
                     self._reconnect(str(result.value) or type(result.value).__name__)
                 return
-            # TCP is connected, but the websocket is not: its handshake is under way.
+            # TCP is connected, but the handshake of the websocket is not finished.
             self._half = result
             if self._stopped:
                 result.abort()
@@ -177,8 +178,7 @@ class RelayLink:
         self._socket = socket
         self._sent = self._confirmed = 0
         self._barrier = False
-        # A ping is answered on the connection that it came over, or not at all, so each connection has its own list of
-        # unanswered pings.
+        # A ping may be answered only on its own connection. So each connection has its own list of unanswered pings.
         self._ledger = Ledger(partial(self._answer, socket), partial(self._message_failed, socket))
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
@@ -213,7 +213,8 @@ class RelayLink:
         self._uplink.received(data, done)
 
     def _message_failed(self, socket: Socket) -> None:
-        """Drop the connection, so that the relay sends the unconfirmed message again over another one."""
+        """Close the connection, because a message of the relay could not be processed. The relay will send it again
+        over another connection."""
         if self._socket is socket:
             self.error = f"a message of {self.shown_url} could not be taken"
             socket.abort()
@@ -229,7 +230,7 @@ class RelayLink:
     def pong_received(self, payload: bytes) -> None:
         if len(payload) != 8:
             return
-        # The number is limited to that of the sent messages, because a relay can answer with any number.
+        # A relay could answer with any number, so the number is limited to that of the sent messages.
         number = min(int.from_bytes(payload, "big"), self._sent)
         self._barrier = False
         confirmed = []
@@ -243,7 +244,7 @@ class RelayLink:
     # --- outbound ---
 
     def send(self, message: Outgoing) -> None:
-        """Send a message, and a ping behind it unless another ping is unanswered."""
+        """Send a message, and behind it a ping, unless the relay has not answered an earlier ping yet."""
         assert self._socket is not None
         self._window.append(message)
         self._sent += 1
@@ -259,7 +260,7 @@ class RelayLink:
         self._socket.ping(self._sent.to_bytes(8, "big"))
 
     def round(self) -> None:
-        """Check every few seconds whether the relay is still alive."""
+        """Check whether the relay is still alive. Called every few seconds."""
         socket = self._socket
         if socket is None:
             return
@@ -281,17 +282,18 @@ class RelayLink:
 async def report_outcome(
     taking: Coroutine[Deferred[object], object, None], done: Callable[[bool], None], drops: Counter[Drop]
 ) -> None:
-    """Await ``taking`` and report whether the message was accepted.
+    """Await ``taking``, and call ``done`` with True if the message was processed, or False if the relay must send it
+    again.
 
-    After an error of this package the relay has to send the message again. After an unexpected exception it does not
-    have to, because the exception would recur.
+    After an error of this package, the relay must send the message again. After an unexpected exception, the message
+    counts as processed, because the exception would recur.
     """
     taken = False
     try:
         await taking
         taken = True
     except CancelledError:
-        raise  # The program stops, so the relay has to send the message to the program's next process.
+        raise  # This program is stopping, so the relay must send the message to its next process.
     except DmsgError as error:
         _log.warn("a message could not be taken; the relay will send it again: {error}", error=str(error))
     except Exception:
@@ -305,11 +307,11 @@ async def report_outcome(
 class Uplink:
     """Connections of a session to all its relays, with a common outbox.
 
-    :param urls: ``ws://`` or ``wss://``; the relay that worked last is used first.
-    :param make_token: returns a new token for each attempt to connect.
-    :param on_received: called with each message and a function to call once the message is handled. The function's
-        argument is True, or False to have the relay send the message again.
-    :param wall_clock: seconds since 1970.
+    :param urls: URLs of relays, ``ws://`` or ``wss://``. Messages first use the relay that was connected first.
+    :param make_token: function that returns a new token for each connection attempt.
+    :param on_received: callback for each received message. Its second argument is a function to call when the message
+        is processed, with True, or with False if the relay must send it again.
+    :param wall_clock: function that returns seconds since 1970.
     """
 
     def __init__(
@@ -345,7 +347,7 @@ class Uplink:
 
     @property
     def last_error(self) -> str | None:
-        """Reasons why relays are not connected, or None."""
+        """Reasons why relays are not connected, as one text, or None."""
         return "; ".join(f"{link.shown_url}: {link.error}" for link in self.links if link.error) or None
 
     def start(self) -> None:
@@ -355,7 +357,7 @@ class Uplink:
         self._round.start(2.0, now=False)
 
     def stop(self) -> None:
-        """Close all connections; unconfirmed messages remain unconfirmed."""
+        """Close all connections. Unconfirmed messages stay unconfirmed."""
         if self._round.running:
             self._round.stop()
         for link in self.links:
@@ -363,7 +365,7 @@ class Uplink:
 
     @property
     def is_settled(self) -> bool:
-        """Whether relays have confirmed all sent messages, and all received messages are handled."""
+        """Whether relays have confirmed all sent messages, and all received messages are processed and confirmed."""
         return all(link.is_settled for link in self.links)
 
     def when_online(self, timeout: float) -> Deferred[None]:
@@ -383,14 +385,14 @@ class Uplink:
     # --- outbound ---
 
     def send(self, data: bytes, until: float) -> Deferred[None]:
-        """Send a message; the Deferred fires when a relay has confirmed it.
+        """Send a message. The Deferred fires when a relay has confirmed it.
 
-        It fails with CallTimeout when the message expired before, with OutboxFull, or with MessageTooLarge.
+        The Deferred fails with CallTimeout if the message expires before, with OutboxFull, or with MessageTooLarge.
         """
         message = Outgoing(data, until)
         if len(data) > MAX_MESSAGE:
-            # The message is refused here: every relay would drop the connection, and the message would be sent again
-            # for ever.
+            # Every relay would close the connection because of this message, and the message would be sent again for
+            # ever.
             message.confirmed.errback(MessageTooLarge(f"a message of {len(data)} bytes; {MAX_MESSAGE} are allowed"))
             return message.confirmed
         if self._held >= MAX_OUTBOX or self._size + len(data) > MAX_OUTBOX_SIZE:
@@ -429,7 +431,8 @@ class Uplink:
     # --- relays that connect or are lost ---
 
     def link_up(self, link: RelayLink) -> None:
-        """Use a relay that has connected: prefer it if it is the only one, and send the waiting messages."""
+        """Use a relay that has connected: send the waiting messages. If no other relay is connected, prefer this one
+        from now on."""
         if not any(other.connected for other in self.links if other is not link):
             self.links.remove(link)
             self.links.insert(0, link)

@@ -1,1 +1,1 @@
-"""Websockets of the bus: transport of messages, their confirmation with pings, and pausing of sessions."""
+"""Websockets of the bus: transport of messages, their confirmation by pings, and back-pressure."""

@@ -1,4 +1,4 @@
-"""Confirmation of messages, the same at both ends of a websocket: a ping is answered when all messages before it are
+"""Confirmation of messages, used at both ends of a websocket: a ping is answered when all earlier messages are
 settled."""
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from dmsg.rmb.socket.held_messages import HeldMessages
 
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
-"""Number and bytes of a session's unsettled messages at which reading resumes after it was stopped."""
+"""Number, and bytes, of a session's unsettled messages down to which reading from the session resumes."""
 MAX_PINGS = 16
-"""Maximum number of a session's pings that wait for an answer; above it the oldest ping is never answered, as RFC 6455
+"""Maximum number of a session's unanswered pings. For each further ping, the oldest is never answered, as RFC 6455
 allows."""
 
 
 class Message:
     """Message on its way through a relay.
 
-    :ivar until: when the message expires, in seconds since 1970.
-    :ivar owner: ledger of the session that sent it; None for messages of the relay itself.
-    :ivar sender: the twin that sent it; 0 for the relay.
+    :ivar until: time at which the message expires, in seconds since 1970.
+    :ivar owner: ledger of the session that sent the message; None for messages that the relay made.
+    :ivar sender: number of the twin that sent the message; 0 for the relay.
     :ivar queue_id: id of the message in the receiver's queue, or None.
-    :cvar is_answer: whether the message answers an earlier one of its receiver.
+    :cvar is_answer: whether the message answers an earlier message of its receiver.
     :ivar keeping: whether the message is being written to the queue.
     :ivar handed: whether the message was written to the connection of a receiver that answers pings.
     """
@@ -56,16 +56,16 @@ class Message:
                 self.owner.advance()
 
     def lose(self) -> None:
-        """Report that the message could not be stored, so that its sender sends it again."""
+        """Report that the message could not be stored. Its sender must send it again."""
         if not self.settled and self.owner is not None:
             self.owner.lost()
 
 
 class Ledger:
-    """Unsettled messages of a session, and its pings that wait until they are settled.
+    """Unsettled messages of a session, and its pings that are waiting for them.
 
-    :param pong: sends the answer to a ping.
-    :param on_broken: called when a message was lost that the session has to send again.
+    :param pong: function that sends the answer to a ping.
+    :param on_broken: callback invoked when a message was lost and the session must send it again.
     """
 
     __slots__ = ("_added", "_on_broken", "_pings", "_pong", "_waiting", "durable", "holder", "relaxed", "size")
@@ -74,13 +74,14 @@ class Ledger:
         self._pong = pong
         self._on_broken = on_broken
         self.holder: HeldMessages | None = None
-        """Object that pauses the session while a receiver catches up; None for messages of another relay."""
+        """Buffer that pauses the session until a receiver has caught up; None for messages of another relay."""
         self.durable = False
-        """Whether messages of the session are stored before delivery, because it does not resend."""
+        """Whether messages of the session are stored before delivery, because the session never sends a message
+        again."""
         self.size = 0
-        """Bytes of the unsettled messages."""
+        """Number of bytes of the unsettled messages."""
         self.relaxed: Callable[[], None] | None = None
-        """Callback invoked once when few unsettled messages are left."""
+        """Callback invoked once, when only a few unsettled messages are left."""
         self._waiting: deque[Message] = deque()
         self._added = 0
         self._pings: deque[tuple[int, bytes]] = deque()
@@ -95,11 +96,11 @@ class Ledger:
         self.size += len(message.data)
 
     def lost(self) -> None:
-        """Report that a message was lost and will never be settled."""
+        """Report that a message was lost, so that it will never be settled."""
         self._on_broken()
 
     def advance(self) -> None:
-        """Remove the settled messages at the front, and answer the pings behind them."""
+        """Remove the settled messages at the front of the ledger, and answer the pings for which no message is left."""
         waiting = self._waiting
         while waiting and waiting[0].settled:
             self.size -= len(waiting.popleft().data)
@@ -111,7 +112,7 @@ class Ledger:
             relaxed()
 
     def ping(self, payload: bytes) -> None:
-        """Answer a ping, now or once all messages before it are settled."""
+        """Answer a ping as soon as all earlier messages are settled, at once if they are."""
         if not self._waiting:
             self._pong(payload)
             return

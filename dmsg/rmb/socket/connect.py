@@ -1,4 +1,4 @@
-"""Client end of a websocket: connects to a relay and does the opening handshake."""
+"""Client end of a websocket: connects to a relay and performs the opening handshake."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
         why = super()._close_reason(code, reason)
         head, blank, body = bytes(getattr(self, "data", b"") or b"").partition(b"\r\n\r\n")
         if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
-            # The body is kept for the error, because it states why the relay refuses the token.
+            # The body of the refusal becomes the error text, because it states why the relay refuses the token.
             status = head[9:12].decode("latin-1")
             return f"{status}: {shorten(body[:2000].decode('utf-8', 'replace'), MAX_WORDS_OF_STRANGERS)}"
         return why
 
 
 def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Socket]:
-    """Open a websocket to ``url`` with a query string; ``receiver`` gets all events of the socket.
+    """Open a websocket to ``url`` with a query string. All events of the socket go to ``receiver``.
 
-    :param url: ``ws://HOST[:PORT]`` or ``wss://...``.
-    :returns: fires with the socket when TCP is connected; cancelling the Deferred gives the connection up.
+    :param url: URL of the relay, ``ws://HOST[:PORT]`` or ``wss://...``.
+    :returns: Deferred that fires with the socket when TCP is connected. Cancelling it cancels the connection attempt.
     """
     factory = WebSocketClientFactory(f"{url.rstrip('/')}/?{query}", reactor=reactor)
     factory.setProtocolOptions(**OPTIONS, serverConnectionDropTimeout=0)

@@ -1,6 +1,6 @@
-"""Fragmented messages: messages that come in several frames (RFC 6455, section 5.4).
+"""Fragmented messages: messages that arrive in several frames (RFC 6455, section 5.4).
 
-Clients cut messages where their write buffer is full; those in Go do so every 4 KiB. A fragment of one byte costs as
+Clients split a message where their write buffer is full; Go clients do so every 4 KiB. A fragment of one byte costs as
 much work as one of 4 KiB. So the number of a message's fragments is limited, and small fragments are counted.
 """
 
@@ -10,22 +10,22 @@ from dmsg.errors import DmsgError
 from dmsg.net.websocket.frames import BEGINNING, ENDING, FrameTooLarge, PieceBuffer
 
 MAX_FRAGMENTS = 16_384
-"""Maximum number of fragments of one message: four times as many as a Go client sends for the largest message."""
+"""Maximum number of fragments of one message: four times as many as a Go client needs for the largest message."""
 SMALL_FRAGMENT = 1024
-"""Bytes below which a fragment counts as small, unless it is the last one of its message."""
+"""Size in bytes below which a fragment counts as small, unless it is the last of its message."""
 OVERHEAD = 64
-"""Bytes for which each fragment counts besides its payload, so that empty fragments count too."""
+"""Bytes that each fragment counts in addition to its payload, so that empty fragments count, too."""
 
 
 class FragmentError(DmsgError):
-    """A fragment continues no message, or begins a message inside another."""
+    """The fragment continues no message, or begins a message inside another."""
 
 
 class Fragments:
     """Incomplete message of one connection.
 
-    :param limit: maximum bytes of a message.
-    :ivar small: number of small fragments since the reader of this number last set it to zero.
+    :param limit: maximum size of a message in bytes.
+    :ivar small: number of small fragments since this attribute was last set to zero.
     """
 
     __slots__ = ("_count", "_most", "_pieces", "small")
@@ -38,16 +38,16 @@ class Fragments:
 
     @property
     def size(self) -> int:
-        """Bytes that the incomplete message adds to the memory account: its payload and ``OVERHEAD`` for each
+        """Bytes that the incomplete message counts in the memory account: its payload, and ``OVERHEAD`` for each
         fragment."""
         return self._pieces.size + OVERHEAD * self._count
 
     def add(self, first: int, payload: bytes) -> bytes | None:
         """Add one fragment.
 
-        :param first: first byte of its frame: ``BEGINNING``, ``MIDDLE`` or ``ENDING``.
-        :returns: the complete message if this was its last fragment.
-        :raises FragmentError: the fragment continues no message, or begins one inside another.
+        :param first: first byte of the fragment's frame: ``BEGINNING``, ``MIDDLE`` or ``ENDING``.
+        :returns: the complete message if this is its last fragment, else None.
+        :raises FragmentError: the fragment continues no message, or begins a message inside another.
         :raises FrameTooLarge: the message has too many bytes or fragments.
         """
         if (first == BEGINNING) is (self._count > 0):

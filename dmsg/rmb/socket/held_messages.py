@@ -1,8 +1,8 @@
-"""Buffered messages of a paused (*held*) session, which wait here in order until a receiver has caught up.
+"""Buffer for the messages of a paused (*held*) session: they wait here, in order, until a slow receiver has caught up.
 
-The relay continues to read from a paused session for a while, because the session's confirmations come behind its
-messages. Otherwise two sessions that flood each other would wait for each other for ever.  Messages and pings are
-buffered here; when they take too much memory, the relay stops reading from the session's socket.
+The relay continues to read from a paused session for a while, because the session's confirmations are behind its
+messages. Otherwise two sessions that flood each other would wait for each other for ever.  So the session's messages
+and pings are buffered. When they take too much memory, the relay stops reading from the session's socket.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from collections.abc import Callable, Hashable
 from dmsg.net.turns import TurnAccount, TurnTaker
 
 MAX_HELD_SIZE = 4 * 1024 * 1024
-"""Bytes buffered here at which the relay stops reading from the session."""
+"""Number of buffered bytes at which the relay stops reading from the session."""
 BOTH_WAYS = 8
-"""Factor by which ``MAX_HELD_SIZE`` is multiplied while the session itself has messages to confirm."""
+"""Factor that multiplies ``MAX_HELD_SIZE`` while the session has messages to confirm."""
 OVERHEAD = 100
 """Bytes that each buffered message counts in addition to its length."""
 AT_ONCE = 1000
-"""Maximum number of messages processed in one reactor turn, if the twin's time in the turn is not used up before."""
+"""Maximum number of messages processed in one reactor turn. It may be fewer if the twin's time in the turn is used
+up."""
 
 
 class HeldMessages(TurnTaker):
     """Buffered messages of one paused session.
 
-    :param message: processes a buffered message.
-    :param ping: processes a buffered ping.
-    :param call_next_turn: calls a function in the next reactor turn.
-    :param hold: stops reading from the socket.
-    :param release: resumes reading from the socket.
-    :param confirms: whether the session has messages to confirm.
-    :ivar size: bytes buffered now.
-    :ivar stored_bytes: total bytes buffered since the session began.
+    :param message: function that processes a buffered message.
+    :param ping: function that processes a buffered ping.
+    :param call_next_turn: function that calls another one in the next reactor turn.
+    :param hold: function that stops reading from the socket.
+    :param release: function that resumes reading from the socket.
+    :param confirms: function that returns whether the session has messages to confirm.
+    :ivar size: number of bytes buffered now.
+    :ivar stored_bytes: number of bytes buffered since the session began.
     """
 
     __slots__ = (
@@ -71,8 +72,8 @@ class HeldMessages(TurnTaker):
         self.owner: Hashable = None
 
     def take_turns(self, share: TurnAccount | None, owner: Hashable) -> None:
-        """Charge the time for processing buffered messages to ``owner``, which ``share`` limits in each reactor
-        turn."""
+        """Charge the processing time of buffered messages to ``owner``, whose time in each reactor turn ``share``
+        limits."""
         self.share, self.owner = share, owner
 
     def __len__(self) -> int:
@@ -80,7 +81,7 @@ class HeldMessages(TurnTaker):
 
     @property
     def closed(self) -> bool:
-        """Whether new messages of the session have to be buffered here."""
+        """Whether new messages of the session must be buffered here."""
         return bool(self._for or self._waiting)
 
     def wait_for(self, delivery: object) -> None:
@@ -88,12 +89,13 @@ class HeldMessages(TurnTaker):
         self._for.add(delivery)
 
     def stop_waiting_for(self, delivery: object) -> None:
-        """Stop waiting for ``delivery``."""
+        """Note that ``delivery`` has caught up. Process the buffered messages if the session waits for no other
+        delivery."""
         self._for.discard(delivery)
         self._process_soon()
 
     def put(self, data: bytes, *, is_message: bool) -> None:
-        """Buffer a message or ping of the session."""
+        """Buffer a message or a ping of the session."""
         self._waiting.append((is_message, data))
         self.size += len(data) + OVERHEAD
         self.stored_bytes += len(data) + OVERHEAD
@@ -101,7 +103,8 @@ class HeldMessages(TurnTaker):
             self._hold()
 
     def clear(self) -> None:
-        """Drop the buffered messages, because the session has ended; its client sends unconfirmed messages again."""
+        """Drop the buffered messages, because the session has ended. Its client will send unconfirmed messages
+        again."""
         self._waiting.clear()
         self._for.clear()
         self.size = 0

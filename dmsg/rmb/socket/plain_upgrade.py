@@ -1,9 +1,8 @@
-"""Fast path for the first bytes of a connection to a relay: a plain websocket upgrade is parsed without Twisted's HTTP
-channel.
+"""Fast path for new connections to a relay: parses a plain websocket upgrade without Twisted's HTTP channel.
 
-Most of the cost of a twin's connection is Twisted's parsing of a request that is always the same. So the first read is
-checked here. A complete ``GET`` with only ordinary headers becomes a websocket directly.  Any other connection is given
-to the site, with all bytes read so far.
+Most of the cost of a twin's connection is that Twisted parses a request that is always the same. So this module checks
+the first read of a connection. A complete ``GET`` with only ordinary headers becomes a websocket directly.  Any other
+connection is passed to the site, with all bytes read so far.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class SocketTransport(ITCPTransport, IConsumer, IPushProducer):
 class PlainUpgradeProtocol(GuardedConnection, Protocol):
     """Protocol of a new connection until its first read shows whether it is a plain upgrade or another request.
 
-    A connection that becomes a session no longer belongs to the site.
+    A connection that becomes a session no longer counts as one of the site.
     """
 
     _inner_protocol: IProtocol | None = None
@@ -50,11 +49,10 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
 
     def connectionMade(self) -> None:
         self._door.guard.add(self)
-        # These methods exist because a request reports its progress to the guard of its connection through the
-        # transport.
+        # A request calls these methods of its transport, to report its progress to the guard of its connection.
         for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
             setattr(self.transport, name, getattr(self, name))
-        # The TCP connection below TLS cannot be taken from its TLS wrapper, so the site handles the request.
+        # The TCP connection below a TLS wrapper cannot be taken from the wrapper, so the site handles these requests.
         if isinstance(self.transport, ProtocolWrapper):
             self._open()
         else:
@@ -71,7 +69,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
             silence.cancel()
 
     def request_is_taken(self) -> None:
-        """Remove the connection from the guard, because an upgrade makes the connection a session."""
+        """Remove the connection from the guard, because it becomes a session."""
         self._cancel()
         self._door.guard.remove(self)
 
@@ -106,10 +104,11 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
 
 
 class PlainUpgradeFactory(Factory):
-    """Factory that handles plain upgrades itself, and gives all other connections to a site.
+    """Factory that handles plain upgrades itself, and passes all other connections to a site.
 
-    :param take: makes a websocket of an upgrade on this transport; returning False leaves the upgrade to the site.
-    :param patience: seconds to wait for the first byte.
+    :param take: function that makes a websocket of an upgraded connection. If it returns False, the site handles the
+        request.
+    :param patience: seconds to wait for the first byte of a connection.
     """
 
     noisy = False
@@ -122,10 +121,7 @@ class PlainUpgradeFactory(Factory):
         patience: float,
         guard: Guard,
     ) -> None:
-        """Make a factory.
-
-        :param guard: limits connections that are not sessions, or not yet.
-        """
+        """:param guard: limits connections that are not sessions, or are not sessions yet."""
         self.site = site
         self.guard = guard
         self.reactor = reactor

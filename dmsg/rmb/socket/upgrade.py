@@ -29,23 +29,22 @@ class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
 
 
 class _QuickSocket(_ServerSocket):
-    """Server end whose handshake was answered here, without autobahn, whose constructor runs only when autobahn is
-    needed.
+    """Server end whose handshake this module answers itself. Autobahn's constructor runs only if autobahn is needed.
 
     Autobahn would parse again what Twisted has parsed, copy thirty options, and format all of it for a log that nobody
-    reads. That is three quarters of the cost of a connection to a relay.
+    reads. This would be three quarters of the cost of a connection to a relay.
     """
 
     CONFIG_ATTRS: list[str] = []
     _asleep = True
 
     def __init__(self) -> None:
-        """Do nothing: autobahn's constructor is called later, if the socket needs autobahn."""
+        """Do nothing. Autobahn's constructor is called later, if the socket needs autobahn."""
 
     def take_over(self, transport: SocketTransport, key: bytes) -> None:
-        """Answer an upgrade with 101 and begin to read frames.
+        """Answer an upgrade with status 101 and begin to read frames.
 
-        :param key: the header Sec-WebSocket-Key.
+        :param key: value of the header Sec-WebSocket-Key.
         """
         self.transport = transport
         self.connected = 1
@@ -54,7 +53,7 @@ class _QuickSocket(_ServerSocket):
         self.state = WebSocketServerProtocol.STATE_OPEN
         self._opened = True
         self._begin_frames()
-        # The HTTP channel was registered as the producer, so it is unregistered first.
+        # The HTTP channel is still registered as the producer, so it is unregistered first.
         transport.unregisterProducer()
         transport.registerProducer(self, True)
         self.receiver.opened(self)
@@ -88,11 +87,11 @@ _S = TypeVar("_S", bound=_ServerSocket)
 
 
 def _do_nothing() -> None:
-    """Do nothing: this transport has no guard to tell."""
+    """Do nothing, because this transport has no guard."""
 
 
 class UpgradeResource:
-    """Resource that turns HTTP requests into sockets."""
+    """Web resource that turns HTTP upgrade requests into sockets."""
 
     def __init__(self, reactor: IReactorTime, turn: TurnFlush) -> None:
         self._factory = WebSocketServerFactory(reactor=reactor, server="")
@@ -102,7 +101,7 @@ class UpgradeResource:
         self._factory.setProtocolOptions(allowedOrigins=["*"], allowNullOrigin=True)
         self._factory.noisy = False
         self._resource = WebSocketResource(self._factory)
-        # The options become class attributes, so that connections need no copies.
+        # The options become class attributes, so that the connections need no copies of them.
         options = {name: getattr(self._factory, name) for name in WebSocketServerProtocol.CONFIG_ATTRS}
         self._quick: type[_QuickSocket] = type("_Socket", (_QuickSocket,), options)
         self._turn = turn
@@ -110,9 +109,9 @@ class UpgradeResource:
         self._share = TurnShare(reactor)
 
     def upgrade(self, request: Request, receiver: Receiver) -> bytes | int:
-        """Answer ``request`` with 101; ``receiver`` gets the events of the socket.
+        """Answer ``request`` with status 101. All events of the socket go to ``receiver``.
 
-        :returns: the value to return from ``render``.
+        :returns: value that the resource's ``render`` must return.
         """
 
         if self._is_plain(request):
@@ -121,7 +120,7 @@ class UpgradeResource:
             self._release(request)
             request.channel.transport = None
             self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
-            # The transport is resumed, because the channel had paused it while it processed the request.
+            # The HTTP channel paused the transport while it processed the request, so it is resumed here.
             transport.resumeProducing()
             return NOT_DONE_YET
 
@@ -137,7 +136,7 @@ class UpgradeResource:
     @staticmethod
     def _release(request: Request) -> None:
         channel = request.channel
-        # The type is known, because RelaySite.make_site gives each request such a channel.
+        # The type is certain, because RelaySite.make_site gives each request such a channel.
         assert isinstance(channel, BoundedChannel)
         channel.drop_buffer()
 
@@ -149,9 +148,9 @@ class UpgradeResource:
         return socket
 
     def take(self, transport: SocketTransport, key: bytes, receiver: Receiver) -> None:
-        """Answer an upgrade on a TCP transport with 101.
+        """Answer an upgrade on a TCP transport with status 101.
 
-        :param key: the header Sec-WebSocket-Key, already checked.
+        :param key: value of the header Sec-WebSocket-Key, which the caller has checked.
         """
         socket = self._build(self._quick, receiver)
         transport.protocol = socket
@@ -159,7 +158,7 @@ class UpgradeResource:
 
     @staticmethod
     def _is_plain(request: Request) -> bool:
-        """Whether the upgrade has only ordinary headers and is not over TLS; all others are left to autobahn."""
+        """Whether the upgrade has only ordinary headers and does not use TLS. Autobahn handles all other upgrades."""
         transport = cast("SocketTransport | None", request.channel.transport)
         if transport is None or any(isinstance(one, ProtocolWrapper) for one in (transport, transport.protocol)):
             return False

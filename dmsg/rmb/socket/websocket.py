@@ -1,7 +1,7 @@
-"""Common part of both ends of a websocket; only the modules of this package know of autobahn.
+"""Common part of both ends of a websocket. Only the modules of this package use autobahn.
 
-Autobahn's handshakes for opening and closing are used as they are.  But autobahn takes some 60 µs for each frame.  So
-the frames of messages, pings and pongs, which are nearly all, bypass autobahn (:mod:`dmsg.net.websocket.frames`).
+Autobahn performs the opening and closing handshakes.  But it takes about 60 µs for each frame.  So messages, pings and
+pongs, which are nearly all frames, bypass autobahn (:mod:`dmsg.net.websocket.frames`).
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ from dmsg.rmb.socket.fragments import FragmentError, Fragments
 from dmsg.rmb.socket.plain_upgrade import SocketTransport
 
 HANDSHAKE_TIMEOUT = 10
-"""Seconds for the opening handshake."""
+"""Timeout of the opening handshake in seconds."""
 CLOSE_TIMEOUT = 2
-"""Seconds for the closing handshake."""
+"""Timeout of the closing handshake in seconds."""
 MAX_UNREAD_PONGS = 1024 * 1024
-"""Unsent bytes above which a client answers no pings.  A relay stops reading instead."""
+"""Number of unsent bytes above which a client answers no pings.  A relay stops reading instead."""
 MAX_UNSENT = 64 * 1024 * 1024
-"""Unsent bytes at which a connection is dropped: more than a window of the largest messages."""
+"""Number of unsent bytes above which a connection is closed. It is more than a window of the largest messages."""
 NORMAL, GOING_AWAY, BAD_PROTOCOL, BAD_DATA = 1000, 1001, 1002, 1003
 TOO_MUCH, TOO_LARGE, FAILED, TRY_LATER = 1008, 1009, 1011, 1013
-"""Close codes of RFC 6455, section 7.4.1; 1013 is registered at IANA."""
+"""Close codes of RFC 6455, section 7.4.1; the code 1013 is registered at IANA."""
 
 OPTIONS = {
     "maxFramePayloadSize": MAX_MESSAGE,
     "maxMessagePayloadSize": MAX_MESSAGE,
-    # Autobahn's timers outlive their connections, so Socket has timers of its own.
+    # Autobahn's timers outlive their connections, so Socket has its own timers.
     "openHandshakeTimeout": 0,
     "closeHandshakeTimeout": 0,
     "tcpNoDelay": True,
     "autoPingInterval": 0,
 }
-"""Options for autobahn, of both ends."""
+"""Options of autobahn for both ends."""
 _TEXT = 0x1
 """Opcode of a text message."""
 
 
 class Receiver(Protocol):
-    """Interface of the object that uses a socket and gets its events."""
+    """Interface of the object that uses a socket and processes its events."""
 
     def opened(self, socket: Socket) -> None:
-        """Handle the end of the opening handshake: the socket can be used."""
+        """The opening handshake is finished, and the socket can be used."""
 
     def received(self, data: bytes) -> None:
         """Process a binary message."""
 
     def ping_received(self, payload: bytes) -> None:
-        """Process a ping; :meth:`Socket.pong` answers it, now or later."""
+        """Process a ping. :meth:`Socket.pong` answers it, now or later."""
 
     def pong_received(self, payload: bytes) -> None:
-        """Process the answer to a ping of this end."""
+        """Process the answer to a ping that this end sent."""
 
     def lost(self, reason: str) -> None:
-        """Handle the loss of the connection; called once, even when it never opened."""
+        """The connection is lost. Called once, even if the connection was never opened."""
 
 
 class _Silence:
-    """Replacement of autobahn's logger that logs nothing: protocol errors of peers are counted instead."""
+    """Replacement for autobahn's logger that writes nothing. Protocol errors of peers are counted instead."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return self._say_nothing
@@ -86,9 +86,9 @@ class _Silence:
 
 @implementer(IPushProducer)
 class Socket(HeldReading, TurnTaker):
-    """Common part of both ends of a connection; mixed into autobahn's protocols.
+    """Common part of both ends of a connection, which is mixed into autobahn's protocol classes.
 
-    :ivar has_received: whether any data arrived since this was last set to False.
+    :ivar has_received: whether any data arrived since this attribute was last set to False.
     """
 
     receiver: Receiver
@@ -99,12 +99,12 @@ class Socket(HeldReading, TurnTaker):
     transport: SocketTransport
     log = _Silence()
     masked_here = False
-    """Whether this end masks the frames that it sends, as clients must."""
+    """Whether this end masks the frames that it sends. Clients must do so."""
     has_received = True
     _frames: frames.Frames | None = None
     _fragments: Fragments
     _loss: Failure | None = None
-    """Reason for the end of the connection, while data received before the end is still being processed."""
+    """Reason why the connection was lost, while data that were received before are still being processed; else None."""
     _out: list[bytes] | None = None
     _opened = False
     _is_over_mark = False
@@ -115,12 +115,12 @@ class Socket(HeldReading, TurnTaker):
     _waits = False
     _unread: deque[bytes]
     grew: Callable[[int], None] | None = None
-    """Callback invoked after each read with the bytes of the incomplete message."""
+    """Callback invoked after each read, with the number of bytes of the incomplete message."""
     on_fragments: Callable[[int], None] | None = None
-    """Callback invoked after each read that had small fragments, with their number."""
+    """Callback invoked after each read that contained small fragments, with their number."""
     _bounded = False
-    """Whether this end stops reading when it cannot send; only servers do, because otherwise both ends could wait for
-    each other."""
+    """Whether this end stops reading while it cannot send. Only servers do so; if both ends did, they could wait for
+    each other for ever."""
 
     def connectionMade(self) -> None:
         self._give_up_after(HANDSHAKE_TIMEOUT)
@@ -151,8 +151,8 @@ class Socket(HeldReading, TurnTaker):
 
     @property
     def owner(self) -> Hashable:  # type: ignore[override]
-        """Key to which the socket's time in a reactor turn is charged: the twin, so that all its sessions share one
-        limit."""
+        """Key to which the socket's time in a reactor turn is charged: the twin, so that all sessions of a twin share
+        one limit."""
         return getattr(self.receiver, "owner", id(self))
 
     def _feed(self, messages: Iterator[tuple[int, bytes]]) -> None:
@@ -194,7 +194,7 @@ class Socket(HeldReading, TurnTaker):
         elif first == frames.PONG:
             receiver.pong_received(content)
         elif first == frames.PING:
-            if self._loss is None:  # No pong is sent over a lost connection.
+            if self._loss is None:  # No pong can be sent over a lost connection.
                 receiver.ping_received(content)
         elif first != frames.OTHER:
             whole = self._fragments.add(first, content)
@@ -206,13 +206,13 @@ class Socket(HeldReading, TurnTaker):
             self._wake()
             self._dataReceived(content)  # type: ignore[attr-defined]
             if self.state == WebSocketServerProtocol.STATE_CLOSED:
-                # The data was not a valid frame, so the connection is closed. The rest of the received data is dropped,
-                # because it could be thirty thousand more invalid frames.
+                # The data were not a valid frame, and the connection was closed. The rest of the received data is
+                # dropped, because it could contain thirty thousand more invalid frames.
                 self._feeding = None
                 self._unread.clear()
 
     def _give_up(self, code: int, reason: str) -> None:
-        """Close because of the other end's mistake, and ignore what follows it."""
+        """Close the connection because of an error of the other end, and ignore all further data."""
         self.close(code, reason)
         self.forget()
 
@@ -243,11 +243,11 @@ class Socket(HeldReading, TurnTaker):
 
     @property
     def _has_more(self) -> bool:
-        """Whether received data waits to be processed."""
+        """Whether received data are waiting to be processed."""
         return self._feeding is not None or bool(self._frames is not None and self._unread)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        # Data received before the end is processed first, spread over reactor turns as usual.
+        # Data received before the loss are processed first, spread over reactor turns as usual.
         if self._has_more and not self._is_over_mark:
             self._loss = reason
             self._next_turn()
@@ -255,17 +255,17 @@ class Socket(HeldReading, TurnTaker):
             self._ended(reason)
 
     def _ended(self, reason: Failure) -> None:
-        """Report the loss after all data that came over the connection was processed."""
+        """Report the loss of the connection. Called after all received data were processed."""
         super().connectionLost(reason)  # type: ignore[misc]
 
     @property
     def unfinished(self) -> int:
-        """Bytes of the incomplete message: of its current frame and its earlier fragments."""
+        """Number of bytes of the incomplete message: its current frame and its earlier fragments."""
         return self._frames.held + self._fragments.size if self._frames is not None else 0
 
     @property
     def unsent(self) -> int:
-        """Number of bytes that this process still has to send; for a closed connection, those that were never sent."""
+        """Number of bytes that are not sent yet. For a closed connection, the number of bytes that were never sent."""
         if self._is_over_mark:
             return self._unsent_at_mark
         waiting = sum(map(len, self._out)) if self._out else 0
@@ -281,10 +281,11 @@ class Socket(HeldReading, TurnTaker):
             if name in self.__dict__:
                 self.__dict__[name] = None
         if self._bounded:
-            # The HTTP channel was registered as the producer. It is no longer used, so this socket takes its place.
+            # The HTTP channel was registered as the producer. The connection no longer uses it, so this socket replaces
+            # it.
             self.transport.unregisterProducer()
             self.transport.registerProducer(self, True)
-        # Bytes behind the handshake in the same read belong to this parser, not to autobahn's.
+        # Bytes after the handshake in the same read belong to this parser, not to autobahn's.
         rest, self.data = self.data, b""
         self.receiver.opened(self)
         if rest:
@@ -296,7 +297,7 @@ class Socket(HeldReading, TurnTaker):
         self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
 
     def _wake(self) -> None:
-        """Initialise autobahn's state for the connection, unless that was done before."""
+        """Initialise autobahn's state for the connection, unless it is initialised already."""
 
     # --- back-pressure: read no more than can be answered ---
 
@@ -309,7 +310,8 @@ class Socket(HeldReading, TurnTaker):
             self.transport.resumeProducing()
 
     def pauseProducing(self) -> None:
-        """Stop reading, because the other end does not read: neither messages nor pings are then accepted."""
+        """Stop reading, because the other end does not read. While this lasts, neither its messages nor its pings are
+        processed."""
         self.hold(HoldReason.UNSENT)
 
     def resumeProducing(self) -> None:
@@ -317,7 +319,7 @@ class Socket(HeldReading, TurnTaker):
         self.release(HoldReason.UNSENT)
 
     def stopProducing(self) -> None:
-        """Do nothing; ``connectionLost`` follows."""
+        """Do nothing, because ``connectionLost`` follows."""
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
         self._on_timeout()
@@ -351,15 +353,15 @@ class Socket(HeldReading, TurnTaker):
             self._out.append(frame)
 
     def flush(self) -> None:
-        """Write the frames of this reactor turn; called by :class:`~dmsg.net.flush.TurnFlush`."""
+        """Write the frames of this reactor turn. Called by :class:`~dmsg.net.flush.TurnFlush`."""
         out, self._out = self._out, None
         if out and self.sendable:
             write_now(self.transport, b"".join(out))
             if self.unsent > MAX_UNSENT:
-                self.abort()  # No pong is sent to an end that sends pings and does not read the answers.
+                self.abort()  # The other end does not read what is sent to it.
 
     def send(self, data: bytes) -> None:
-        """Send a binary message; it is written at the end of the reactor turn."""
+        """Send a binary message. It is written at the end of the reactor turn."""
         self._write(frames.BINARY, data)
 
     def ping(self, payload: bytes) -> None:
@@ -367,13 +369,13 @@ class Socket(HeldReading, TurnTaker):
         self._write(frames.PING, payload)
 
     def pong(self, payload: bytes) -> None:
-        """Answer a ping, unless the other end leaves too many answers unread."""
+        """Answer a ping, unless too many bytes are unsent because the other end does not read."""
         if not self._bounded and self.transport is not None and (queued_bytes(self.transport) or 0) > MAX_UNREAD_PONGS:
             return
         self._write(frames.PONG, payload)
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """Send the queued messages, then start the closing handshake."""
+        """Send the queued messages, then begin the closing handshake."""
         if self._opened and self.state == WebSocketServerProtocol.STATE_OPEN:
             self._wake()
             self.flush()
@@ -389,13 +391,13 @@ class Socket(HeldReading, TurnTaker):
         self._drop_data()
 
     def _drop_data(self) -> None:
-        """Free received data, which would otherwise live until the garbage collector breaks a reference cycle."""
+        """Free received data. Otherwise they would live until the garbage collector breaks a reference cycle."""
         if "data" in self.__dict__:
             self.data = b""
         if self._frames is not None:
             self._begin_frames()
 
     def abort(self) -> None:
-        """Drop the connection."""
+        """Close the connection at once, without a closing handshake."""
         if self.transport is not None:
             self.transport.abortConnection()
