@@ -1,5 +1,5 @@
-"""Lab for tests of programs that build on dmsg: networks in memory or in network namespaces, with faults that can be
-switched on by name."""
+"""Labs for tests of programs that use dmsg: networks in memory or in network namespaces, in which a test can cause
+faults by name."""
 
 from __future__ import annotations
 

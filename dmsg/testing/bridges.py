@@ -1,5 +1,5 @@
-"""Lab of hosts on network bridges (Linux, root).  Its networks carry multicast, which the lab in
-:mod:`dmsg.testing.namespaces` does not.
+"""Lab of hosts on network bridges (Linux, root). Unlike the lab in :mod:`dmsg.testing.namespaces`, its networks forward
+multicast packets.
 
 .. code-block:: python
 
@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dmsg.testing.namespaces import START_TIMEOUT, LabError, Namespaces
 
 SWITCH = "switch"
-"""Host that has the bridges; no other host may have this name."""
+"""Name of the host with the bridges. No other host may have this name."""
 
 
 class BridgeLab(Namespaces):
-    """Lab of network namespaces, one for each host, which are in one or several networks.
+    """Lab of network namespaces, one for each host. A host is in one or several networks.
 
     :param networks: hosts of each network, by name.
-    :param ipv4: whether hosts have IPv4 addresses; without, they have only link-local addresses of IPv6.
+    :param ipv4: whether hosts have IPv4 addresses. Without them, hosts have only IPv6 link-local addresses.
     :ivar addresses: IPv4 address of each host on each network, by network and host.
     """
 
@@ -49,7 +49,8 @@ class BridgeLab(Namespaces):
                 end = f"{network[:8]}-{place}"
                 self._ip(SWITCH, f"link add {end} type veth peer name {network} netns {self._namespace(host)}")
                 self._ip(SWITCH, f"link set {end} master {network} up")
-                # Duplicate address detection is off, because nobody else is in these networks.
+                # Duplicate address detection is off: it would delay the addresses, and there are no other hosts in
+                # these networks.
                 command = ["ip", "netns", "exec", self._namespace(host), "sysctl", "-qw"]
                 subprocess.run([*command, f"net.ipv6.conf.{network}.accept_dad=0"], check=True)
                 if self._ipv4:
@@ -58,7 +59,7 @@ class BridgeLab(Namespaces):
         self._wait_for_addresses()
 
     def _wait_for_addresses(self) -> None:
-        """Wait until the kernel has given each host its link-local addresses."""
+        """Wait until the kernel has assigned a link-local address to each host on each of its networks."""
         until = time.monotonic() + START_TIMEOUT
         for network, members in self._networks.items():
             for host in members:
@@ -68,7 +69,7 @@ class BridgeLab(Namespaces):
                     time.sleep(0.02)
 
     def link_local(self, network: str, host: str) -> str:
-        """Return the link-local address of a host on a network; empty while it has none."""
+        """Return the link-local address of a host on a network; an empty text while the host has none."""
         found = json.loads(self._ip(host, f"-j -6 addr show dev {network} scope link"))
         return next((one["local"] for entry in found for one in entry.get("addr_info", ())), "")
 

@@ -1,8 +1,7 @@
-"""Bystanders of a random walk: two clients that do nothing wrong, and the check that the lies of others do not harm
-them.
+"""Bystanders of a random walk: two correct clients, and a check that misbehaving servers do not harm them.
 
-They talk over a server that is honest and to which no fault happens. One of them is also a client of the servers that
-lie, and the other end of a stream through them.
+The bystanders have a stream over an honest server to which no faults happen. One of them is also connected to the
+misbehaving servers, and has another stream through these.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ HARBOUR = "harbour"
 """Name of the honest server."""
 PORT = 8
 DELAY = 0.01
-"""Seconds of delay between the bystanders and their server."""
+"""Seconds that a packet takes between a bystander and the honest server."""
 PIECE = 10_000
-"""Size in bytes of the pieces that a bystander sends, one at a time."""
+"""Size in bytes of a piece of data. A bystander sends a piece when the previous one is acknowledged."""
 SLOWED_AT_MOST = 3.0
-"""Factor by which a piece may take longer than it took before the walk."""
+"""Maximum time of a piece, relative to the time of a piece before the walk."""
 BLAME = frozenset(
     {
         DropReason.BAD_FRAME,
@@ -45,15 +44,15 @@ BLAME = frozenset(
         DropReason.UNKNOWN_FRAME,
     }
 )
-"""Reasons under which a server counts the faults of its clients.  Only the lying servers do anything wrong in a walk,
-so an honest server must never count one of them.
+"""Drop reasons for faults of clients. In a walk, only the lying servers do anything wrong, so an honest server must
+never count a drop for one of these reasons.
 """
 
 
 def check_blame(servers: Iterable[tuple[str, Server]]) -> None:
     """Check that honest servers have counted no fault of a client (:data:`BLAME`).
 
-    :raises PromiseBroken: a server has counted one.
+    :raises PromiseBroken: a server has counted such a fault.
     """
     for name, server in servers:
         blamed = {reason.value: n for reason, n in server.factory.relay.drops.items() if n and reason in BLAME}
@@ -62,10 +61,10 @@ def check_blame(servers: Iterable[tuple[str, Server]]) -> None:
 
 
 class Bystanders:
-    """Two clients, ``carol`` and ``dave``, with a stream over a server that is honest.
+    """Two clients, ``carol`` and ``dave``, with a stream over an honest server.
 
-    :ivar slowest: seconds that the slowest piece took.
-    :ivar usual: seconds that a piece took before the walk.
+    :ivar slowest: maximum seconds that a piece of data took during the walk.
+    :ivar usual: maximum seconds that a piece of data took before the walk.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -85,7 +84,7 @@ class Bystanders:
         self._spoilt: set[Talker] = set()
 
     def start(self) -> None:
-        """Connect the two clients, and measure how long a piece takes without faults."""
+        """Connect the two clients, and measure how long a piece of data takes without faults."""
         lab = self._lab
         self.dave.listen(self._talkers, PORT)
         one = self._talkers.pair(self._lab.seed * 10 + 9)
@@ -104,14 +103,15 @@ class Bystanders:
         return bytes(self.carol.public_key), bytes(self.dave.public_key)
 
     def say(self) -> None:
-        """Let both ends send a piece, unless the last one is still under way."""
+        """Let each end send a piece of data, unless its previous piece is not acknowledged yet."""
         for end in self._ends:
             if end not in self._since and end.lost is None:
                 self._since[end] = self._lab.clock.seconds()
                 end.sent += PIECE
                 sending = stream_of(end).send(end.next_bytes(PIECE))
                 sending.addCallbacks(self._arrived, self._failed, (end,), errbackArgs=(end,))
-        # The stream is flushed, because otherwise the piece would be sent only with the next event of the lab.
+        # The clock is advanced by 0, which flushes the streams. Otherwise the pieces would be sent only with the next
+        # event of the lab.
         self._lab.clock.advance(0)
 
     def _arrived(self, _: None, end: Talker) -> None:
@@ -127,13 +127,13 @@ class Bystanders:
         self._since.pop(end, None)
 
     def forgive(self) -> None:
-        """Exclude the pieces under way from the measurement, because the clock is about to jump."""
+        """Exclude the unacknowledged pieces from the measurement. Call this before the clock jumps."""
         self._spoilt.update(self._since)
 
     def check(self) -> None:
         """Check that the two clients were not disconnected, banned or slowed down.
 
-        :raises PromiseBroken: they were.
+        :raises PromiseBroken: one of these has happened.
         """
         self._talkers.check()
         for end in self._ends:

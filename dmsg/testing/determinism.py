@@ -1,11 +1,10 @@
-"""Deterministic runs: for the duration of a walk, the random numbers of this process come from a seed, and its time
-from the clock of a lab.
+"""Deterministic runs: random numbers of this process come from a seed, and its time comes from the clock of a lab.
 
-The entities of a lab draw ids, tokens, nonces and keys from the operating system, as they do elsewhere, and ask it for
-the date. In a :class:`Determinism` random numbers and dates come from the lab, so that a seed repeats a run byte for
-byte, also in another process. Its :class:`Trace` proves that: it hashes all events between the hosts.
+Normally the entities of a lab get random ids, tokens, nonces and keys, and the date, from the operating system. In the
+context of a :class:`Determinism` they get these from the lab, so that the same seed repeats a run byte for byte, even
+in another process. A :class:`Trace` can prove this, because it hashes all events between the hosts.
 
-Random numbers that C libraries draw themselves are not replaced, such as those of OpenSSL.
+Random numbers that C libraries such as OpenSSL draw themselves are not replaced.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from twisted.internet.task import Clock
 from twisted.web import http
 
 START = 1_700_000_000.0
-"""Date at which every lab starts, in seconds since 1970."""
+"""Date at the start of every lab, in seconds since 1970."""
 TRACE_HASH_SIZE = 16
 KEPT = 40
-"""Number of the last events that a trace keeps as text."""
+"""Minimum number of the last events that a trace stores as text."""
 
 
 class Trace:
     """Hash of the events of a lab, in order.
 
     :ivar count: number of events.
-    :ivar last: the last ``KEPT`` events in words, or all of them with ``keep_all``.
+    :ivar last: the last events as text, at least :data:`KEPT` of them, or all events with ``keep_all``.
     """
 
     def __init__(self, *, keep_all: bool = False) -> None:
@@ -45,7 +44,11 @@ class Trace:
         self.last: list[str] = []
 
     def note(self, seconds: float, *what: object) -> None:
-        """Add an event at a time of the lab's clock; bytes are added as their size and hash."""
+        """Add an event. For bytes, their size and hash are added.
+
+        :param seconds: time of the event by the lab's clock.
+        :param what: description of the event.
+        """
         words = " ".join(_text(one) for one in what)
         line = f"{seconds:.9f} {words}"
         self._hash.update(line.encode() + b"\n")
@@ -70,10 +73,11 @@ def _refuse_thread(thread: threading.Thread) -> NoReturn:
 
 
 class Determinism:
-    """Context manager within which the process draws its random numbers from a seed and its time from a clock.
+    """Context manager in which the process gets its random numbers from a seed, and its time from a clock.
 
-    :param clock: clock of the lab; the date is ``START`` plus its seconds.
-    :ivar ahead: returns by how many seconds the date of the host that runs now is ahead of the lab's.
+    :param clock: clock of the lab. The date is :data:`START` plus the seconds of this clock.
+    :ivar ahead: function that returns by how many seconds the date of the present host is ahead of the lab's date. The
+        present host is the one whose code runs.
     """
 
     def __init__(self, seed: object, clock: Clock) -> None:
@@ -81,10 +85,10 @@ class Determinism:
         self._clock = clock
         self.ahead: Callable[[], float] = lambda: 0.0
         self._real = ExitStack()
-        """ExitStack that puts back the operating system's random numbers and clocks at the end."""
+        """ExitStack that restores the real functions for random numbers and time at the end."""
 
     def date(self) -> float:
-        """Return the date of the host that runs now, in seconds since 1970."""
+        """Return the date of the host whose code runs now, in seconds since 1970."""
         return START + self._clock.seconds() + self.ahead()
 
     def __enter__(self) -> Determinism:
@@ -94,7 +98,7 @@ class Determinism:
         seed_generator = random.Random.seed
 
         def seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
-            # Generators get a seed, because without one they would ask the operating system in C code.
+            # A generator without a seed would get one from the operating system in C code, so it is seeded here.
             seed_generator(generator, self._random.randbytes(32) if a is None else a, version)
 
         real_gmtime = time.gmtime
@@ -113,7 +117,7 @@ class Determinism:
         self._replace(time, "time_ns", nanoseconds)
         self._replace(time, "monotonic", self._clock.seconds)
         self._replace(time, "gmtime", gmtime)
-        # Calls run in this thread, because the order in which threads run cannot be repeated.
+        # Threads are refused, because the order in which threads run cannot be repeated.
         self._replace(threading.Thread, "start", _refuse_thread)
         self._replace(http, "time", self.date)
         self._replace(http, "gmtime", gmtime)

@@ -1,4 +1,4 @@
-"""Faults of a random walk, by name: those of the network, of servers, of readers and of clocks."""
+"""Faults of a random walk, by name: faults of the network, of servers, of readers and of clocks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WRONG_BY = (-400 * 86400.0, -3600.0, -20.0, 0.0, 20.0, 3600.0, 400 * 86400.0)
 
 
 class Faults:
-    """Faults that happen to a lab.
+    """Causes faults in a lab.
 
-    :param servers: names of the servers to which faults happen.
-    :param clients: names of the clients to which faults happen.
-    :param talkers: ends of streams whose readers may stop.
+    :param servers: names of the servers to which faults may happen.
+    :param clients: names of the clients to which faults may happen.
+    :param talkers: ends of streams that may stop to read.
     """
 
     def __init__(self, lab: Lab, servers: Sequence[str], clients: Sequence[str], talkers: Sequence[Talker]) -> None:
@@ -31,12 +31,16 @@ class Faults:
         self._random = Random(0)
 
     def make(self, name: str, random: Random) -> None:
-        """Let a fault happen; everything that is random in it comes from ``random``."""
+        """Cause a fault. Its random numbers come from ``random``.
+
+        :param name: name of the fault, one of :data:`BY_NAME`.
+        """
         self._random = random
         BY_NAME[name](self)
 
     def repair(self) -> None:
-        """Heal all paths, resume all processes and readers, and start the servers that have ended."""
+        """Repair everything: restore all paths, resume all processes and readers, and start the servers that do not
+        run."""
         self.heal()
         self.proceed()
         self.reader_goes_on()
@@ -108,7 +112,7 @@ class Faults:
         """Stop a server in an orderly way, so that it drains."""
         if len(self.running) > 1:
             name = self._random.choice(self.running)
-            # A paused server is resumed first, because only a running server can handle the request to stop.
+            # A paused server is resumed first, because a paused server cannot process the request to stop.
             self._lab.network.host(name).resume()
             self._lab.servers.pop(name).stopService()
 
@@ -132,16 +136,17 @@ class Faults:
                 talker.transport.resumeProducing()  # type: ignore[attr-defined]
 
     def clock_jump(self) -> None:
-        """Let much time pass at once, as on a machine that was suspended."""
+        """Advance the clock by seconds or minutes at once, as on a machine that was suspended."""
         self._lab.clock.advance(self._random.choice((5, 60, 600)))
 
     def wall_clock(self) -> None:
-        """Set the date of one host to another one, and leave its timers as they are."""
+        """Set the date of one host wrong. Its timers are not affected."""
         host = self._lab.network.host(self._random.choice((*self._clients, *self._servers, "discovery")))
         host.ahead = self._random.choice(WRONG_BY)
 
     def poison(self) -> None:
-        """Let a server append malformed bytes to the next data that it forwards; its client must end the connection."""
+        """Let a server append malformed bytes to the next data that it forwards to a client. The client must end the
+        connection."""
         peers = list(self._lab.servers[self._random.choice(self.running)].factory.relay.peers)
         if peers:
             _Poisoner(self._random.choice(peers))
@@ -170,7 +175,7 @@ BY_NAME: dict[str, Callable[[Faults], None]] = {
 
 
 class _Poisoner:
-    """Replacement for a relay's port until data are sent through it."""
+    """Replacement for the port of a client in a relay. It removes itself when data is sent through it."""
 
     def __init__(self, peer: Any) -> None:
         self._peer = peer
@@ -181,7 +186,7 @@ class _Poisoner:
         return getattr(self._port, name)
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send the data, and malformed bytes after them."""
+        """Send the data, and then a malformed frame."""
         self._port.send(data)
         self._port.send(Frame(DRAIN, 0, b"malformed").encode())
         if self._peer.port is self:

@@ -1,7 +1,7 @@
-"""Lab with a whole dmsg network in memory: discovery, servers and clients, each on a host of its own.
+"""Lab with a complete dmsg network in memory: discovery, servers and clients, each on a separate host.
 
-Nothing here is a stand-in: the entities are the real ones, which here run over
-:mod:`dmsg.testing.network` instead of the kernel.
+The entities are the real ones and not mock objects. They only use :mod:`dmsg.testing.network` instead of the kernel's
+network.
 
 .. code-block:: python
 
@@ -63,12 +63,12 @@ class _Endpoints:
 
 
 def _date_ns() -> int:
-    # The function is looked up at each call, because a Determinism may have replaced it.
+    # The function is looked up at each call, because a Determinism may replace it.
     return time.time_ns()
 
 
 class ClientOptions(ServerChoiceOptions, total=False):
-    """Options of a client of a lab, as in :class:`~dmsg.v2019.client.Client`."""
+    """Options of a client of a lab. :class:`~dmsg.v2019.client.Client` explains them."""
 
     encryption: str | Encryption
     resume_timeout: float
@@ -77,15 +77,14 @@ class ClientOptions(ServerChoiceOptions, total=False):
 
 
 class Lab:
-    """Network of entities.
+    """Network of entities in memory.
 
-    Its faults, keys and names are derived from the seed. Ids, tokens and dates come from the operating system, except
-    in
-    :func:`repeatable_lab`.
+    Random events of the network and the keys of the entities are derived from the seed. Ids, tokens and dates come from
+    the operating system, except in :func:`repeatable_lab`.
 
-    :param seed: seed of the keys and of all random events.
+    :param seed: seed of the keys and of all random events of the network.
     :param trace: trace that records all events between the hosts.
-    :param clock: clock of all hosts; by default a new one.
+    :param clock: clock of all hosts; None for a new one.
     """
 
     def __init__(self, seed: int = 0, *, trace: Trace | None = None, clock: Clock | None = None) -> None:
@@ -103,16 +102,16 @@ class Lab:
         return SecKey.from_seed(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
 
     def lookups(self, host: Host) -> Lookups:
-        """Return a client of discovery that connects from ``host``."""
+        """Return a client of discovery that connects from a host."""
         pool = make_pool(host, persistent=False)
         agent = Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool)
-        # A body producer is given, because the default one uses the global reactor.
+        # HTTPClient's default body producer uses the global reactor, so another one is passed.
         http = HTTPClient(agent, data_to_body_producer=Body)
         address = self.network.host("discovery").address
         return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http, date=_date_ns)])
 
     def start_discovery(self) -> Discovery:
-        """Start discovery, with its store in memory."""
+        """Start discovery with a store in memory."""
         host = self.network.host("discovery")
         self.discovery = Discovery(
             host.reactor,
@@ -125,7 +124,7 @@ class Lab:
         return self.discovery
 
     def add_server(self, name: str, *, limits: Limits | None = None) -> Server:
-        """Start a server on the host of that name, which may have been killed before."""
+        """Start a server on the host of that name. The host may have been killed before."""
         host = self.network.host(name)
         host.revive()
         server = Server(
@@ -143,14 +142,14 @@ class Lab:
         return server
 
     def add_servers(self, count: int) -> list[Server]:
-        """Start servers on the hosts ``server-1`` and so on."""
+        """Start ``count`` servers, on the hosts ``server-1``, ``server-2`` and so on."""
         return [self.add_server(f"server-{number}") for number in range(1, count + 1)]
 
     def add_client(self, name: str, **options: Unpack[ClientOptions]) -> Client:
         """Start a client on the host of that name."""
         host = self.network.host(name)
-        # The cipher is fixed, because a measurement would depend on this machine's processor, and a seed would not give
-        # the same run elsewhere.
+        # The cipher is fixed. By default a measurement would choose it, which depends on the processor, so a run could
+        # not be repeated on another machine.
         options.setdefault("cipher", Cipher.AES_256_GCM.value)
         client = Client(host.reactor, self.key(name), self.lookups(host), random=self.random, **options)
         client.startService()
@@ -158,9 +157,10 @@ class Lab:
         return client
 
     def settle(self, patience: float = 60.0) -> None:
-        """Run until all clients are online and their entries are published.
+        """Advance the clock until the entries of all clients are published.
 
-        :raises AssertionError: they are not in time.
+        :param patience: maximum seconds of the lab's time.
+        :raises AssertionError: this takes longer.
         """
         published = [client.when_published() for client in self.clients.values()]
         for deferred in published:
@@ -174,7 +174,7 @@ class Lab:
         self.clients.pop(name, None)
 
     def result(self, deferred: Deferred[Any], patience: float = 60.0) -> Any:
-        """Advance the time until a Deferred fires, and return its result or raise its failure."""
+        """Advance the clock until a Deferred fires. Return its result or raise its failure."""
         results: list[object] = []
         deferred.addBoth(results.append)
         self.network.run_until(lambda: results, patience)
@@ -199,10 +199,10 @@ class Lab:
 
 @contextmanager
 def repeatable_lab(seed: int = 0, *, trace: Trace | None = None) -> Iterator[Lab]:
-    """Context manager with a lab in which the same seed gives the same run, byte for byte, also in another process and
-    another Python.
+    """Context manager with a lab whose runs can be repeated: the same seed results in the same run, byte for byte, even
+    in another process and with another version of Python.
 
-    The random numbers and clocks of the whole process come from the lab until the context ends
+    Until the context ends, the lab is the source of random numbers and time for the whole process
     (:class:`~dmsg.testing.determinism.Determinism`).
     """
     clock = Clock()

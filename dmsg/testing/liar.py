@@ -1,8 +1,8 @@
-"""Server that lies to its clients about the frames that it relays.
+"""Liar: server that misbehaves on purpose. It changes, drops, repeats or invents frames that it sends to its clients.
 
-The server is the real one. A :class:`Liar` stands between its relay and the connections of its clients, and tells the
-lies of a plan (:mod:`dmsg.testing.lies`). All liars of a lab cooperate: a frame that one of them has seen can be
-repeated by another.
+The server itself is the real one. A :class:`Liar` intercepts the frames between its relay and the connections of its
+clients, and applies the lies of a plan to them (:mod:`dmsg.testing.lies`). All liars of a lab cooperate: a liar can
+repeat a frame that another liar has seen.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, ID_COUNT, REQUEST, Fra
 from dmsg.v2019.server import Server
 
 REMEMBERED = 256
-"""Number of the last frames that the liars of a lab remember, to repeat them."""
+"""Number of last frames of each type that the liars of a lab store, to repeat them later."""
 DATA = frozenset({FWD, ACK})
 TRANSPORT = frozenset({REQUEST, ACCEPT, CLOSE, FWD, ACK})
 
 
 Teller = Callable[["LyingPort", Frame, Random], list[Frame]]
-"""Function that returns the frames to send in place of one frame."""
+"""Function of a lie: returns the frames to send in place of one frame."""
 
 
 class Alliance:
-    """Frames that all liars of a lab have seen, and the lies that they have told.
+    """State that all liars of a lab share: the frames that they have seen, and counts of their lies.
 
-    :ivar told: number of lies told, by kind.
+    :ivar seen: payloads of the last frames, by type of frame.
+    :ivar told: number of lies so far, by kind of lie.
     """
 
     def __init__(self, trace: Trace | None = None) -> None:
@@ -43,11 +44,11 @@ class Alliance:
 
 
 class Liar:
-    """Server that tells lies.
+    """Server that can lie to its clients.
 
     :param host: host of the server.
-    :param kinds: lies by name: the types of the frames about which they can be told, and the function that tells them.
-    :ivar honest: whether the server tells no lies at present.
+    :param kinds: kinds of lies by name: the types of frames to which a lie applies, and its function.
+    :ivar honest: whether the server does not lie at present.
     """
 
     def __init__(
@@ -76,19 +77,19 @@ class Liar:
         peer.port = cast(ConnectionPort, port)
 
     def tell(self, lies: tuple[Lie, ...]) -> None:
-        """Add lies to the plan."""
+        """Add planned lies, and begin to lie."""
         self.honest = False
         self._lies += [_Pending(lie) for lie in lies]
 
     def repent(self) -> None:
-        """Tell no more lies, and send the frames that were held back."""
+        """Discard the planned lies, and send the frames that were delayed."""
         self.honest = True
         self._lies.clear()
         for port in list(self._known.values()):
             port.repent()
 
     def due(self, frame: Frame) -> _Pending | None:
-        """Return the lie to tell about a frame that is about to be sent, or None."""
+        """Return the lie to apply to a frame that is about to be sent; None for no lie."""
         found = None
         for one in self._lies:
             if one.left > 0:
@@ -113,7 +114,10 @@ class Liar:
 
 
 class _Pending:
-    """Lie that is not told yet, or that will be told again."""
+    """Planned lie that will be applied to a future frame.
+
+    :ivar left: number of frames to send before it.
+    """
 
     def __init__(self, lie: Lie) -> None:
         self.lie = lie
@@ -122,7 +126,7 @@ class _Pending:
 
 
 class LyingPort:
-    """Connection to a client, behind which the server lies."""
+    """Replacement for the connection to a client. It applies lies to the frames that the server sends."""
 
     def __init__(self, liar: Liar, peer: RelayPeer) -> None:
         self.liar = liar
@@ -130,19 +134,19 @@ class LyingPort:
         self.port = peer.port
         self._frames = FrameBuffer()
         self.swallowed: dict[tuple[int, int], int] = {}
-        """Number of further frames to drop, by type and id."""
+        """Number of further frames to drop, by type and transport id."""
         self.crossed: dict[int, tuple[int, int]] = {}
-        """Other id under which the frames of an id are sent, and the number of these frames."""
+        """Transport id under which to send the frames of another id, and the number of further frames to send so."""
         self.held: dict[int, list[Frame]] = {}
-        """Frames that are held back, by their id."""
+        """Frames that are delayed, by transport id."""
         self.next: list[Frame] = []
-        """Frames to send after the next one."""
+        """Frames to send after the next frame."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.port, name)
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Send frames to the client, honestly or not."""
+        """Send frames to the client, after applying lies to them."""
         if self.liar.honest and not self.held and not self.next:
             self.port.send(data)
             return
@@ -152,7 +156,7 @@ class LyingPort:
         self.put(out)
 
     def put(self, frames: list[Frame]) -> None:
-        """Send frames as they are."""
+        """Send frames without applying lies."""
         data = b"".join(frame.encode() for frame in frames)
         if data:
             self.port.send(data)
@@ -189,23 +193,24 @@ class LyingPort:
             out = self.liar.kinds[kind][1](self, frame, pending.random)
         after, self.next = self.next, []
         if pending is not None:
-            # Frames that a lie adds now are sent only after the next frame, so those of earlier lies are taken first.
+            # A lie may add frames to self.next now. They are sent after the next frame, and the frames of earlier lies
+            # are sent after this one.
             self.next, after = after, []
         return out + after
 
     # --- helpers for lies ---
 
     def some_id(self, frame: Frame, random: Random) -> int:
-        """Return the id of one of the client's transports."""
+        """Return the id of one of the client's transports, another one than that of ``frame`` if possible."""
         ids = [one for one in self.peer.routes if one != frame.id]
         return random.choice(ids) if ids else frame.id
 
     def unused_id(self, random: Random) -> int:
-        """Return an id that the server could choose and that is not in use."""
+        """Return an unused id that the server could choose for a new transport."""
         return next(one for one in iter(lambda: random.randrange(1, ID_COUNT, 2), -1) if one not in self.peer.routes)
 
     def hold(self, transport_id: int, seconds: float) -> None:
-        """Hold back all frames of a transport for a while."""
+        """Delay all frames of a transport for this number of seconds."""
         self.held.setdefault(transport_id, [])
         self.liar.host.callLater(seconds, self._release, transport_id)
 
@@ -214,7 +219,7 @@ class LyingPort:
             self.put(self.held.pop(transport_id, []))
 
     def repent(self) -> None:
-        """Send the frames that are held back, and stop dropping and exchanging frames."""
+        """Send the delayed frames, and stop to drop and exchange frames."""
         self.swallowed.clear()
         self.crossed.clear()
         following, self.next = self.next, []
@@ -224,11 +229,11 @@ class LyingPort:
                 self._release(transport_id)
 
     def remembered(self, frame_type: int, random: Random) -> bytes | None:
-        """Return the payload of a frame of that type that some liar has seen; None if there was none."""
+        """Return the payload of a frame of that type that a liar of this lab has seen; None if no liar has seen any."""
         seen = self.liar.alliance.seen[frame_type]
         return random.choice(seen) if seen else None
 
     def another(self, random: Random) -> LyingPort | None:
-        """Return the port of another client; None if no other one is connected."""
+        """Return the port of another client; None if no other client is connected."""
         others = [one for one in self.liar.peers if one is not self.peer]
         return self.liar.port_of(random.choice(others)) if others else None

@@ -1,7 +1,7 @@
-"""Lies of a server about the frames that it relays: each replaces one frame by other frames, or drops it.
+"""Lies of a server: functions that each replace one relayed frame by other frames, or drop it.
 
-A liar changes, drops, repeats and mixes up frames, invents some, replays old ones, and denies who is connected. It
-knows no keys of its clients, so it cannot make an encrypted frame that is authentic.
+There are lies that change, drop, repeat or reorder frames, that invent frames or replay old ones, and that send frames
+to wrong clients. The server does not know the keys of its clients, so it cannot create an authentic encrypted frame.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dmsg.v2019.core.wire import (
 WHILE = 20
 """Maximum number of frames that a lie about several frames affects."""
 DELAYS = (0.05, 1.0, 6.0, 20.0)
-"""Seconds for which a liar holds frames."""
+"""Seconds for which a liar delays frames."""
 
 _EVERY = TRANSPORT | {PONG, DRAIN, NOTICE}
 
@@ -91,7 +91,7 @@ def _no_id(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _other_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Send a frame to another client, under an id that this client uses."""
+    """Send a frame to another client, under an id of one of that client's transports."""
     other = port.another(random)
     if other is None:
         return [frame]
@@ -103,7 +103,7 @@ def _other_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _cross(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Exchange two transports for some frames."""
+    """Exchange the ids of two transports for some frames."""
     other = port.some_id(frame, random)
     number = random.randint(1, WHILE)
     port.crossed[frame.id], port.crossed[other] = (other, number), (frame.id, number)
@@ -122,7 +122,7 @@ def _swallow(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _silence(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Drop data and ACKs of a transport for good."""
+    """Drop all further data and ACKs of a transport."""
     port.swallowed[FWD, frame.id] = port.swallowed[ACK, frame.id] = 1_000_000
     return []
 
@@ -152,7 +152,7 @@ def _forge_receipt(port: LyingPort, frame: Frame, random: Random) -> list[Frame]
 
 
 def _forge_request(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Request a transport in the name of another client, plain or with an invalid handshake message."""
+    """Add a forged REQUEST in the name of another client. It is plain, or has an invalid handshake message."""
     other = port.another(random)
     asking = bytes(port.peer.key if other is None else other.peer.key) + bytes(port.peer.key)
     return [frame, Frame(REQUEST, port.unused_id(random), asking + random.choice((b"", random.randbytes(177))))]
@@ -168,7 +168,7 @@ def _forge_data(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _malformed(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Send a malformed frame, for which the client has to end the connection."""
+    """Add a malformed frame. The client has to end the connection because of it."""
     return [frame, random.choice((Frame(DRAIN, 0, b"malformed"), Frame(REQUEST, frame.id, bytes(66))))]
 
 
@@ -193,7 +193,7 @@ def _replay(frame_type: int) -> Teller:
 
 
 def _no_such_peer(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Tell the initiator that the responder is not connected, and send nothing to the responder."""
+    """Report to the initiator that the responder is not connected, and send no REQUEST to the responder."""
     route = port.peer.routes.get(frame.id)
     if route is not None:
         reason = random.choice((CloseReason.NO_SUCH_PEER, CloseReason.REFUSED, CloseReason.UNSPECIFIED))
@@ -202,7 +202,7 @@ def _no_such_peer(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _wrong_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Forward a REQUEST to another client than the one that it names."""
+    """Forward a REQUEST to a client that it does not name."""
     other = port.another(random)
     if other is None:
         return [frame]
@@ -211,7 +211,7 @@ def _wrong_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _answer_for(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Accept a REQUEST in place of its responder."""
+    """Accept a REQUEST in the name of its responder."""
     route = port.peer.routes.get(frame.id)
     if route is not None:
         answer = frame.payload[:66] + random.randbytes(max(0, len(frame.payload) - 66))
@@ -259,4 +259,4 @@ KINDS: dict[str, tuple[frozenset[int], Teller]] = {
     "answer for another": (frozenset({REQUEST}), _answer_for),
     "no PONG": (frozenset({PONG}), _no_pong),
 }
-"""Lies by name: the types of the frames about which they can be told, and the function that tells them."""
+"""Kinds of lies by name: the types of frames to which a lie applies, and its function."""

@@ -1,7 +1,8 @@
-"""Discovery that lies: it answers with old, foreign, missing, late, endless or malformed entries, and wrong servers.
+"""Discovery that lies: it answers with entries that are old, of other keys, missing, late, very long or changed, or
+with servers that do not exist.
 
-The discovery is the real one, over a store that lies to it. It has no secret keys of others, so their entries are old
-or have wrong signatures; servers that it invents have keys of its own.
+The discovery is the real one. Its store is replaced by one that returns wrong entries. It does not know the secret keys
+of servers and clients, so a wrong entry is an old one or has an invalid signature. Invented servers have new keys.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from dmsg.keys import SecKey
 from dmsg.testing.network import Host
 
 LATE = 9.0
-"""Seconds by which a slow discovery answers late."""
+"""Seconds after which a slow discovery answers."""
 ENDLESS = 4 * 1024 * 1024
-"""Bytes of an answer that is endless for the client, which must stop reading it."""
+"""Size in bytes of an answer that is too long. The client must stop to read it."""
 INVENTED = 6
-"""Number of servers that discovery invents."""
+"""Maximum number of invented servers in an answer."""
 ADDRESS = "10.9.9.9:8080"
-"""Address of the invented servers, at which there is no host."""
+"""Address of the invented servers. There is no host at this address."""
 
 
 class LyingDiscovery:
-    """Discovery that lies in one way at a time, or not at all.
+    """Discovery that tells one kind of lie at a time, or none.
 
-    :ivar kind: name of the present lie; empty while discovery is honest.
+    :ivar kind: name of the present kind of lie; empty while discovery is honest.
     """
 
     def __init__(self, host: Host, discovery: Discovery) -> None:
@@ -48,12 +49,12 @@ class LyingDiscovery:
         store.available = self.available  # type: ignore[method-assign]
 
     def lie(self, kind: str, random: Random) -> None:
-        """Lie in this way from now on; with an empty ``kind`` it is honest."""
+        """Tell lies of this kind from now on. With an empty ``kind``, be honest."""
         self.kind = kind
         self._random = random
 
     def get(self, static: str) -> Deferred[bytes]:
-        """Return the JSON of the entry of a key, or a lie."""
+        """Return the JSON of the entry of a key, or of a wrong entry."""
 
         def got(body: bytes) -> bytes | Deferred[bytes]:
             self._first.setdefault(static, body)
@@ -63,7 +64,7 @@ class LyingDiscovery:
         return self._get(static).addCallback(got)
 
     def available(self, limit: int, since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of servers, or of false ones."""
+        """Return the JSON of the listed servers, or of wrong ones."""
         if self.kind == "wrong servers":
             return succeed([self._invented() for _ in range(min(limit, INVENTED))])
         if self.kind == "no entries":
@@ -109,4 +110,4 @@ _LIES: dict[str, Callable[[LyingDiscovery, str, bytes], bytes | Deferred[bytes]]
     "changed entries": LyingDiscovery._changed,  # noqa: SLF001
 }
 KINDS = (*_LIES, "wrong servers")
-"""Names of the lies of discovery."""
+"""Names of the kinds of lies of discovery."""

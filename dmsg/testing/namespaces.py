@@ -1,6 +1,6 @@
-"""Lab of real processes over real TCP; each host is a network namespace (Linux, root).
+"""Lab of real processes over real TCP. Each host is a network namespace (Linux, root).
 
-Its calls block on purpose: it is for tests and experiments that run programs, and uses no reactor.
+The calls of this lab block, and use no reactor. The lab is for tests and experiments that start programs.
 
 .. code-block:: python
 
@@ -28,15 +28,15 @@ from typing import Self
 from dmsg.errors import DmsgError
 
 START_TIMEOUT = 30.0
-"""Seconds to wait for a line of a process's output."""
+"""Default seconds to wait for a line in the output of a process."""
 
 
 class LabError(DmsgError):
-    """Error: the lab cannot be made, or a process in it did not do as expected."""
+    """Error: the lab cannot be created, or a process in it did not do what was expected."""
 
 
 def available() -> str:
-    """Return the reason why this lab cannot be used on this machine; empty if it can."""
+    """Return the reason why this lab cannot be used on this machine; an empty text if it can be used."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
@@ -59,7 +59,7 @@ def available() -> str:
 
 
 class Running:
-    """Process in a namespace, whose output is written to a file."""
+    """Process in a network namespace. Its output is written to a file."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
         self.process = process
@@ -71,9 +71,10 @@ class Running:
         return self._output.read_text(errors="replace")
 
     def line(self, pattern: str, timeout: float = START_TIMEOUT) -> re.Match[str]:
-        """Wait until a line of the output matches.
+        """Wait until the output matches a pattern, and return the match.
 
-        :raises LabError: the process ended, or the time is up.
+        :param pattern: regular expression.
+        :raises LabError: the process has ended, or the timeout is over.
         """
         end = time.monotonic() + timeout
         while (match := re.search(pattern, self.output)) is None:
@@ -85,7 +86,7 @@ class Running:
     def wait(self, timeout: float = 60.0) -> int:
         """Wait for the process to end, and return its exit status.
 
-        :raises LabError: the process does not end.
+        :raises LabError: the process does not end in time.
         """
         try:
             return self.process.wait(timeout)
@@ -107,9 +108,10 @@ class Running:
 
 
 class Namespaces:
-    """Hosts as network namespaces, the programs that run on them, and one directory for all.
+    """Base class of labs in which each host is a network namespace.
 
-    :param hosts: names.
+    :param hosts: names of the hosts.
+    :ivar directory: working directory of all programs of the lab.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -120,11 +122,11 @@ class Namespaces:
         self.directory = Path(self._directory.name)
 
     def _connect(self) -> None:
-        """Connect the hosts, whose namespaces exist."""
+        """Connect the hosts to each other. Their namespaces exist already."""
         raise NotImplementedError
 
     def _disconnect(self) -> None:
-        """Release the connections between the hosts, after their programs have ended."""
+        """Remove what :meth:`_connect` created. The programs of the lab have ended before."""
 
     def __enter__(self) -> Self:
         problem = available()
@@ -170,11 +172,11 @@ class Namespaces:
 
 
 class NamespaceLab(Namespaces):
-    """Lab of network namespaces, one for each host, which a wire connects.
+    """Lab of network namespaces, one for each host. The process :mod:`dmsg.testing.wire` forwards packets between them.
 
     :param hosts: names of the hosts.
-    :param seed: seed of all random events on the wire.
-    :param ipv6: whether the hosts have IPv6 alone, instead of IPv4.
+    :param seed: seed of the random events of the network.
+    :param ipv6: whether the hosts have only IPv6 addresses, instead of only IPv4 addresses.
     :ivar addresses: address of each host, by name.
     """
 
@@ -182,7 +184,7 @@ class NamespaceLab(Namespaces):
         super().__init__(hosts)
         self._seed = seed
         network = "fd77::" if ipv6 else "10.77.0."
-        # The number is one digit, which is the same in decimal and hexadecimal notation.
+        # For up to nine hosts the number has one digit, which is the same in decimal and hexadecimal notation.
         self.addresses = {name: f"{network}{number}" for number, name in enumerate(hosts, 1)}
         self._wire: subprocess.Popen[str] | None = None
 
@@ -213,16 +215,16 @@ class NamespaceLab(Namespaces):
             raise LabError("the wire is broken")
 
     def path(self, first: str, second: str, **settings: float) -> None:
-        """Set the properties of both directions between two hosts.
+        """Set properties of the network between two hosts, in both directions.
 
-        :param settings: ``delay`` in seconds, ``rate`` in bytes a second (0: any), ``loss`` and ``reorder`` as shares
-            of packets.
+        :param settings: ``delay`` in seconds, ``rate`` in bytes per second (0 for no limit), ``loss`` and ``reorder``
+            as shares of packets.
         """
         for source, target in ((first, second), (second, first)):
             self._order(**{"from": self.addresses[source], "to": self.addresses[target]}, **settings)
 
     def only_port(self, first: str, second: str, port: int) -> None:
-        """Let only TCP to or from a port pass between two hosts; 0 lets everything pass."""
+        """Forward only TCP packets to or from a port between two hosts. Port 0 removes this restriction."""
         self.path(first, second, port=port)
 
     def partition(self, first: str, second: str) -> None:
@@ -230,7 +232,7 @@ class NamespaceLab(Namespaces):
         self.path(first, second, cut=1)
 
     def heal(self, first: str, second: str) -> None:
-        """Let packets between two hosts pass again."""
+        """Forward packets between two hosts again."""
         self.path(first, second, cut=0)
 
     def reset(self, host: str, seconds: float = 0.5) -> None:

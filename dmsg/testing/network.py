@@ -1,10 +1,10 @@
 """Hosts and TCP in memory, on one Clock.
 
 Each :class:`Host` is the reactor of the entities that run on it: it has timers, listens and connects
-(:mod:`dmsg.testing.tcp`).  Between two hosts lies a :class:`Path` with delay, bandwidth and faults.  The guarantees of
-TCP hold (order, no loss while the connection lives, back-pressure); failures that TCP allows can be caused.  With the
-same seed and the same calls, all events happen again in the same order, if random numbers and clocks come from the lab
-as well (:func:`dmsg.testing.lab.repeatable_lab`).
+(:mod:`dmsg.testing.tcp`). In each direction between two hosts there is a :class:`Path` with delay, bandwidth and
+faults. As with real TCP, data arrives in order and without loss while a connection exists, and there is back-pressure.
+A test can cause the failures that are possible with TCP. The same seed and the same calls result in the same events in
+the same order, if random numbers and time come from the lab, too (:func:`dmsg.testing.lab.repeatable_lab`).
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _Result = TypeVar("_Result")
 
 
 class Network:
-    """Network of all hosts, with one clock.
+    """Network of hosts with one common clock.
 
-    :param seed: seed of all random events.
+    :param seed: seed of all random events of the network.
     :param trace: trace that records all events between the hosts.
-    :param clock: clock of all hosts; by default a new one.
+    :param clock: clock of all hosts; None for a new one.
     """
 
     def __init__(self, seed: int = 0, trace: Trace | None = None, clock: Clock | None = None) -> None:
@@ -68,13 +68,13 @@ class Network:
         self._paths: dict[tuple[str, str], Path] = {}
 
     def host(self, name: str) -> Host:
-        """Return the host of that name, which is created at first use with the address 10.0.0.N."""
+        """Return the host of that name. The first call creates the host, with the next address 10.0.0.N."""
         if name not in self.hosts:
             self.hosts[name] = Host(self, name, f"10.0.0.{len(self.hosts) + 1}")
         return self.hosts[name]
 
     def ahead(self) -> float:
-        """Return by how many seconds the date of the host that runs now is ahead."""
+        """Return by how many seconds the date of the host whose code runs now is ahead of the lab's date."""
         return 0.0 if self.running is None else self.running.ahead
 
     def path(self, source: Host, target: Host) -> Path:
@@ -86,11 +86,14 @@ class Network:
         return self.path(first, second), self.path(second, first)
 
     def by_address(self, address: str) -> Host | None:
-        """Return the host that has an address."""
+        """Return the host with an address; None if there is no such host."""
         return next((host for host in self.hosts.values() if host.address == address), None)
 
     def run(self, seconds: float, step: float = 0.05) -> None:
-        """Advance the clock, from event to event."""
+        """Advance the clock by this number of seconds, from event to event.
+
+        :param step: maximum seconds by which the clock is advanced at once.
+        """
         end = self.clock.seconds() + seconds
         while (now := self.clock.seconds()) < end:
             calls = [call.getTime() for call in self.clock.getDelayedCalls()]
@@ -98,7 +101,7 @@ class Network:
             self.clock.advance(max(0.0, min(following, end, now + step) - now) or step)
 
     def run_until(self, condition: Callable[[], _Result], patience: float = 120.0) -> _Result:
-        """Advance the clock until a condition is true.
+        """Advance the clock until a condition is true, and return the value of the condition.
 
         :raises AssertionError: the condition is not true within ``patience`` seconds of this clock.
         """
@@ -235,7 +238,7 @@ class Connector:
             self.transport.loseConnection()
 
     def lost(self, reason: Failure) -> None:
-        """Handle that a connection has ended."""
+        """Report to the factory that the connection has ended."""
         self.state = "disconnected"
         self._factory.clientConnectionLost(self, reason)
         self._stop()
@@ -249,12 +252,12 @@ class _Resolution:
         self.name = name
 
     def cancel(self) -> None:
-        """Do nothing: the resolution has ended."""
+        """Do nothing, because the resolution is already complete."""
 
 
 @implementer(IHostnameResolver)
 class _Names:
-    """Resolver that resolves only IP addresses, because hosts have no other names."""
+    """Resolver of host names. It resolves only IP addresses, because the hosts have no other names."""
 
     def resolveHostName(
         self,
@@ -273,11 +276,11 @@ class _Names:
 
 @implementer(IReactorTCP, IReactorTime, IReactorPluggableNameResolver)
 class Host:
-    """Host: the reactor of the entities that run on it.
+    """Simulated host, which is the reactor of the entities that run on it.
 
-    :ivar idle_limit: seconds without data after which the router of this host forgets a connection; 0: never.
-    :ivar ahead: seconds by which the date of this host is ahead of the lab's, in
-        :func:`~dmsg.testing.lab.repeatable_lab`; its timers are those of a monotonic clock, and not affected.
+    :ivar idle_limit: seconds without data after which the router of this host forgets a connection; 0 for never.
+    :ivar ahead: seconds by which the date of this host is ahead of the lab's date, in a
+        :func:`~dmsg.testing.lab.repeatable_lab`. Timers use a monotonic clock, and are not affected.
     """
 
     def __init__(self, network: Network, name: str, address: str) -> None:
@@ -289,8 +292,7 @@ class Host:
         self._paused: list[Callable[[], object]] | None = None
         self.life = 0
         self.ports: dict[int, Port] = {}
-        # Dictionaries are used as sets, because their order is that of insertion, so that runs with the same seed are
-        # equal.
+        # Dictionaries are used as sets, because their order is that of insertion. So runs with the same seed are equal.
         self.ends: dict[End, None] = {}
         self.timers: dict[Timer, None] = {}
         self._rest_of_wait = 0.0
@@ -304,7 +306,8 @@ class Host:
 
     @property
     def reactor(self) -> Reactor:
-        """The host itself, with the type that entities take; they use only its time and its TCP."""
+        """The host itself, with the type that entities expect. Entities use only the parts of the reactor that a host
+        has."""
         return cast(Reactor, self)
 
     # --- IReactorTime, and other methods of a reactor ---
@@ -322,10 +325,12 @@ class Host:
         self.callLater(0, callable, *args, **kw)
 
     def addSystemEventTrigger(self, *args: object, **kw: object) -> None:
-        """Do nothing: hosts are killed, or their services are stopped, without a shutdown of the reactor."""
+        """Do nothing, because a host is never shut down as a reactor: its process is killed, or its services are
+        stopped."""
 
     def do(self, action: Callable[[], object]) -> None:
-        """Call a function as this host, later if the host is paused."""
+        """Call a function as code of this host. If the host is paused, call it after the pause. If the host is dead, do
+        nothing."""
         if self._paused is not None:
             self._paused.append(action)
         elif self.alive:
@@ -366,7 +371,8 @@ class Host:
     # --- faults ---
 
     def kill(self) -> None:
-        """Kill the host's process, like ``kill -9``: the process is not notified, and its peers get a reset."""
+        """Kill the host's process, like ``kill -9``. The process is not notified, and the other ends of its connections
+        get a reset."""
         self.alive = False
         self.life += 1
         self._paused = None
@@ -378,11 +384,11 @@ class Host:
             end.other.reset_by_peer()
 
     def revive(self) -> None:
-        """Replace the killed host by an empty one at the same address."""
+        """Make a killed host usable again, without any process."""
         self.alive = True
 
     def pause(self) -> None:
-        """Pause the host's process, like ``SIGSTOP``: its connections stay open, but no code runs."""
+        """Pause the host's process, like ``SIGSTOP``. Its connections stay open, but no code of it runs."""
         if self._paused is None:
             self._paused = []
 
@@ -393,20 +399,20 @@ class Host:
             self.do(action)
 
     def suspend(self) -> None:
-        """Suspend the machine, as a laptop whose lid is closed: nothing runs, while the clock goes on."""
+        """Suspend the machine, as a laptop whose lid is closed. No code runs, but the clock continues."""
         due = min((timer.getTime() for timer in self.timers), default=self.seconds())
         self._rest_of_wait = max(0.0, due - self.seconds())
         self.pause()
 
     def wake(self) -> None:
-        """Wake the suspended machine.
-
-        As in ``epoll_wait(2)``, the process continues to wait for the rest of the time that it was waiting for.
+        """Resume the suspended machine. As with ``epoll_wait(2)``, the process first waits for the rest of the time
+        until its next timer, as of the suspension.
         """
         self.network.clock.callLater(self._rest_of_wait, self.resume)
 
     def forget_connections(self) -> int:
-        """Make routers forget all connections of this host, without notifying either end; return their number."""
+        """Make routers forget all connections of this host, without notifying either end. Return the number of
+        connections."""
         ends = list(self.ends)
         for end in ends:
             end.is_forgotten = end.other.is_forgotten = True
@@ -425,8 +431,8 @@ class Host:
 class Timer:
     """Delayed call of a simulated host.
 
-    A call of a host that has crashed is dropped. A call that falls due while its host is paused is made after the
-    pause. Until a call is made it can be cancelled, also by another call made after the same pause.
+    A delayed call of a killed host is dropped. A call that becomes due while its host is paused is made after the
+    pause. Until a call is made, it can be cancelled, even by another call that is made after the same pause.
     """
 
     def __init__(self, host: Host, delay: float, action: Callable[[], object]) -> None:

@@ -1,7 +1,7 @@
-"""Plan of a random walk: which data its ends send, and which faults and lies happen, step by step.
+"""Plan of a random walk: for each step, the data that ends of streams send, and the faults and lies that happen.
 
-A plan is drawn from a seed before the walk begins. Each fault and each lie has a random number of its own, so the
-others stay as they are when one is left out (:mod:`dmsg.testing.shrink`).
+A plan is drawn from a seed before the walk begins. Each fault and each lie has a separate seed, so that leaving out one
+of them does not change the others (:mod:`dmsg.testing.shrink`).
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 from random import Random
 
 LIES = "lies"
-"""Name of the fault that lets a server lie."""
+"""Name of the fault by which a server begins to lie."""
 SIZES = (1, 100, 10_000, 300_000)
-"""Bytes that an end sends at once."""
+"""Numbers of bytes that an end of a stream may send in a step."""
 PAUSES = (0.0, 0.01, 0.3, 3.0, 12.0)
-"""Seconds of the lab's time between two steps."""
+"""Possible seconds of the lab's time between two steps."""
 LIES_AT_ONCE = 6
-"""Maximum number of lies that one step plans."""
+"""Maximum number of lies in one step."""
 ENDS = 8
-"""Number of stream ends from which a step may choose the one that sends."""
+"""Number of ends of streams that may send in a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """Lie that a server tells once, or again and again.
+    """Lie that a server tells once or repeatedly.
 
-    :ivar kind: name of the lie.
-    :ivar after: number of frames that the server sends honestly before it.
-    :ivar chance: seed of everything that is random in the lie.
-    :ivar again: number of frames after which the lie is told again; 0 for a lie that is told once.
+    :ivar kind: name of the kind of lie.
+    :ivar after: number of frames that the server sends before the lie.
+    :ivar chance: seed of the random numbers of the lie.
+    :ivar again: number of frames after which the lie is repeated; 0 for a lie that is told once.
     """
 
     kind: str
@@ -42,11 +42,11 @@ class Lie:
 class Step:
     """Step of a walk.
 
-    :ivar says: number of an end, and number of bytes that it sends.
-    :ivar fault: name of the fault; empty for none.
-    :ivar chance: seed of everything that is random in the fault.
+    :ivar says: pairs of the number of an end and the number of bytes that it sends.
+    :ivar fault: name of the fault that happens; empty for none.
+    :ivar chance: seed of the random numbers of the fault.
     :ivar seconds: seconds of the lab's time until the next step.
-    :ivar lies: lies that a server tells from now on, if the fault is ``LIES``.
+    :ivar lies: lies that a server tells from this step on, if the fault is :data:`LIES`.
     """
 
     says: tuple[tuple[int, int], ...] = ()
@@ -61,8 +61,8 @@ class Plan:
     """Plan of one walk.
 
     :ivar seed: seed of the lab.
-    :ivar lying: whether servers may lie. Such a walk has bystanders, which the lies must not harm.
-    :ivar unrepentant: whether the server that lied last goes on when everything else is repaired.
+    :ivar lying: whether servers may lie. A walk with lies has bystanders (:mod:`dmsg.testing.bystanders`).
+    :ivar unrepentant: whether the last server that began to lie continues to lie when everything else is repaired.
     """
 
     seed: int

@@ -1,7 +1,7 @@
-"""Check of the promise (guarantee) that streams make.
+"""Check of the promise, which is the guarantee that streams give to applications.
 
-Every byte whose acknowledgement was reported to an application has arrived at the other end, exactly once and in order.
-Nothing arrives that was not sent.
+The promise: a byte that is reported to the application as acknowledged has arrived at the other end, exactly once and
+in order. No byte arrives that was not sent.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from twisted.python.failure import Failure
 from dmsg.net.streams.transports import stream_of
 
 BLOCK = 4096
-"""Bytes of the pattern that are generated at a time."""
+"""Number of bytes of a pattern that are generated at a time."""
 
 
 class PromiseBroken(AssertionError):
-    """Error: the promise was not kept."""
+    """Error: a stream has broken the promise."""
 
 
 class Pattern:
-    """Pseudorandom bytes that both ends can generate, so that they need not be stored to be compared."""
+    """Pseudorandom bytes. Sender and receiver generate the same bytes from the same seed, so that sent bytes need not
+    be stored for the comparison."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -45,7 +46,7 @@ class Pattern:
 
 
 class Talker(Protocol):
-    """End of a stream under test, which sends one pattern and checks another.
+    """End of a stream under test. It sends one pattern, and checks that the received bytes are another pattern.
 
     :ivar acknowledged: number of bytes that the transport reported as acknowledged.
     :ivar received: number of bytes that arrived and were correct.
@@ -62,7 +63,10 @@ class Talker(Protocol):
         self.failures: list[Failure] = []
 
     def say(self, size: int) -> Deferred[None]:
-        """Send ``size`` more bytes of the pattern; the Deferred fires when they are acknowledged."""
+        """Send ``size`` more bytes of the pattern.
+
+        :returns: Deferred that fires when these bytes are acknowledged.
+        """
         self.sent += size
 
         def arrived(_: object) -> None:
@@ -85,14 +89,14 @@ class Talker(Protocol):
         self.lost = reason
 
     def check(self) -> None:
-        """Check the promise for this stream.
+        """Check the promise for the bytes that this end sent.
 
-        :raises PromiseBroken: more was acknowledged than arrived, or more arrived than was sent.
+        :raises PromiseBroken: more bytes are acknowledged than have arrived, or more bytes have arrived than were sent.
         """
         other = self.other
         assert other is not None
         end = getattr(other.transport, "end", None)
-        # Unread data are counted as arrived, because a paused reader may not have read them.
+        # Data that the application has not read yet counts as arrived, because the application may have paused reading.
         arrived = end.received if end is not None and other.lost is None else other.received
         if self.acknowledged > arrived:
             raise PromiseBroken(f"{self.acknowledged} bytes were acknowledged and {arrived} have arrived")
@@ -101,7 +105,7 @@ class Talker(Protocol):
 
 
 class Fixed(Factory):
-    """Factory that builds one given protocol, once."""
+    """Factory that returns one given protocol, once."""
 
     noisy = False
 
@@ -114,7 +118,7 @@ class Fixed(Factory):
 
 
 class Talkers(Factory):
-    """Factory that builds the accepting ends, in the order in which :meth:`pair` was called."""
+    """Factory of the accepting ends. It returns them in the order in which :meth:`pair` created them."""
 
     noisy = False
 
@@ -123,7 +127,10 @@ class Talkers(Factory):
         self.pairs: list[tuple[Talker, Talker]] = []
 
     def pair(self, seed: int) -> Talker:
-        """Return the connecting end of a stream whose accepting end is built next."""
+        """Create both ends of a stream. Return the connecting end; the factory will return the accepting end.
+
+        :param seed: seed of both patterns.
+        """
         one, two = Talker(seed * 2, seed * 2 + 1), Talker(seed * 2 + 1, seed * 2)
         one.other, two.other = two, one
         self._expected.append(two)
@@ -131,7 +138,7 @@ class Talkers(Factory):
         return one
 
     def take(self) -> Talker:
-        """Return the accepting end of the last :meth:`pair`, for callers that use another factory."""
+        """Return the accepting end that :meth:`pair` created last, for callers that use another factory."""
         return self._expected.pop()
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
@@ -140,7 +147,7 @@ class Talkers(Factory):
     def check(self) -> None:
         """Check the promise for all streams.
 
-        :raises PromiseBroken: it was not kept for some stream.
+        :raises PromiseBroken: a stream has broken the promise.
         """
         for pair in self.pairs:
             for talker in pair:

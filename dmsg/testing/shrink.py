@@ -1,7 +1,7 @@
-"""Reduction of a failing plan to a small one that still fails, by delta debugging.
+"""Reduction of a failing plan to a smaller one that still fails, by delta debugging.
 
-Steps are left out first, then faults, lies and data of the steps that remain. Each fault and each lie has its own
-random numbers, so leaving one out does not change the others. ``python -m dmsg.testing.walk --seed N --shrink`` prints
+First steps are left out, then faults, lies and data of the remaining steps. Each fault and each lie has its own random
+numbers, so leaving out one of them does not change the others. ``python -m dmsg.testing.walk --seed N --shrink`` prints
 the result as a test.
 """
 
@@ -14,15 +14,15 @@ from typing import TypeVar
 from dmsg.testing.plan import LIES, Plan, Step
 
 MAX_TRIES = 400
-"""Maximum number of walks for one reduction."""
+"""Maximum number of walks in one reduction."""
 
 _Part = TypeVar("_Part")
 
 
 class Shrinker:
-    """Reduction of one plan.
+    """Reduces one plan.
 
-    :param fails: whether the walk of a plan fails as the first one did.
+    :param fails: function that returns whether the walk of a plan fails in the same way as the first one.
     :ivar tries: number of walks so far.
     """
 
@@ -32,16 +32,16 @@ class Shrinker:
         self.tries = 0
 
     def shrink(self, plan: Plan) -> Plan:
-        """Return a small plan that fails.
+        """Return a small plan that still fails.
 
-        :raises ValueError: ``plan`` does not fail.
+        :raises ValueError: the walk of ``plan`` does not fail.
         """
         if not self._still_fails(plan):
             raise ValueError("this plan does not fail")
         plan = self._fewer_steps(plan)
         for number in range(len(plan.steps)):
             plan = self._less(plan, number)
-        # Without some faults, the steps that carried data for them may be of no use any more.
+        # Some steps may have been necessary only for faults that are now left out, so steps are left out once more.
         return self._fewer_steps(plan)
 
     def _still_fails(self, plan: Plan) -> bool:
@@ -55,7 +55,11 @@ class Shrinker:
         return replace(plan, steps=steps)
 
     def _fewer(self, parts: tuple[_Part, ...], made: Callable[[tuple[_Part, ...]], Plan]) -> tuple[_Part, ...]:
-        """Return a minimal part of ``parts`` that still fails, by the algorithm ddmin of Zeller and Hildebrandt."""
+        """Return a small subset of ``parts`` with which the walk still fails, by the algorithm ddmin of Zeller and
+        Hildebrandt.
+
+        :param made: returns the plan with a subset of the parts.
+        """
         chunks = 2
         while parts:
             size = max(1, len(parts) // chunks)
@@ -71,7 +75,7 @@ class Shrinker:
         return parts
 
     def _less(self, plan: Plan, number: int) -> Plan:
-        """Return the plan with one step reduced, if it still fails."""
+        """Return the plan with one step reduced as far as the walk still fails."""
         step = plan.steps[number]
         for simpler in (replace(step, fault="", chance=0, lies=()), replace(step, says=()), replace(step, seconds=0.0)):
             if simpler != step and self._still_fails(smaller := plan.with_step(number, simpler)):
@@ -83,9 +87,9 @@ class Shrinker:
 
 
 def as_test(plan: Plan, error: str) -> str:
-    """Return the source of a test that repeats the walk of a plan.
+    """Return the source code of a test that repeats the walk of a plan.
 
-    :param error: text of the failure, for the docstring.
+    :param error: text of the failure, for the docstring of the test.
     """
     steps = "".join(f"                {_source(step)},\n" for step in plan.steps)
     options = f"lying={plan.lying}, unrepentant={plan.unrepentant}"
@@ -103,7 +107,7 @@ def as_test(plan: Plan, error: str) -> str:
 
 
 def _source(step: Step) -> str:
-    """Return the expression of a step, without the fields that have their default values."""
+    """Return a Python expression for a step, without the fields that have their default values."""
     fields = []
     if step.says:
         fields.append(f"says={step.says!r}")
@@ -117,8 +121,8 @@ def _source(step: Step) -> str:
 
 
 def signature(error: BaseException) -> Sequence[str]:
-    """Return a text that is equal for failures of the same kind: the class of the error, and its message without
-    numbers."""
+    """Return a pair that is equal for failures of the same kind: the name of the error's class, and the start of its
+    message without digits."""
     text = str(error).split("; faults:")[0].split(": sent,")[0]
     text = "".join(letter for letter in text if not letter.isdigit())
     return type(error).__name__, text[:80]

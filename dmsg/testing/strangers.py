@@ -1,6 +1,6 @@
-"""Clients with keys of their own that mean harm to another client: they flood it, and try to take over its streams.
+"""Strangers: clients that attack another client. They flood it with requests, and try to take over its streams.
 
-They use real sessions with real servers, and send through them what an honest client does not send.
+They use real sessions with real servers, over which they send frames that an honest client would not send.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dmsg.v2019.session import ClientSession
 
 STRANGERS = 4
 REQUESTS = 500
-"""Number of REQUESTs that each stranger sends at once."""
+"""Number of REQUEST frames that each stranger sends at once."""
 _MESSAGE = 177
-"""Bytes of a KK message."""
+"""Size in bytes of a KK handshake message."""
 
 
 class Strangers:
-    """Clients ``eve-1`` and so on of one server, which mean harm to one other client.
+    """Clients ``eve-1`` and so on, which are connected to one server and attack another client of this server.
 
     :param server: name of the server.
-    :param victim: key of the client that they attack; it is connected to the same server.
-    :ivar flooded: whether they have flooded the server, which may blame them from then on.
+    :param victim: key of the attacked client.
+    :ivar flooded: whether they have flooded the victim. From then on the server may count faults of clients.
     """
 
     def __init__(self, lab: Lab, server: str, victim: PubKey) -> None:
@@ -46,7 +46,8 @@ class Strangers:
         return [(client, session) for _, client in self._clients for session in client.sessions() if session.connected]
 
     def flood(self, random: Random) -> None:
-        """Send REQUESTs to the victim: plain ones, and ones whose handshake message is not authentic."""
+        """Send many REQUESTs to the victim, some of them plain, the others with a handshake message that is not
+        authentic."""
         self.flooded = True
         for client, session in self._sessions():
             keys = bytes(client.public_key) + bytes(self._victim)
@@ -58,10 +59,11 @@ class Strangers:
             session._link.send(b"".join(frames))  # noqa: SLF001
 
     def resume(self, end: SecureEnd, random: Random) -> list[Deferred[object]]:
-        """Ask the victim to resume a stream of another client, whose token and position the strangers know.
+        """Request from the victim that it resumes a stream of another client with the strangers. They know the token
+        and the position of the stream, but not its keys.
 
-        :param end: end of that stream at the other client.
-        :returns: Deferreds of the answers; each fails if the victim refuses.
+        :param end: end of the stream at the other client.
+        :returns: a Deferred for each request, which fails if the victim refuses.
         """
         if end.token is None:
             return []

@@ -1,4 +1,4 @@
-"""TCP between hosts of :mod:`dmsg.testing.network`: the ends of connections and the paths between them."""
+"""Simulated TCP between hosts of :mod:`dmsg.testing.network`: the ends of connections, and the paths between hosts."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ from zope.interface import implementer
 from dmsg.testing.determinism import Trace
 
 SEGMENT = 64 * 1024
-"""Maximum bytes of a segment."""
+"""Maximum size of a segment in bytes."""
 BUFFER = 256 * 1024
-"""Bytes in flight in one direction of a connection above which its writer is paused."""
+"""High-water mark: bytes in flight in one direction of a connection at which no more segments are sent, and bytes
+waiting behind them above which the producer is paused."""
 RETRANSMIT = 0.2
-"""Seconds by which a lost segment is delayed, because it is sent again."""
+"""Seconds until a lost segment is sent again. A loss is simulated by this delay."""
 USER_TIMEOUT = 30.0
-"""Seconds of partition after which a connection is lost."""
+"""Seconds of an interruption after which a connection is lost."""
 
 
 class Path:
     """Path of one direction between two hosts.
 
     :ivar delay: seconds that each segment takes.
-    :ivar rate: bytes a second; 0 for no limit.
-    :ivar loss: share of segments that TCP has to send again.
-    :ivar reorder: share of segments that others overtake; each takes twice the delay.
-    :ivar cut_since: time at which the path was cut; None while it is not cut.
+    :ivar rate: bytes per second; 0 for no limit.
+    :ivar loss: share of segments that are lost once and sent again.
+    :ivar reorder: share of segments that are delayed, so that segments of other connections overtake them. Such a
+        segment takes twice the delay.
+    :ivar cut_since: time at which the path was interrupted; None while it works.
     """
 
     def __init__(self, clock: Clock, random: Random, trace: Trace | None = None) -> None:
@@ -59,7 +61,7 @@ class Path:
         self._free_at = 0.0
 
     def arrival(self, size: int) -> float:
-        """Return the time at which a segment that is sent now arrives."""
+        """Return the time at which a segment of this size arrives if it is sent now."""
         start = max(self.clock.seconds(), self._free_at)
         self._free_at = start + (size / self.rate if self.rate else 0.0)
         late = RETRANSMIT if self.loss and self._random.random() < self.loss else 0.0
@@ -68,21 +70,21 @@ class Path:
 
 
 class Machine(Protocol):
-    """Interface of a host, which the ends of its connections use."""
+    """Interface of a host for the ends of its connections."""
 
     ends: dict[End, None]
     idle_limit: float
 
     def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> IDelayedCall:
-        """Call a function later, if this host is still alive then."""
+        """Call a function later, unless this host was killed before."""
 
     def do(self, action: Callable[[], object]) -> None:
-        """Call a function as this host, later if the host is paused."""
+        """Call a function as code of this host. If the host is paused, call it after the pause."""
 
 
 @implementer(ITCPTransport)
 class End:
-    """End of a connection."""
+    """One end of a simulated TCP connection, which is the transport of a protocol."""
 
     disconnecting = False
     disconnected = False
@@ -106,7 +108,8 @@ class End:
         self.other: End
         self.dead = False
         self.is_forgotten = False
-        """Whether routers have forgotten the connection: no segment of this end arrives at the other any more."""
+        """Whether routers have forgotten the connection. Then no segment of this end arrives at the other end any
+        more."""
         self.loss_reason: Failure | None = None
         self._is_end_reported = False
         self._unsent: deque[bytes] = deque()
@@ -156,14 +159,19 @@ class End:
         clock.callLater(self._last_arrival - clock.seconds(), self._arrive, segment)
 
     def _check_routers(self, now: float) -> None:
-        """Let a router forget the connection if nothing was sent on it for longer than the router remembers."""
+        """Mark the connection as forgotten if neither end has sent anything for longer than a router stores idle
+        connections."""
         idle = now - max(self.last_sent, self.other.last_sent)
         if any(0 < machine.idle_limit < idle for machine in (self.host, self._peer)):
             self.is_forgotten = self.other.is_forgotten = True
         self.last_sent = now
 
     def _arrive(self, segment: bytes | None) -> None:
-        """Let a segment arrive at the other end, unless the path was cut meanwhile."""
+        """Deliver a segment to the other end. If the path is interrupted, try again later, and end the connection after
+        :data:`USER_TIMEOUT`.
+
+        :param segment: data; None for the end of the connection.
+        """
         clock, cut_since = self._path.clock, self._path.cut_since
         if self.is_forgotten:
             clock.callLater(USER_TIMEOUT, self.reset_by_peer, TimeoutError())
@@ -181,7 +189,7 @@ class End:
             self._peer.do(self.other.deliver)
 
     def deliver(self) -> None:
-        """Deliver the data that have arrived to the protocol."""
+        """Pass the data that has arrived to the protocol, unless reading is paused."""
         while self.received and self._reading and self.protocol is not None and self.loss_reason is None:
             segment = self.received.popleft()
             if segment is None:
@@ -208,7 +216,7 @@ class End:
         if self.loss_reason is not None:
             producer.stopProducing()
             return
-        # A pull producer is never paused; it is only not called.
+        # A pull producer has no method to pause it, but this class calls that method only for push producers.
         self._producer = cast(IPushProducer, producer)
         self._streaming, self._producer_paused = streaming, False
         if not streaming:
@@ -242,7 +250,10 @@ class End:
             self._path.clock.callLater(self._path.delay, self.other.reset_by_peer)
 
     def reset_by_peer(self, error: Exception | None = None) -> None:
-        """Handle a reset by the other end."""
+        """End this end of the connection because of a reset or another error.
+
+        :param error: reason that is reported to the protocol; None for a reset.
+        """
         if self.loss_reason is None and not self.dead:
             self.host.do(lambda: self._end(error or ConnectionLost()))
 

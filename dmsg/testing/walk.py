@@ -1,7 +1,8 @@
-"""Random walk over faults and lies, with the promise checked at every step.
+"""Random walk of a network through faults and lies. The promise of streams (:mod:`dmsg.testing.promise`) is checked at
+every step.
 
-``python -m dmsg.testing.walk --seconds 60`` does one walk after another, each with a seed of its own, and prints the
-seed of the first that fails.  With ``--lies`` servers lie, too.
+``python -m dmsg.testing.walk --seconds 60`` does one walk after another, each with another seed, until a walk fails,
+and prints the seed of this walk. With ``--lies`` servers lie, too.
 """
 
 from __future__ import annotations
@@ -41,20 +42,21 @@ PORT = 7
 SERVERS = ("server-1", "server-2", "server-3")
 STEPS = 60
 UNACKNOWLEDGED = 4_000_000
-"""Bytes that an end may have unacknowledged before it sends no more."""
+"""Maximum number of unacknowledged bytes with which an end of a stream may send more."""
 STREAMS = 6
-"""Maximum number of streams that are open at once."""
+"""Maximum number of streams that are open at the same time."""
 PATIENCE = 400.0
-"""Seconds of the lab's time within which everything must recover after the last fault."""
+"""Maximum seconds of the lab's time in which everything must recover after the last fault."""
 
 
 class Walk:
     """Random walk of a network under faults.
 
-    :param lab: lab in which only discovery runs yet.
+    :param lab: lab in which only discovery runs.
     :param trace: trace of the lab.
-    :param plan: plan of the walk; by default the one drawn from the seed of the lab.
-    :ivar faults: faults so far, in order.
+    :param steps: number of steps, if the plan is drawn here.
+    :param plan: plan of the walk; None to draw one from the seed of the lab.
+    :ivar faults: names of the faults so far, in order.
     :ivar lies: number of lies that were told, by kind.
     """
 
@@ -92,10 +94,10 @@ class Walk:
         return self._alliance.told
 
     def run(self) -> None:
-        """Do the walk, repair all faults, and check that every byte has arrived.
+        """Do the walk, repair all faults, and check that every byte arrives.
 
-        :raises PromiseBroken: the promise was not kept.
-        :raises AssertionError: a stream did not recover.
+        :raises PromiseBroken: a stream has broken the promise.
+        :raises AssertionError: a stream has not recovered.
         """
         self._start()
         for step in self.plan.steps:
@@ -133,7 +135,7 @@ class Walk:
             one = self._talkers.pair(self.seed * 10 + number)
             lab.result(self.alice.connect(remote.public_key, Fixed(one), port=PORT))
             self._streams += [one, one.other]  # type: ignore[list-item]
-        # The accepting end is built when the connecting end has confirmed.
+        # An accepting end is built only when the confirmation of the connecting end has arrived.
         lab.network.run_until(lambda: all(talker.transport is not None for talker in self._streams))
 
     def _do(self, step: Step) -> None:
@@ -159,10 +161,10 @@ class Walk:
     def _check(self) -> None:
         self._talkers.check()
         for talker in self._streams:
-            # A stream that never opened at its responder may fail at its initiator, too.
+            # If a stream was never opened at its responder, it may fail at its initiator.
             if talker.lost is not None and not self._is_unheard(talker):
                 raise PromiseBroken(f"a stream was lost: {talker.lost.value}")
-        # The server that strangers flooded has somebody to blame.
+        # The server that strangers flooded may count faults of clients.
         spared = {*self._liars, HARBOUR} if self._strangers is not None and self._strangers.flooded else {*self._liars}
         check_blame((name, server) for name, server in self.lab.servers.items() if name not in spared)
         if self._bystanders is not None:
@@ -173,7 +175,7 @@ class Walk:
         return talker.acknowledged == 0 and other is not None and other.transport is None
 
     def _state(self) -> str:
-        """Return the state of a walk that makes no progress."""
+        """Return a text with the state of a walk that makes no progress, for an error."""
         talkers = [(talker.sent, talker.acknowledged, talker.received) for talker in self._streams]
         clients = [
             (client.status, len(client.servers), client.last_error, client.streams.suspended)
@@ -187,8 +189,8 @@ class Walk:
 
     def _all_there(self) -> bool:
         for talker in self._closing:
-            # This failure is allowed: an end that closes gives up after some seconds without an acknowledgement, and
-            # reports a failure.
+            # A closing end gives up after some seconds without an acknowledgement, and reports a failure. This is
+            # allowed.
             if talker.other is None or (talker.other.received != talker.sent and not talker.failures):
                 return False
         return all(
@@ -213,7 +215,7 @@ class Walk:
     def _lie(self, step: Step) -> None:
         """Let a server lie from now on."""
         running = [name for name in self.lab.servers if name != HARBOUR]
-        # A server without transports is not chosen, because it has no frames to lie about.
+        # A server with transports is preferred, because others send few frames to which a lie could apply.
         busy = [name for name in running if self.lab.servers[name].factory.relay.route_count]
         name = Random(step.chance).choice(busy or running)
         server = self.lab.servers[name]
@@ -224,7 +226,7 @@ class Walk:
         self._last_liar = name
 
     def _flood(self, step: Step) -> None:
-        """Let strangers flood a bystander with REQUESTs, over the server that is honest."""
+        """Let strangers flood a bystander with REQUESTs over the honest server."""
         assert self._strangers is not None
         self._strangers.flood(Random(step.chance))
         self.lies[step.fault] += 1
@@ -274,7 +276,8 @@ class Walk:
         one.connect(two.public_key, Fixed(talker), port).addCallbacks(opened, failed)
 
     def _finish(self, step: Step) -> None:
-        """Close a stream whose other end has nothing under way; the data sent before must still arrive."""
+        """Close a stream at an end, if the other end has no unacknowledged data. The data that the closing end has sent
+        must still arrive."""
         may = [
             talker
             for talker in self._streams[4:]
@@ -300,29 +303,30 @@ class Walk:
 
 
 _OF_DISCOVERY = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
-"""Lies of discovery, by the name of their fault."""
+"""Kinds of lies of discovery, by the name of the fault."""
 _OF_STRANGERS = ("strangers flood", "strangers resume", "strangers resume")
 FAULTS = (*faults.BY_NAME, "open", "open", "finish")
-"""Faults of a walk; a fault that is named twice happens twice as often."""
+"""Names of the faults of a walk. A fault that is listed twice happens twice as often."""
 
 
 def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
     """Return the plan that is drawn from a seed.
 
-    :param lies: whether servers lie.
+    :param lies: whether servers may lie.
     """
     if lies:
-        # The bystanders, too, would feel a clock that jumps: their PINGs time out, and their servers are checked.
+        # Jumps of the clock are left out, because they affect the bystanders, too: their PINGs time out, and their
+        # servers are checked.
         calm = [fault for fault in FAULTS if fault != "clock jump"]
         return draw(seed, steps, (*calm, *_OF_DISCOVERY, *_OF_STRANGERS, "honest"), list(KINDS))
     return draw(seed, steps, FAULTS)
 
 
 def walk(seed: int, *, steps: int = STEPS, lies: bool = False) -> Walk:
-    """Do one walk, which is determined by the seed.
+    """Do the walk of a seed.
 
-    :param lies: whether servers lie.
-    :raises AssertionError: the promise was not kept; the text has the seed, the faults and the last events.
+    :param lies: whether servers may lie.
+    :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
     """
     return follow(draw_plan(seed, steps=steps, lies=lies))
 
@@ -330,7 +334,7 @@ def walk(seed: int, *, steps: int = STEPS, lies: bool = False) -> Walk:
 def follow(plan: Plan) -> Walk:
     """Do the walk of a plan.
 
-    :raises AssertionError: the promise was not kept; the text has the seed, the faults and the last events.
+    :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
     """
     trace = Trace()
     with repeatable_lab(plan.seed, trace=trace) as lab:
@@ -340,7 +344,7 @@ def follow(plan: Plan) -> Walk:
 
 
 def _run_logged(one: Walk) -> None:
-    """Run a walk, and fail also for errors that were only logged."""
+    """Run a walk. Errors that were only logged let the walk fail, too."""
     errors: list[str] = []
 
     def note(event: LogEvent) -> None:
@@ -352,7 +356,8 @@ def _run_logged(one: Walk) -> None:
     try:
         one.run()
         one.lab.stop()
-        # Garbage is collected, because Deferreds that failed and were dropped report their errors only then.
+        # Deferreds that failed and were dropped report their errors when they are collected, so garbage is collected
+        # here.
         gc.collect()
         if errors:
             raise AssertionError(f"{len(errors)} errors were logged: {errors[0]}")
@@ -373,9 +378,9 @@ def _counted(lies: Counter[str]) -> str:
 
 
 def shrink(plan: Plan) -> tuple[Plan, str, int]:
-    """Reduce a plan whose walk fails to a small one whose walk fails in the same way.
+    """Reduce a plan whose walk fails to a smaller plan whose walk fails in the same way.
 
-    :returns: the small plan, the first line of its failure, and the number of walks that it took.
+    :returns: the smaller plan, the text of its failure, and the number of walks that were needed.
     :raises ValueError: the walk of ``plan`` does not fail.
     """
     found: list[AssertionError] = []
@@ -396,7 +401,8 @@ def shrink(plan: Plan) -> tuple[Plan, str, int]:
 
 
 def main() -> None:
-    """Do random walks for ``--seconds`` or until one fails; with ``--seed`` do only the walk of that seed."""
+    """Do random walks for ``--seconds`` seconds, or until a walk fails. With ``--seed``, do only the walk of this
+    seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long")
     parser.add_argument("--seed", type=int, help="only this one")

@@ -1,12 +1,11 @@
-"""Wire between network namespaces: forwards IP packets, with delay, limited rate, loss, reordering, and interruptions.
+"""Wire between network namespaces: forwards IP packets with delay, limited rate, loss, reordering and interruptions.
 
-:mod:`dmsg.testing.namespaces` runs this module as a process of its own, as root; the network of each namespace is one
-TUN device.  The kernel's netem would do the same, but not every kernel has it; this works wherever TUN does, and
-    its random events come from a seed.
+:mod:`dmsg.testing.namespaces` runs this module as a separate process, as root. The network of each namespace is one TUN
+device. The kernel's netem has the same features, but not every kernel has netem. This module needs only TUN, and its
+random events come from a seed.
 
-Orders come as JSON lines on standard input, as in
-``{"from": "10.77.0.1", "to": "10.77.0.2", "delay": 0.05, "rate": 125e6}``, with IPv4 or IPv6 addresses;
-an ``ok`` line answers each.
+Orders are JSON lines on standard input, such as ``{"from": "10.77.0.1", "to": "10.77.0.2", "delay": 0.05, "rate":
+125e6}``, with IPv4 or IPv6 addresses. The answer to each is a line ``ok``.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ from typing import NamedTuple
 
 MTU = 1500
 READ_SIZE = 65536 + 64
-"""Maximum bytes of one read from the TUN device. With segmentation offload (GSO), the kernel passes up to 64 KiB as one
-packet, with a header that says how to split it. Such a packet is lost, delayed or reordered as a whole."""
+"""Maximum number of bytes of one read from a TUN device. With segmentation offload (GSO), the kernel passes up to 64
+KiB as one packet, with a header that says how to split the packet. Such a packet is lost, delayed or reordered as a
+whole."""
 VNET = 10
-"""Bytes of the header for segmentation offload, the ``virtio_net_hdr`` in front of each packet."""
+"""Size in bytes of the header for segmentation offload, ``virtio_net_hdr``, which precedes each packet."""
 QUEUE = 32 * 1024 * 1024
-"""Maximum bytes on one path, delayed or waiting to be sent; further packets are dropped."""
+"""Maximum number of bytes on one path that are delayed or waiting to be sent. Further packets are dropped."""
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUNSETOFFLOAD = 0x400454D0
@@ -73,7 +73,7 @@ def open_tun(namespace: str, device: str, address: str) -> int:
 
 
 class Path:
-    """Path of one direction between two addresses."""
+    """Path in one direction between two addresses."""
 
     def __init__(self) -> None:
         self.delay = 0.0
@@ -82,12 +82,12 @@ class Path:
         self.reorder = 0.0
         self.cut = False
         self.port = 0
-        """Port of TCP to which or from which packets pass; 0: all packets pass."""
+        """TCP port: only TCP packets to or from this port are forwarded. With 0, all packets are."""
         self.waiting = 0
         self._free_at = 0.0
 
     def arrival_time(self, now: float, size: int, random: Random) -> float | None:
-        """Return the time at which a packet arrives, or None if it is lost."""
+        """Return the time at which a packet of this size arrives if it is sent now; None if the packet is lost."""
         if self.cut or self.waiting + size > QUEUE or (self.loss and random.random() < self.loss):
             return None
         start = max(now, self._free_at)
@@ -113,11 +113,11 @@ class Wire:
         self._reset_until: dict[bytes, float] = {}
 
     def path(self, source: bytes, target: bytes) -> Path:
-        """Return the path from one address to another, both packed."""
+        """Return the path from one address to another. Both addresses are packed."""
         return self._paths.setdefault((source, target), Path())
 
     def order(self, order: Mapping[str, str | float]) -> None:
-        """Change a path, or reset connections of an address."""
+        """Execute an order: change a path, or reset the connections of an address."""
         if "reset" in order:
             self._reset_until[_pack(str(order["reset"]))] = time.monotonic() + float(order.get("seconds", 0.5))
             return
@@ -131,7 +131,7 @@ class Wire:
             path.cut = bool(order["cut"])
 
     def run(self) -> None:
-        """Forward packets until standard input ends."""
+        """Forward packets and execute orders until standard input ends."""
         poll = select.epoll()
         poll.register(0, select.EPOLLIN)
         for tun in self._tuns.values():
@@ -194,17 +194,17 @@ class Wire:
                 try:
                     os.write(tun, data)
                 except OSError:
-                    # The error is ignored: the namespace is being removed, or its queue is full, and packets may be
-                    # lost.
+                    # The error is ignored, because packets may be lost: the namespace is being removed, or the device's
+                    # queue is full.
                     continue
 
 
 class _Header(NamedTuple):
-    """Part of an IP packet's head.
+    """Fields of the header of an IP packet.
 
     :ivar source: packed address.
     :ivar target: packed address.
-    :ivar ports: source and target port of TCP; empty for another protocol and for later fragments.
+    :ivar ports: source and target port of TCP; empty for another protocol, and for fragments after the first one.
     """
 
     source: bytes
@@ -213,7 +213,7 @@ class _Header(NamedTuple):
 
     @classmethod
     def parse(cls, packet: bytes) -> _Header | None:
-        """Return the head of a packet, or None if it is no IP packet."""
+        """Parse the header of a packet. Return None if it is not an IP packet."""
         if len(packet) >= 20 and packet[0] >> 4 == 4:
             source, target, size = packet[12:16], packet[16:20], (packet[0] & 15) * 4
             is_tcp = packet[9] == _TCP and not int.from_bytes(packet[6:8], "big") & 0x1FFF
@@ -239,7 +239,7 @@ def _checksum(data: bytes) -> int:
 
 
 def _as_reset(packet: bytes) -> bytes:
-    """Return a TCP reset that its receiver takes for one of the packet's sender."""
+    """Return a TCP reset that seems to come from the sender of an IPv4 packet."""
     start = (packet[0] & 15) * 4
     segment = bytearray(packet[start : start + 20])
     segment[12] = 5 << 4
@@ -256,7 +256,7 @@ def _as_reset(packet: bytes) -> bytes:
 
 
 def main() -> None:
-    """Run the wire with the arguments ``SEED NAMESPACE=ADDRESS...``; print ``ready`` when all devices are up."""
+    """Run the wire for the arguments ``SEED NAMESPACE=ADDRESS...``. Print ``ready`` when all devices are up."""
     seed, *hosts = sys.argv[1:]
     tuns = {}
     for number, host in enumerate(hosts):
