@@ -25,6 +25,7 @@ from dmsg.net.carriers.requests import is_http
 from dmsg.net.isolate import call_isolated
 from dmsg.net.links.http_first import HTTPFirst
 from dmsg.net.links.link import Link
+from dmsg.net.links.places import Places
 from dmsg.net.links.proxy_first import ProxyFirst
 from dmsg.net.links.refusal_log import RefusalLog
 from dmsg.net.links.trusted_proxies import TrustedProxies
@@ -52,19 +53,6 @@ FAILED_RATE = 8.0
 """Rate, per second, at which the failed handshakes of one address are forgotten."""
 ROOM_AGAIN = 0.9
 """Fraction of the limit of clients below which a server that was full logs that it accepts clients again."""
-FEW_PLACES = 4
-"""Number of clients of one block, such as those of a household or a small office, that are never disconnected in favour
-of others."""
-GREEDY_PART = 16
-"""Divisor of the number of places. If no client is idle, a block that has more than this fraction of all places loses
-its newest client, even though that client is busy.
-"""
-SEARCHED = 16
-"""Maximum number of blocks that are searched for an idle client, beginning with the one that has most clients."""
-SEARCH_AGAIN = 1.0
-"""Seconds for which the list of blocks with most clients is reused to find an idle client. Making the list takes
-milliseconds, and a newcomer could cause this work again and again for nearly nothing.
-"""
 _SILENT = frozenset(
     {
         DropReason.HANDSHAKE_ABANDONED,
@@ -119,12 +107,7 @@ class Acceptor(Factory):
         self._handshakes: dict[Link, None] = {}
         self._of_address = BlockCounts()
         self._shaking_of = BlockCounts()
-        self._places = BlockCounts()
-        """Number of clients with a place, by block. ``_placed`` holds these clients, the newest last."""
-        self._placed: dict[str, dict[AcceptedSession, None]] = {}
-        self._block_of: dict[AcceptedSession, str] = {}
-        self._searched: list[str] = []
-        self._next_search = 0.0
+        self._places: Places[AcceptedSession] = Places(reactor)
         self._counted_as: dict[Link, str] = {}
         """Block for which each link is counted: an address block, or a name of its own if the client's address is
         unknown."""
@@ -179,7 +162,7 @@ class Acceptor(Factory):
     @property
     def available_connections(self) -> int:
         """Number of clients that can still connect."""
-        return max(0, self.limits.max_connections - len(self._block_of))
+        return max(0, self.limits.max_connections - len(self._places))
 
     @property
     def places(self) -> int:
@@ -189,12 +172,12 @@ class Acceptor(Factory):
         announces as many places as it can free in this way, because clients choose only servers with free places.
         """
         free = self.available_connections
-        return free if free or not self._by_block else max(0, self._places[self._places.heaviest()] - FEW_PLACES)
+        return free if free or not self._by_block else self._places.evictable
 
     @property
     def is_full(self) -> bool:
         """Whether all places are taken, so that another client must leave first."""
-        return len(self._block_of) >= self.limits.max_connections
+        return len(self._places) >= self.limits.max_connections
 
     @property
     def _by_block(self) -> bool:
@@ -225,77 +208,13 @@ class Acceptor(Factory):
         # checks store no data about the client.
         if self.draining:
             return DropReason.DRAINING
-        if self.is_full and (block is None or not self._may_come(block)):
+        if self.is_full and (block is None or not (self._by_block and self._places.may_come(block))):
             return DropReason.TOO_MANY_CONNECTIONS
         if block is not None and self._failures.is_exhausted(block, self._reactor.seconds()):
             return DropReason.FAILED_BEFORE
         if block is not None and self._by_block and self._of_address.crowded_block(block, self.limits.max_per_address):
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
-
-    # --- places of a full server ---
-
-    def _may_come(self, block: str) -> bool:
-        """Return whether a new client of ``block`` could get the place of another client.  This is an estimate, made
-        before the handshake.
-        """
-        heaviest = self._places.load(self._places.heaviest())
-        return self._by_block and heaviest > max(FEW_PLACES, self._places.load(block) + 1)
-
-    def _load_to_exceed(self, session: AcceptedSession) -> float:
-        """Return the load that another block must exceed to lose a client for ``session``, which is already counted."""
-        return max(FEW_PLACES, self._places.load(self._block_of[session]))
-
-    def _may_have_place(self, session: AcceptedSession) -> bool:
-        return self._by_block and self._places.load(self._places.heaviest()) > self._load_to_exceed(session)
-
-    def _make_place(self, session: AcceptedSession) -> bool:
-        """End a client of a block with more load than that of ``session``. Return False if there is none."""
-        if not self._may_have_place(session):
-            return False
-        least = self._load_to_exceed(session)
-        now = self._reactor.seconds()
-        # The newest client is ended, so that a flood of connections cannot displace clients that came before it.
-        victim = self._newest_idle(self._places.heaviest())
-        if victim is None:
-            if now >= self._next_search:
-                self._next_search = now + SEARCH_AGAIN
-                self._searched = self._places.by_load(SEARCHED)
-            idle = (self._newest_idle(block) for block in self._searched if self._places.load(block) > least)
-            victim = next((one for one in idle if one is not None), None)
-        block = self._places.heaviest()
-        # If no client is idle, a block with a large part of all places loses a busy one, because an attacker can keep
-        # all its clients busy.
-        if victim is None and self._places.load(block) > max(least, self.limits.max_connections / GREEDY_PART):
-            victim = next(reversed(self._placed[block]))
-        if victim is None:
-            return False
-        assert victim.link is not None
-        # The place is freed before the victim is notified, because its handler may run code that counts places.
-        self._count_refusal(DropReason.CROWDED_OUT, self._address_for_log(victim.link))
-        self._take_place(victim)
-        call_isolated(victim.crowd_out)
-        return True
-
-    def _newest_idle(self, block: str) -> AcceptedSession | None:
-        return next((one for one in reversed(self._placed.get(block, {})) if one.idle), None)
-
-    def _give_place(self, session: AcceptedSession) -> None:
-        assert session.link is not None
-        block = self.counted_as(session.link)
-        self._block_of[session] = block
-        self._places.add(block)
-        self._placed.setdefault(block, {})[session] = None
-
-    def _take_place(self, session: AcceptedSession) -> None:
-        block = self._block_of.pop(session, None)
-        if block is None:
-            return
-        self._places.remove(block)
-        placed = self._placed[block]
-        del placed[session]
-        if not placed:
-            del self._placed[block]
 
     def _may_be_told(self, refusal: DropReason, block: str | None) -> bool:
         """Whether to complete the handshake and then refuse the client. Before the handshake a refusal has no
@@ -322,7 +241,7 @@ class Acceptor(Factory):
             self._said_full = True
             _log.warn(
                 "the server is full and refuses more clients: {count} are connected (--max-connections)",
-                count=len(self._block_of),
+                count=len(self._places),
             )
 
     def buildProtocol(self, addr: IAddress | None) -> Link | None:
@@ -484,12 +403,12 @@ class Acceptor(Factory):
             refusal = DropReason.FLOODED_BEFORE
             self._count_refusal(refusal, self._address_for_log(session.link))
         if refusal is None:
-            self._give_place(session)
+            self._places.give(session, self.counted_as(session.link))
             # A new client above the limit is accepted until admission has decided (keep_place), because no other client
             # should be ended for one that is not admitted.  At most MAX_TOLD new clients are above the limit at a time.
-            beyond = len(self._block_of) - self.limits.max_connections
-            if beyond > 0 and (beyond > MAX_TOLD or not self._may_have_place(session)):
-                self._take_place(session)
+            beyond = len(self._places) - self.limits.max_connections
+            if beyond > 0 and (beyond > MAX_TOLD or not (self._by_block and self._places.may_stay(session))):
+                self._places.take(session)
                 refusal = DropReason.TOO_MANY_CONNECTIONS
                 self._count_refusal(refusal, self._address_for_log(session.link))
         if refusal is not None:
@@ -501,20 +420,32 @@ class Acceptor(Factory):
 
         :returns: False if no other client could be ended, and this one was refused.
         """
-        if session not in self._block_of:
+        if session not in self._places:
             return False
-        if len(self._block_of) <= self.limits.max_connections or self._make_place(session):
+        if len(self._places) <= self.limits.max_connections or self._make_place(session):
             return True
         assert session.link is not None
-        self._take_place(session)
+        self._places.take(session)
         self._count_refusal(DropReason.TOO_MANY_CONNECTIONS, self._address_for_log(session.link))
         session.refuse(DropReason.TOO_MANY_CONNECTIONS)
         return False
 
+    def _make_place(self, session: AcceptedSession) -> bool:
+        """End a client of a block with more load than that of ``session``. Return False if there is none."""
+        victim = self._places.victim_for(session, self.limits.max_connections) if self._by_block else None
+        if victim is None:
+            return False
+        assert victim.link is not None
+        # The place is freed before the victim is notified, because its handler may run code that counts places.
+        self._count_refusal(DropReason.CROWDED_OUT, self._address_for_log(victim.link))
+        self._places.take(victim)
+        call_isolated(victim.crowd_out)
+        return True
+
     def session_down(self, session: AcceptedSession) -> None:
         """Remove the session of a client that has left, and count the reason."""
         self.sessions.pop(session, None)
-        self._take_place(session)
+        self._places.take(session)
         assert session.link is not None
         self._uncount(session.link)
         reason = session.link.ended_for
@@ -527,9 +458,9 @@ class Acceptor(Factory):
             detail = ": ".join(one for one in (who, session.link.erred) if one)
             self.strangers.log_refusal(self._address_for_log(session.link), reason.value, detail)
         # This threshold is below the limit, so that a server at its limit does not log two lines for each client.
-        if self._said_full and len(self._block_of) < ROOM_AGAIN * self.limits.max_connections:
+        if self._said_full and len(self._places) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False
-            _log.info("the server accepts clients again: {count} are connected", count=len(self._block_of))
+            _log.info("the server accepts clients again: {count} are connected", count=len(self._places))
         if self._drained is not None and not self.sessions:
             drained, self._drained = self._drained, None
             drained.callback(None)

@@ -9,31 +9,23 @@ frames.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime, ISSLTransport
-from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
-from dmsg.net.carriers.transport import IUnpacks, WebSocketTransport, tcp_of
+from dmsg.net.carriers.transport import WebSocketTransport, tcp_of
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.links.reading import (
-    HELD_SIZE,
-    LARGE_RECORD,
-    READ_SIZE,
-    SMALL_TLS_READ_SIZE,
-    TLS_READ_SIZE,
-    limit_reads_below_tls,
     read_kept,
 )
-from dmsg.net.links.small_pieces import SMALL, SmallPieces
+from dmsg.net.links.receiver import LinkReceiver
 from dmsg.net.reactor import cancel_call
 from dmsg.net.socketopts import (
     can_half_close,
@@ -46,8 +38,6 @@ from dmsg.net.socketopts import (
     unacknowledged_bytes,
     write_now,
 )
-from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
-from dmsg.net.websocket.byte_stream import StreamError
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds from the TCP connection to the last handshake message; then the link is closed (reference of 2019: 10 s)."""
@@ -59,16 +49,6 @@ DIRECT_SIZE = 16 * 1024
 """Size in bytes from which data are sealed or written directly instead of being collected."""
 HIGH_WATER = 256 * 1024
 """High-water mark in unsent bytes. Above it the link is congested until its queue is empty."""
-COALESCE = 0.01
-"""Seconds for which a connection of plain TCP is not read after too many small reads, so that its segments are joined
-by the kernel.
-"""
-FRAMES_A_READ = 256
-"""Maximum number of websocket frames of one read that are processed at once. The rest waits for the next turn, because
-small frames cost more time than their bytes.
-"""
-SMALL_FRAME = 1024
-"""Number of payload bytes below which frames of a websocket are joined, as far as they came in one read."""
 MAX_TAIL = 65540
 """Maximum size of an unfinished frame in bytes."""
 
@@ -82,8 +62,8 @@ OnFirstBytes = Callable[["Link", bytes], bool]
 """Callback called with a link and the first bytes that it received."""
 
 
-@implementer(IPushProducer, IUnpacks)
-class Link(HeldReading, TurnTaker, TwistedProtocol):
+@implementer(IPushProducer)
+class Link(LinkReceiver):
     """Connection of two peers, with a handshake and then frames.  A relay core uses the link as its port to the peer.
 
     :param handshake: handshake of this connection.
@@ -93,8 +73,6 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     """
 
     remote: PubKey | None = None
-    ended_for: DropReason | None = None
-    """Reason for which this side ended the link; None if the peer or the network ended it."""
     made_at = 0.0
     """Time when TCP was connected, in seconds of the reactor's clock."""
     address = ""
@@ -109,28 +87,11 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
     """Whether this is the server's side of the link.  A server logs errors of the peer itself."""
     erred = ""
     """Description of the peer's protocol error; empty without one."""
-    share: TurnAccount | None = None
-    """Account that divides the time of a reactor turn fairly among owners; None on a client, which does not limit its
-    links.
-    """
-    owner: Hashable = None
-    """Owner, such as an address block, to which the work of this link is charged in ``share``."""
     first_bytes: OnFirstBytes | None = None
     """Callback that gets the received bytes until it returns False; from then on the handshake gets them."""
-    in_websocket: WebSocketTransport | None = None
-    """Transport of a link inside a websocket; None for other links."""
-    _waits = False
-    _reads_little = False
-    """Whether TCP below TLS reads little at once, because the records are small and used up the time of a turn."""
-    _small_reads: SmallPieces | None = None
-    """Account of the reads of TCP or the records of TLS; None if none were small of late."""
-    _small_frames: SmallPieces | None = None
-    """Account of the frames of the websocket; None if none were small of late."""
     places: Sequence[Hashable] = ()
     """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself counts as the only
     block."""
-    active_links: dict[Link, None] | None = None
-    """Table to which the link adds itself when it reads or writes, so that memory checks need not visit idle links."""
 
     def __init__(
         self,
@@ -143,7 +104,7 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         timeout: float = HANDSHAKE_TIMEOUT,
         tuned: bool = False,
     ) -> None:
-        self._reactor = reactor
+        super().__init__(reactor)
         self._turn = turn
         self._tuned = tuned
         self._handshake: LinkHandshake | None = handshake
@@ -151,45 +112,16 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._on_failure = on_failure
         self._timeout = timeout
         self._timer: IDelayedCall | None = None
-        self._user: LinkUser[Link] | None = None
-        self._up = False
-        self._tail = b""
         self._pending: list[bytes] = []
         self._pending_size = 0
         self._dirty = False
-        self._closing = False
         self._congested = False
         self._since_congested = 0
-        self._is_lost = False
-        self._held: deque[bytes] = deque()
-        self._left = False
-        self._error: RemoteProtocolError | None = None
-        self._tcp: object = None
-        """TCP transport that the link uses, directly or inside a websocket."""
-
-    def enter_websocket(self, carrier: WebSocketTransport, data: bytes = b"") -> None:
-        """Read and write inside a websocket from now on.
-
-        :param carrier: transport whose TCP connection delivers its bytes to this link.
-        :param data: bytes that arrived behind the upgrade.
-        """
-        self.in_websocket = carrier
-        self.transport = carrier  # type: ignore[assignment]
-        if data:
-            self._take(data)
-
-    def receive_behind(self, data: bytes) -> None:
-        """Process bytes that arrived behind those that ``first_bytes`` took."""
-        self._take_bytes(data)
 
     # --- hooks for subclasses ---
 
     def _begin(self, handshake: LinkHandshake) -> None:
         """Prepare for frames; called when the handshake is done."""
-
-    def _receive(self, data: bytes | memoryview) -> None:
-        """Process at most ``READ_SIZE`` bytes received after the handshake."""
-        raise NotImplementedError
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Queue whole frames, which are sent at the end of the reactor turn."""
@@ -223,129 +155,6 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         read_kept(self._tcp, self._received, self._may_read)
         self._send_handshake()
 
-    def dataReceived(self, data: bytes) -> None:
-        self._received(data)
-
-    def _may_read(self) -> int:
-        # If the owner's time is used up, the data must be copied out of the shared read buffer and kept, so less is
-        # read.
-        return READ_SIZE if self._may_work() else HELD_SIZE
-
-    def _received(self, data: bytes | memoryview) -> None:
-        """Handle received bytes. A memoryview is only valid until this method returns."""
-        # Twisted may still deliver data after this side has ended the link; they must not reach the user.
-        if self._is_lost or self.ended_for is not None or self._closing:
-            return
-        if self.active_links is not None:
-            self.active_links[self] = None
-        if (len(data) < SMALL or self._small_reads is not None) and self._count_read(len(data)):
-            return
-        if self._reads_little and len(data) >= LARGE_RECORD:
-            self._reads_little = False
-            limit_reads_below_tls(self._tcp, TLS_READ_SIZE)
-        if self._held or self._left or not self._may_work():
-            if not self._reads_little and len(data) < LARGE_RECORD:
-                self._reads_little = True
-                limit_reads_below_tls(self._tcp, SMALL_TLS_READ_SIZE)
-            # Earlier data wait, or the time is used up. The bytes must stay in order, and a view must be copied.
-            if self._held and len(self._held[-1]) + len(data) <= DIRECT_SIZE:
-                self._held[-1] += bytes(data)
-            else:
-                self._held.append(bytes(data))
-            self._next_turn()
-        else:
-            self._spend(self._take, data)
-
-    def _count_read(self, size: int) -> bool:
-        """Count a read after or among small ones. Return True if that ended the link."""
-        account = self._small_reads or SmallPieces(self._reactor.seconds())
-        if not account.are_too_many(1, size, self._reactor.seconds()):
-            self._small_reads = account if account.level else None
-            return False
-        if ISSLTransport.providedBy(self._tcp):
-            # Nothing joins records of TLS, whose size the sender chose.
-            self._peer_erred(RemoteProtocolError(DropReason.SMALL_PIECES, "records of TLS carry too few bytes each"))
-            return True
-        if HoldReason.COALESCE not in self.held_by:
-            self.hold(HoldReason.COALESCE)
-            self._reactor.callLater(COALESCE, self.release, HoldReason.COALESCE)
-        return False
-
-    def _take(self, data: bytes | memoryview) -> None:
-        if self.in_websocket is not None:
-            self._take_frames(self.in_websocket, memoryview(data))
-        else:
-            self._take_bytes(data)
-
-    def _take_frames(self, carrier: WebSocketTransport, data: memoryview) -> None:
-        """Process the payload of the frames in one read of a websocket."""
-        reader = carrier.reader
-        start, frames, size = 0, 0, 0
-        joined = bytearray()
-        """Payload of small frames, for the link's user in one piece: the user copies what it cannot process yet."""
-        try:
-            while start < len(data) and frames < FRAMES_A_READ and self._may_take():
-                piece, start = reader.read(data, start, 1)
-                frames += 1
-                size += len(piece)
-                if len(piece) >= SMALL_FRAME and not joined:
-                    self._take_bytes(piece)
-                    continue
-                joined += piece
-                if len(piece) >= SMALL_FRAME:
-                    joined = self._take_joined(joined)
-        except StreamError as error:
-            self._take_joined(joined)
-            self._peer_erred(RemoteProtocolError(DropReason.BAD_WEBSOCKET, str(error)))
-            return
-        self._take_joined(joined)
-        if (frames * SMALL > size or self._small_frames is not None) and self._count_frames(frames, size):
-            return
-        carrier.answer()
-        if reader.closed:
-            # Not only loseConnection() of the transport: that stops reading, and does not end a connection whose
-            # producer was paused, so a client could keep its place without being reachable.
-            self.close()
-        elif start < len(data):
-            self._held.appendleft(bytes(data[start:]))
-            self._next_turn()
-
-    def _count_frames(self, frames: int, size: int) -> bool:
-        """Count frames after or among small ones. Return True if that ended the link."""
-        account = self._small_frames or SmallPieces(self._reactor.seconds())
-        if account.are_too_many(frames, size, self._reactor.seconds()):
-            error = RemoteProtocolError(DropReason.SMALL_PIECES, "frames of the websocket carry too few bytes each")
-            self._peer_erred(error)
-            return True
-        self._small_frames = account if account.level else None
-        return False
-
-    def _may_take(self) -> bool:
-        return not self._left and self.ended_for is None and not self._is_lost
-
-    def _take_joined(self, data: bytearray) -> bytearray:
-        """Process the payload of several frames; return an empty buffer for the next ones."""
-        if data and self._may_take():
-            self._take_bytes(memoryview(data))
-        return bytearray()
-
-    def _take_bytes(self, data: bytes | memoryview) -> None:
-        try:
-            if not self._up:
-                if self.first_bytes is None or not self.first_bytes(self, bytes(data)):
-                    self.first_bytes = None
-                    self._receive_handshake(bytes(data))
-            elif len(data) <= READ_SIZE:
-                self._receive(data)
-            else:
-                for start in range(0, len(data), READ_SIZE):
-                    if self._left:  # Frames that are left in the buffer must be processed before the rest of this read.
-                        self._held.appendleft(bytes(data[start:]))
-                        return
-                    self._receive(data[start : start + READ_SIZE])
-        except RemoteProtocolError as error:
-            self._peer_erred(error)
-
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         # The end is reported later, because data received before it have to be delivered first.
         while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
@@ -372,6 +181,11 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
         self._make_user = None
 
     # --- handshake ---
+
+    def _receive_first(self, data: bytes) -> None:
+        if self.first_bytes is None or not self.first_bytes(self, data):
+            self.first_bytes = None
+            self._receive_handshake(data)
 
     def _send_handshake(self) -> bool:
         assert self._handshake is not None
@@ -424,91 +238,6 @@ class Link(HeldReading, TurnTaker, TwistedProtocol):
             on_failure, self._on_failure = self._on_failure, None
             on_failure(self, Failure(error))
         self._abort()  # A clean close would first send the queue to a peer that may never read it.
-
-    # --- reading ---
-
-    def _stop_reading(self) -> None:
-        if not self._is_lost and not self._closing and self.transport is not None:
-            self.transport.pauseProducing()  # type: ignore[attr-defined]
-
-    def _read_on(self) -> None:
-        if not self._is_lost and self.ended_for is None and not self._closing and self.transport is not None:
-            self.transport.resumeProducing()  # type: ignore[attr-defined]
-
-    def release(self, reason: HoldReason) -> None:
-        super().release(reason)
-        # Kept data are handled in the next turn and not here, because the caller may be in the middle of another link's
-        # read.
-        if (self._held or self._left) and self.held_by == {HoldReason.TURN}:
-            self._next_turn()
-
-    def pause_reading(self) -> None:
-        """Stop reading, because too much is queued for the receivers of the peer's data."""
-        self.hold(HoldReason.CONGESTED)
-
-    def resume_reading(self) -> None:
-        """Resume reading: the receivers have room again."""
-        self.release(HoldReason.CONGESTED)
-
-    # --- continuing in the next turn ---
-
-    def note_frames_left(self) -> None:
-        """Record that the user has left whole frames in the buffer, to be offered again in the next turn, before new
-        data."""
-        self._left = True
-        self._next_turn()
-
-    def fail_behind(self, error: RemoteProtocolError) -> None:
-        """End the link for an error of the peer, after frames that the peer sent before are processed.
-
-        :raises RemoteProtocolError: no frame is left.
-        """
-        if not self._left:
-            raise error
-        self._error = error
-
-    def _turn_is_over(self) -> None:
-        self.hold(HoldReason.TURN)
-
-    def _later(self, call: Callable[[], None]) -> None:
-        self._reactor.callLater(0, call)
-
-    def _is_idle(self) -> bool:
-        if self._is_lost or self.ended_for is not None:
-            self._held.clear()
-            return True
-        return bool(self.held_by - {HoldReason.TURN})
-
-    def _work(self) -> None:
-        self._spend(self._proceed)
-
-    def _proceed(self) -> None:
-        if self._left:
-            self._left = False
-            self.read_again()
-            if not self._left and self._error is not None:
-                self._peer_erred(self._error)
-        elif self._held:
-            self._take(self._held.popleft())
-        if self._is_lost or self.ended_for is not None:
-            return
-        if self._left or self._held:
-            self._next_turn()
-        else:
-            self.release(HoldReason.TURN)
-
-    def read_again(self) -> None:
-        """Offer the frames that were left to the user again."""
-        tail, self._tail = self._tail, b""
-        if not tail or self._user is None or self._is_lost or self.ended_for is not None:
-            return
-        buffer = bytearray(tail)  # The core rewrites frames in place, so it needs a copy.
-        try:
-            taken = self._user.frames_received(buffer, len(buffer))
-        except RemoteProtocolError as error:
-            self._peer_erred(error)
-            return
-        self._tail = bytes(buffer[taken:])
 
     # --- writing ---
 

@@ -15,8 +15,8 @@ from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey
 from dmsg.messaging.core.policing import Limits as MessagingLimits
 from dmsg.net.blocks import BlockCounts
-from dmsg.net.links import acceptor
-from dmsg.net.links.acceptor import FEW_PLACES, GREEDY_PART, SEARCH_AGAIN
+from dmsg.net.links import places
+from dmsg.net.links.places import FEW_PLACES, GREEDY_PART, SEARCH_AGAIN
 from dmsg.servers.admission import Admission, KeyList
 from dmsg.testing.lab import Lab
 from dmsg.v2019.client import Client
@@ -108,7 +108,7 @@ class PlacesTests(SynchronousTestCase):
 
     def test_refused_newcomers_do_not_repeat_the_ranking(self) -> None:
         """Five busy connections of one address had the server rank all its blocks for every newcomer."""
-        self.patch(acceptor, "GREEDY_PART", 1)
+        self.patch(places, "GREEDY_PART", 1)
         self.fill(*["1.1.1.1"] * (FEW_PLACES + 1), *[f"2.2.{number}.2" for number in range(15)])
         self.factory.is_busy = lambda peer: True
         ranked = []

@@ -14,8 +14,8 @@ from dmsg.errors import DropReason
 from dmsg.keys import SecKey
 from dmsg.messaging.core import wire as messaging_wire
 from dmsg.net import turn_share
-from dmsg.net.links.link import COALESCE, FRAMES_A_READ
 from dmsg.net.links.reading import SMALL_TLS_READ_SIZE, TLS_READ_SIZE
+from dmsg.net.links.receiver import COALESCE, FRAMES_A_READ
 from dmsg.net.links.small_pieces import BURST, RATE, REPAID, SMALL, SmallPieces
 from dmsg.net.turns import HoldReason
 from dmsg.net.websocket.frames import BEGINNING, BINARY, ENDING, MIDDLE, NO_MASK, PING, encode

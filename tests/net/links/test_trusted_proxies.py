@@ -9,7 +9,8 @@ from twisted.internet.protocol import Protocol
 from dmsg.base.memory import Memory
 from dmsg.errors import CloseReason, DropReason
 from dmsg.net.addresses import MAX_PROXIES, forwarded_client
-from dmsg.net.links.acceptor import FAILED_BURST, FEW_PLACES
+from dmsg.net.links.acceptor import FAILED_BURST
+from dmsg.net.links.places import FEW_PLACES
 from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.websocket.upgrade import plain_upgrade
 from dmsg.servers.holdings import LinkHoldings

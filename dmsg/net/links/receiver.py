@@ -1,0 +1,324 @@
+"""Receiving side of a link: passes on what the connection delivers, in portions of a reactor turn.
+
+Bytes inside a websocket are taken out of its frames. Small pieces (reads of TCP, records of TLS, frames of the
+websocket) are counted, because a sender chooses their size, and each costs time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from twisted.internet.interfaces import IReactorTime, ISSLTransport
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from zope.interface import implementer
+
+from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.net.carriers.transport import IUnpacks, WebSocketTransport
+from dmsg.net.links.interfaces import LinkUser
+from dmsg.net.links.reading import (
+    HELD_SIZE,
+    LARGE_RECORD,
+    READ_SIZE,
+    SMALL_TLS_READ_SIZE,
+    TLS_READ_SIZE,
+    limit_reads_below_tls,
+)
+from dmsg.net.links.small_pieces import SMALL, SmallPieces
+from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
+from dmsg.net.websocket.byte_stream import StreamError
+
+HELD_PIECE = 16 * 1024
+"""Maximum size in bytes up to which waiting pieces of received data are joined."""
+COALESCE = 0.01
+"""Seconds for which a connection of plain TCP is not read after too many small reads, so that its segments are joined
+by the kernel.
+"""
+FRAMES_A_READ = 256
+"""Maximum number of websocket frames of one read that are processed at once. The rest waits for the next turn, because
+small frames cost more time than their bytes.
+"""
+SMALL_FRAME = 1024
+"""Number of payload bytes below which frames of a websocket are joined, as far as they came in one read."""
+
+
+@implementer(IUnpacks)
+class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
+    """Receiving side of a link, the base of :class:`~dmsg.net.links.link.Link`."""
+
+    ended_for: DropReason | None = None
+    """Reason for which this side ended the link; None if the peer or the network ended it."""
+    share: TurnAccount | None = None
+    """Account that divides the time of a reactor turn fairly among owners; None on a client, which does not limit its
+    links.
+    """
+    owner: Hashable = None
+    """Owner, such as an address block, to which the work of this link is charged in ``share``."""
+    in_websocket: WebSocketTransport | None = None
+    """Transport of a link inside a websocket; None for other links."""
+    active_links: dict[Any, None] | None = None
+    """Table to which the link adds itself when it reads or writes, so that memory checks need not visit idle links."""
+    _waits = False
+    _reads_little = False
+    """Whether TCP below TLS reads little at once, because the records are small and used up the time of a turn."""
+    _small_reads: SmallPieces | None = None
+    """Account of the reads of TCP or the records of TLS; None if none were small of late."""
+    _small_frames: SmallPieces | None = None
+    """Account of the frames of the websocket; None if none were small of late."""
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self._user: LinkUser[Any] | None = None
+        self._up = False
+        """Whether the handshake is done."""
+        self._tail = b""
+        """Bytes of an unfinished frame, or of frames that were left for the next turn."""
+        self._closing = False
+        self._is_lost = False
+        self._held: deque[bytes] = deque()
+        self._left = False
+        self._error: RemoteProtocolError | None = None
+        self._tcp: object = None
+        """TCP transport that the link uses, directly or inside a websocket."""
+
+    # --- hooks for subclasses ---
+
+    def _receive_first(self, data: bytes) -> None:
+        """Process bytes received before the handshake is done."""
+        raise NotImplementedError
+
+    def _receive(self, data: bytes | memoryview) -> None:
+        """Process at most ``READ_SIZE`` bytes received after the handshake."""
+        raise NotImplementedError
+
+    def _peer_erred(self, error: RemoteProtocolError) -> None:
+        """End the link for an error of the peer."""
+        raise NotImplementedError
+
+    def close(self, reason: DropReason | None = None) -> None:
+        """End the link when its queue is sent."""
+        raise NotImplementedError
+
+    # --- received data ---
+
+    def enter_websocket(self, carrier: WebSocketTransport, data: bytes = b"") -> None:
+        """Read and write inside a websocket from now on.
+
+        :param carrier: transport whose TCP connection delivers its bytes to this link.
+        :param data: bytes that arrived behind the upgrade.
+        """
+        self.in_websocket = carrier
+        self.transport = carrier  # type: ignore[assignment]
+        if data:
+            self._take(data)
+
+    def receive_behind(self, data: bytes) -> None:
+        """Process bytes that arrived behind those that ``first_bytes`` took."""
+        self._take_bytes(data)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._received(data)
+
+    def _may_read(self) -> int:
+        # If the owner's time is used up, the data must be copied out of the shared read buffer and kept, so less is
+        # read.
+        return READ_SIZE if self._may_work() else HELD_SIZE
+
+    def _received(self, data: bytes | memoryview) -> None:
+        """Handle received bytes. A memoryview is only valid until this method returns."""
+        # Twisted may still deliver data after this side has ended the link; they must not reach the user.
+        if self._is_lost or self.ended_for is not None or self._closing:
+            return
+        if self.active_links is not None:
+            self.active_links[self] = None
+        if (len(data) < SMALL or self._small_reads is not None) and self._count_read(len(data)):
+            return
+        if self._reads_little and len(data) >= LARGE_RECORD:
+            self._reads_little = False
+            limit_reads_below_tls(self._tcp, TLS_READ_SIZE)
+        if self._held or self._left or not self._may_work():
+            if not self._reads_little and len(data) < LARGE_RECORD:
+                self._reads_little = True
+                limit_reads_below_tls(self._tcp, SMALL_TLS_READ_SIZE)
+            # Earlier data wait, or the time is used up. The bytes must stay in order, and a view must be copied.
+            if self._held and len(self._held[-1]) + len(data) <= HELD_PIECE:
+                self._held[-1] += bytes(data)
+            else:
+                self._held.append(bytes(data))
+            self._next_turn()
+        else:
+            self._spend(self._take, data)
+
+    def _count_read(self, size: int) -> bool:
+        """Count a read after or among small ones. Return True if that ended the link."""
+        account = self._small_reads or SmallPieces(self._reactor.seconds())
+        if not account.are_too_many(1, size, self._reactor.seconds()):
+            self._small_reads = account if account.level else None
+            return False
+        if ISSLTransport.providedBy(self._tcp):
+            # Nothing joins records of TLS, whose size the sender chose.
+            self._peer_erred(RemoteProtocolError(DropReason.SMALL_PIECES, "records of TLS carry too few bytes each"))
+            return True
+        if HoldReason.COALESCE not in self.held_by:
+            self.hold(HoldReason.COALESCE)
+            self._reactor.callLater(COALESCE, self.release, HoldReason.COALESCE)
+        return False
+
+    def _take(self, data: bytes | memoryview) -> None:
+        if self.in_websocket is not None:
+            self._take_frames(self.in_websocket, memoryview(data))
+        else:
+            self._take_bytes(data)
+
+    def _take_frames(self, carrier: WebSocketTransport, data: memoryview) -> None:
+        """Process the payload of the frames in one read of a websocket."""
+        reader = carrier.reader
+        start, frames, size = 0, 0, 0
+        joined = bytearray()
+        """Payload of small frames, for the link's user in one piece: the user copies what it cannot process yet."""
+        try:
+            while start < len(data) and frames < FRAMES_A_READ and self._may_take():
+                piece, start = reader.read(data, start, 1)
+                frames += 1
+                size += len(piece)
+                if len(piece) >= SMALL_FRAME and not joined:
+                    self._take_bytes(piece)
+                    continue
+                joined += piece
+                if len(piece) >= SMALL_FRAME:
+                    joined = self._take_joined(joined)
+        except StreamError as error:
+            self._take_joined(joined)
+            self._peer_erred(RemoteProtocolError(DropReason.BAD_WEBSOCKET, str(error)))
+            return
+        self._take_joined(joined)
+        if (frames * SMALL > size or self._small_frames is not None) and self._count_frames(frames, size):
+            return
+        carrier.answer()
+        if reader.closed:
+            # Not only loseConnection() of the transport: that stops reading, and does not end a connection whose
+            # producer was paused, so a client could keep its place without being reachable.
+            self.close()
+        elif start < len(data):
+            self._held.appendleft(bytes(data[start:]))
+            self._next_turn()
+
+    def _count_frames(self, frames: int, size: int) -> bool:
+        """Count frames after or among small ones. Return True if that ended the link."""
+        account = self._small_frames or SmallPieces(self._reactor.seconds())
+        if account.are_too_many(frames, size, self._reactor.seconds()):
+            error = RemoteProtocolError(DropReason.SMALL_PIECES, "frames of the websocket carry too few bytes each")
+            self._peer_erred(error)
+            return True
+        self._small_frames = account if account.level else None
+        return False
+
+    def _may_take(self) -> bool:
+        return not self._left and self.ended_for is None and not self._is_lost
+
+    def _take_joined(self, data: bytearray) -> bytearray:
+        """Process the payload of several frames; return an empty buffer for the next ones."""
+        if data and self._may_take():
+            self._take_bytes(memoryview(data))
+        return bytearray()
+
+    def _take_bytes(self, data: bytes | memoryview) -> None:
+        try:
+            if not self._up:
+                self._receive_first(bytes(data))
+            elif len(data) <= READ_SIZE:
+                self._receive(data)
+            else:
+                for start in range(0, len(data), READ_SIZE):
+                    if self._left:  # Frames that are left in the buffer must be processed before the rest of this read.
+                        self._held.appendleft(bytes(data[start:]))
+                        return
+                    self._receive(data[start : start + READ_SIZE])
+        except RemoteProtocolError as error:
+            self._peer_erred(error)
+
+    # --- reading ---
+
+    def _stop_reading(self) -> None:
+        if not self._is_lost and not self._closing and self.transport is not None:
+            self.transport.pauseProducing()  # type: ignore[attr-defined]
+
+    def _read_on(self) -> None:
+        if not self._is_lost and self.ended_for is None and not self._closing and self.transport is not None:
+            self.transport.resumeProducing()  # type: ignore[attr-defined]
+
+    def release(self, reason: HoldReason) -> None:
+        super().release(reason)
+        # Kept data are handled in the next turn and not here, because the caller may be in the middle of another link's
+        # read.
+        if (self._held or self._left) and self.held_by == {HoldReason.TURN}:
+            self._next_turn()
+
+    def pause_reading(self) -> None:
+        """Stop reading, because too much is queued for the receivers of the peer's data."""
+        self.hold(HoldReason.CONGESTED)
+
+    def resume_reading(self) -> None:
+        """Resume reading: the receivers have room again."""
+        self.release(HoldReason.CONGESTED)
+
+    # --- continuing in the next turn ---
+
+    def note_frames_left(self) -> None:
+        """Record that the user has left whole frames in the buffer, to be offered again in the next turn, before new
+        data."""
+        self._left = True
+        self._next_turn()
+
+    def fail_behind(self, error: RemoteProtocolError) -> None:
+        """End the link for an error of the peer, after frames that the peer sent before are processed.
+
+        :raises RemoteProtocolError: no frame is left.
+        """
+        if not self._left:
+            raise error
+        self._error = error
+
+    def _turn_is_over(self) -> None:
+        self.hold(HoldReason.TURN)
+
+    def _later(self, call: Callable[[], None]) -> None:
+        self._reactor.callLater(0, call)
+
+    def _is_idle(self) -> bool:
+        if self._is_lost or self.ended_for is not None:
+            self._held.clear()
+            return True
+        return bool(self.held_by - {HoldReason.TURN})
+
+    def _work(self) -> None:
+        self._spend(self._proceed)
+
+    def _proceed(self) -> None:
+        if self._left:
+            self._left = False
+            self.read_again()
+            if not self._left and self._error is not None:
+                self._peer_erred(self._error)
+        elif self._held:
+            self._take(self._held.popleft())
+        if self._is_lost or self.ended_for is not None:
+            return
+        if self._left or self._held:
+            self._next_turn()
+        else:
+            self.release(HoldReason.TURN)
+
+    def read_again(self) -> None:
+        """Offer the frames that were left to the user again."""
+        tail, self._tail = self._tail, b""
+        if not tail or self._user is None or self._is_lost or self.ended_for is not None:
+            return
+        buffer = bytearray(tail)  # The core rewrites frames in place, so it needs a copy.
+        try:
+            taken = self._user.frames_received(buffer, len(buffer))
+        except RemoteProtocolError as error:
+            self._peer_erred(error)
+            return
+        self._tail = bytes(buffer[taken:])
