@@ -1,20 +1,20 @@
-"""Delivery of messages to one session of a relay: which of them were sent, which are confirmed, and which still wait.
+"""Delivery of messages to one session of a relay: which messages were sent, which are confirmed, and which are waiting.
 
 The relay sends a ping behind the messages. A message is confirmed, and so delivered, when the session has answered that
-ping. Until then the message is in the *window*. When the window is full, further messages wait in a queue in memory,
-the *line*.  When the line is full, the senders of further messages are paused (*held*): the relay stops processing and
-then reading their messages (back-pressure).  They are paused until the receiving session has caught up, or is ended
-because it confirmed nothing for a minute.  Senders of answers are not paused for a stalled session, because that
-session asked for the answers. Messages whose confirmation takes longer than two seconds are also stored in the
-session's queue, in SQLite or Redis, so that none is lost when the relay is killed.
+ping. Sent messages that are not confirmed yet are in the *window*. When the window is full, further messages are
+appended to a queue in memory, the *line*.  When the line is full, the senders of further messages are paused (*held*):
+the relay first stops processing their messages, and then stops reading them (back-pressure).  The pause ends when the
+receiving session has caught up, or when it is disconnected because it confirmed nothing for a minute.  Senders of
+answers are not paused for a stalled session, because that session has requested the answers. A message whose
+confirmation takes longer than two seconds is also stored in the session's queue, in SQLite or Redis. So no message is
+lost when the relay is killed.
 
 The session pings the relay, too. The relay answers when every message that the session sent before the ping is
 *settled*: confirmed by its receiver, stored in a queue, accepted by another relay, or refused. A sender sends unsettled
 messages again, so no message is lost when a relay is killed. Receivers recognise repeated messages.
 
-Clients of the reference do not recognise repeated messages, and would deliver one to a service twice. A client of the
-reference that answers pings therefore need not confirm a message: the message counts as delivered once it is written to
-the client's connection.
+Clients of the reference do not recognise repeated messages, and would deliver them to a service twice. So if such a
+client answers pings at all, a message to it counts as delivered as soon as it is written to the client's connection.
 """
 
 from __future__ import annotations
@@ -32,36 +32,35 @@ from dmsg.rmb.socket.held_messages import HeldMessages
 from dmsg.rmb.twins.address import Session
 
 WINDOW_MESSAGES = 1024
-"""Maximum number of messages that are sent to a session before it has confirmed them."""
+"""Maximum number of unconfirmed messages that are sent to a session."""
 WINDOW_SIZE = 4 * 1024 * 1024
-"""Maximum bytes of the messages sent to a session before it has confirmed them; the last message may exceed the
-limit."""
+"""Maximum bytes of the unconfirmed messages that are sent to a session. The last message may exceed the limit."""
 SPILL_AFTER = 2.0
 """Seconds without confirmation after which a sent message is also stored in the session's queue."""
 LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
-"""Number and bytes of messages that wait, in memory or in the queue, until a connected session's window has room. At
-either limit the senders are paused."""
+"""Number, and bytes, of the messages that are waiting for a connected session, in memory or in the stored queue, at
+which their senders are paused."""
 OVERHEAD = 300
 """Bytes of memory that each message takes in addition to its data."""
 FEW_IN_WINDOW = 64
-"""Number of unconfirmed messages below which the ping that asks for their confirmation is delayed, for a session that
-logs an error for each ping."""
+"""Number of unconfirmed messages below which the next ping is delayed, for a session that logs an error for each
+ping."""
 
 
 class Delivery:
     """Messages to one connected session, in order.
 
-    Messages in the stored queue are older than messages in the line (the queue in memory).  So messages go from the
-    line to the window only when the stored queue is empty, and the line is stored only as a whole.
+    Messages in the stored queue are older than those in the line (the queue in memory).  So messages move from the line
+    to the window only when the stored queue is empty, and the line is stored only as a whole.
 
-    :param line: number of waiting messages, in the line and in the stored queue, at which their senders are paused.
-    :param size: bytes of these messages.
-    :ivar appending: number of messages that :meth:`offer` did not take and that are being written to the stored queue.
-    :ivar lazy: whether the session is a client of the reference. Such a client does not recognise repeated messages and
-        logs an error for each ping, so it is pinged as rarely as possible.
+    :param line: number of waiting messages, in the line and the stored queue together, at which their senders are
+        paused.
+    :param size: bytes of the waiting messages at which their senders are paused.
+    :ivar appending: number of messages that :meth:`offer` refused and that are now being written to the stored queue.
+    :ivar lazy: whether the session is a client of the reference. Such a client does not recognise repeated messages,
+        and logs an error for each ping, so it is pinged as rarely as possible.
     :ivar answers: whether the session has answered a ping.
-    :ivar stalled: whether the session has confirmed nothing for long; it is then treated like a session that is not
-        connected.
+    :ivar stalled: whether the session has confirmed nothing for long. It is then treated as if it were not connected.
     :ivar catching_up: whether the stored queue may contain messages, which must be sent before those in the line.
     """
 
@@ -118,26 +117,26 @@ class Delivery:
         self._size = 0
         self._sent = self._sent_size = 0
         self._confirmed = 0
-        # Number and bytes of the messages that were written to the connection, or are confirmed.
+        # Number and bytes of the messages that were written to the connection or are confirmed.
         self._handed = self._handed_size = 0
         self._handing = False
         self._barrier = False
         self._after: QueueId | None = None
         self._reading = self._read_again = self._inside = self._more = False
         self._keeping = 0
-        # Ids, in the stored queue, of messages that are also in the window; they were stored because their confirmation
-        # took long.
+        # Ids, in the stored queue, of messages that are also in the window because their confirmation takes long.
         self._skip: set[QueueId] = set()
         self._line: deque[Message] = deque()
         self._line_messages = line
         self._most_size = size
         self._line_size = 0
         self._lined = 0
-        """Number of messages appended to the line so far; ``_marks`` holds its values at the last two checks."""
+        """Number of messages appended to the line so far. ``_marks`` contains the values of this number at the last two
+        checks."""
         self._marks = (0, 0)
         self._queued_count = self._queued_size = 0
-        """Number of messages that were stored while the session was connected and are not read back yet, followed by
-        their bytes."""
+        """Number, and then bytes, of messages that were stored while the session was connected and were not read back
+        yet."""
         self._held: set[HeldMessages] = set()
         self.appending = 0
         self.stalled = False
@@ -146,7 +145,7 @@ class Delivery:
         self.catching_up = True
         self.closed = False
         self.since: float | None = None
-        """Time at which the wait for a confirmation began, by the relay's clock; None without such a wait."""
+        """Time, by the relay's clock, since when a confirmation has been expected; None if none is expected."""
 
     def __len__(self) -> int:
         return len(self._window) + len(self._line)
@@ -158,18 +157,18 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Bytes of the messages in the window and the line, including ``OVERHEAD`` for each."""
+        """Bytes of memory that the messages in the window and the line take, including ``OVERHEAD`` for each."""
         return self._size + self._line_size + OVERHEAD * len(self)
 
     def start(self) -> None:
-        """Begin to deliver the messages in the stored queue."""
+        """Begin to deliver, first the messages in the stored queue."""
         if self.lazy:
-            self._carrier.barrier(0)  # Send a ping at once, to find out whether the client answers pings at all.
+            self._carrier.barrier(0)  # This ping shows whether the client answers pings at all.
         self._read()
 
     @property
     def is_trusted(self) -> bool:
-        """Whether a message counts as delivered once it is written to the session's connection."""
+        """Whether a message counts as delivered as soon as it is written to the session's connection."""
         return self.lazy and self.answers and not self.stalled
 
     @property
@@ -177,7 +176,8 @@ class Delivery:
         return len(self._window) >= WINDOW_MESSAGES or self._size >= WINDOW_SIZE
 
     def offer(self, message: Message) -> bool:
-        """Accept a message into the window or the line; return False when the caller has to store it in the queue."""
+        """Accept a message into the window or the line. Return False if the caller must store it in the queue
+        instead."""
         if not (self._line or self.catching_up or self._is_full):
             self._send(message)
             return True
@@ -185,7 +185,7 @@ class Delivery:
             self._queued_count += 1
             self._queued_size += len(message.data)
             self._wait_for_me(message)
-            # The line is stored in the queue before this message, so that the messages stay in order.
+            # The line is stored before this message, so that the messages stay in order.
             self._spill_all()
             self.catching_up = True
             self._read_again = True
@@ -208,23 +208,23 @@ class Delivery:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so many messages wait that the senders of further ones have to pause."""
+        """Whether so many messages are waiting that the senders of further messages must be paused."""
         return self._reaches_limit(1)
 
     @property
     def _is_too_long(self) -> bool:
-        """Whether the line has twice the size at which senders are paused.  Senders that cannot be paused make it grow
-        so far."""
+        """Whether the line is twice as long as the limit at which senders are paused. This happens if senders cannot be
+        paused."""
         return len(self._line) >= 2 * self._line_messages or self._line_size >= 2 * LINE_SIZE
 
     def _reaches_limit(self, part: int) -> bool:
-        """Whether the waiting messages reach a ``part``-th of the limit at which senders are paused."""
+        """Whether the waiting messages reach the fraction 1 / ``part`` of the limit at which senders are paused."""
         waiting, size = len(self._line) + self._queued_count, self._line_size + self._queued_size
         most = LINE_SIZE if self._most_size is None else min(LINE_SIZE, self._most_size)
         return waiting * part >= self._line_messages or size * part >= most
 
     def _advance_line(self) -> None:
-        """Move messages from the line into the window, as long as the stored queue contains no older ones."""
+        """Move messages from the line into the window, if the stored queue contains no older messages."""
         line = self._line
         while line and not (self.catching_up or self._is_full):
             message = line.popleft()
@@ -242,23 +242,23 @@ class Delivery:
             holder.stop_waiting_for(self)
 
     def check(self) -> None:
-        """Store the window and the line in the queue if a message has been in the line for two checks, one a second."""
+        """Store the window and the line in the queue if a message was in the line at this check and at the last two.
+        Called once a second."""
         if self._line and self._lined - len(self._line) < self._marks[0]:
             self._spill_all()
         self._marks = (self._marks[1], self._lined)
 
     def stall(self) -> None:
-        """Treat the session as stalled: store all its messages in the queue, and stop pausing the senders of answers to
-        it."""
+        """Mark the session as stalled and store all its messages in the queue. Senders of answers to it are no longer
+        paused."""
         before, self.stalled = self.stalled, True
         self._spill_all()
         if not before:
-            # All paused senders go on: those of answers are not paused for a stalled session, and others pause again at
-            # their next message.
+            # All paused senders are resumed. Those that send more than answers are paused again at their next message.
             self._release()
 
     def _spill_all(self) -> None:
-        """Move all messages to the stored queue: first the unconfirmed ones of the window, then the waiting ones."""
+        """Move all messages to the stored queue: first the unconfirmed ones of the window, then those in the line."""
         self.spill()
         if not self._line:
             return
@@ -299,9 +299,9 @@ class Delivery:
             self._store.hand_later(self)
 
     def count_delivered(self) -> bool:
-        """Count the messages that were written to the connection of a trusted session as delivered.
+        """Mark as delivered the messages that were written to the connection of a trusted session.
 
-        :returns: whether all messages are counted; otherwise call this method again later.
+        :returns: True if no message is left to mark. Otherwise the caller must call this method again later.
         """
         self._handing = False
         if not self.is_trusted or self.closed:
@@ -328,13 +328,15 @@ class Delivery:
         if not removed:
             return
         for message in messages:
-            if not self._reading:  # A read under way may return these ids, so they are remembered until it has ended.
+            # A read in progress may still return these ids, so they are remembered until it has ended.
+            if not self._reading:
                 self._skip.discard(message.queue_id)
             message.queue_id = None
         self._store.remove(self.session, removed)
 
     def _ping(self) -> None:
-        # One ping is under way at a time; its answer starts the next one, which covers all messages sent meanwhile.
+        # Only one ping is unanswered at a time. Its answer triggers the next ping, which covers all messages sent
+        # meanwhile.
         if self._barrier:
             return
         self._barrier = True
@@ -349,7 +351,8 @@ class Delivery:
         return len(self._window) < FEW_IN_WINDOW and self._size < WINDOW_SIZE // 2
 
     def ping_behind(self) -> None:
-        """Send a ping behind the messages; the session's answer confirms all messages sent before it."""
+        """Send a ping behind the messages. The session's answer confirms all messages that were sent before the
+        ping."""
         if self._window and not self.closed:
             self._carrier.barrier(self._sent)
             self._store.mark_busy(self)
@@ -363,7 +366,7 @@ class Delivery:
         self._read()
 
     def confirmed(self, number: int) -> None:
-        """Process a confirmation of all messages up to this number.
+        """Process the confirmation of the first ``number`` messages that were sent to the session.
 
         :raises ValueError: fewer messages were sent.
         """
@@ -375,8 +378,8 @@ class Delivery:
                 self._hand_later()
         removed = []
         if self._confirmed < number:
-            # The time of the wait is not reset by a pong that confirms nothing new, because such a pong does not show
-            # that the session reads.
+            # ``since`` is reset only if the pong confirms a new message. Other pongs do not show that the session
+            # reads.
             self.since = None
             self.stalled = False
         while self._confirmed < number:
@@ -401,8 +404,8 @@ class Delivery:
     # --- the stored queue ---
 
     def _read(self) -> None:
-        """Read the stored queue batch by batch until the window is full, in a loop because a queue may answer at
-        once."""
+        """Read the stored queue batch by batch until the window is full. This is a loop, not a recursion, because a
+        queue may answer at once."""
         if self._inside:
             return
         self._inside = True
@@ -447,20 +450,20 @@ class Delivery:
         self._reading = False
 
     def retry(self) -> None:
-        """Read the stored queue again, in case a read failed or a notification of a new message was lost."""
+        """Read the stored queue again, in case a read failed or a notification about a new message was lost."""
         if self.catching_up:
             self._read()
 
     # --- unconfirmed messages ---
 
     def spill(self) -> None:
-        """Store the messages of the window in the queue, because their confirmation takes long."""
+        """Store the messages of the window in the queue, too, because their confirmation takes long."""
         self._keep_all(list(self._window))
 
     def _keep_all(self, messages: Iterable[Message], *, durable: bool = False) -> None:
         """Store messages in the queue unless they are stored already.
 
-        :param durable: whether to store only messages that their senders do not send again.
+        :param durable: whether to store only messages whose senders never send a message again.
         """
         for message in messages:
             if message.queue_id is None and not message.keeping and (message.durable or not durable):
@@ -468,8 +471,8 @@ class Delivery:
 
     def _keep(self, message: Message) -> None:
         message.keeping = True
-        # Reads of the queue wait until the id of the message is known; otherwise the message would be read back and
-        # sent a second time.
+        # Reads of the queue wait until the message's id is known. Otherwise the message would be read back and sent
+        # twice.
         self._keeping += 1
 
         def kept(number: QueueId) -> None:
@@ -487,15 +490,15 @@ class Delivery:
                 self._read()
 
         def failed(failure: Failure) -> None:
-            # While a message is in the window, the relay's periodic check tries again to store it. After the close, the
-            # window is empty, so the sender has to send the message again.
+            # While a message is in the window, the relay's periodic check stores it later. After the close the window
+            # is empty, so the sender has to send the message again.
             if self.closed:
                 message.lose()
 
         self._store.keep(self.session, message).addCallback(kept).addErrback(failed).addBoth(done)
 
     def close(self) -> list[Message]:
-        """End the delivery; return the messages that are neither confirmed nor stored in the queue."""
+        """End the delivery. Return the messages that are neither confirmed nor stored in the queue."""
         self.count_delivered()
         delivered = self.is_trusted
         self.closed = True

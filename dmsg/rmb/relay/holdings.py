@@ -1,4 +1,4 @@
-"""Memory that a relay uses for its sessions, as reported to the memory limit (:mod:`dmsg.base.memory`)."""
+"""Memory that a relay uses for its sessions, as it is reported to the memory limit (:mod:`dmsg.base.memory`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.websocket import TRY_LATER
 
 SMALL = 16 * 1024
-"""Bytes of memory below which a session is left out of the memory account."""
+"""Bytes of memory below which a session is not reported."""
 
 
 class SessionHoldings(MemoryWatch[RelaySession]):
-    """Memory of a relay by twin: messages that wait for receivers, for the registry or for other relays, buffered
-    messages of paused senders, and incomplete messages.
+    """Memory of a relay, by twin. It consists of messages that wait for receivers, for the registry or for other
+    relays, of the buffered messages of paused senders, and of incomplete messages.
 
-    Memory is freed by ending a session: unconfirmed messages to it go to its queue, and the session sends its own
-    unconfirmed messages again. Messages to other relays are dropped unless an attempt is under way, and their senders
-    are notified.
+    Ending a session frees its memory: unconfirmed messages to the session go to its queue, and the session sends its
+    own unconfirmed messages again. Messages to other relays are dropped, unless an attempt is in progress, and their
+    senders are notified.
     """
 
     holders = "sessions"
@@ -39,7 +39,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
         switch = self._switch
         for delivery in list(switch.waiting):
             session = switch.sessions.get(delivery.session)
-            # A newer connection has replaced the session by now; ending that one would not free this memory.
+            # A newer connection has replaced this one. Ending the newer one would not free this memory.
             if session is None or session.delivery is not delivery:
                 continue
             size = delivery.size + (session.socket.unsent if session.socket is not None else 0)
@@ -59,7 +59,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
             end = self._end_of(session, Drop.UNFINISHED)
             yield Holding((f"twin {session.owner}",), "unfinished", session.unfinished, age, end)
         for session, size in switch.lookups.looking.items():
-            # Memory is charged to the twin and not to the session, because one twin may open many sessions.
+            # The memory is charged to the twin and not to the session, because one twin may open many sessions.
             yield Holding((f"twin {session.owner}",), "registry", size, 0.0, partial(self._forget_lookups, session))
         for twin, size in switch.federation.sizes().items():
             yield Holding((f"twin {twin}",), "federation", size, 0.0, partial(switch.federation.give_up, twin))

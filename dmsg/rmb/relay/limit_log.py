@@ -1,4 +1,4 @@
-"""Counts the messages refused by the rate limit by twin, and writes a periodic line about these twins to the log."""
+"""Counter of the messages that the rate limit refuses, by twin, with a periodic log line about these twins."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 MAX_TWINS = 100
-"""Number of twins that metrics name for exceeding the limit; the rest are counted together, as twin 0."""
+"""Maximum number of twins above the rate limit that the metrics name. Further twins are counted together, as twin 0."""
 LOG_INTERVAL = 60.0
-"""Seconds between log lines about twins that exceed the limit."""
+"""Seconds between two log lines about twins above the rate limit."""
 MAX_NAMED = 10
 """Maximum number of twins named in one log line."""
 
@@ -18,9 +18,10 @@ _log = Logger()
 
 
 class LimitLog:
-    """Counter of messages refused by the rate limit, which logs them once a minute.
+    """Counter of messages that the rate limit refused. It logs them once a minute.
 
-    :ivar of_twin: number of refused messages by twin; twins beyond ``MAX_TWINS`` are counted as twin 0.
+    :ivar of_twin: number of refused messages of each twin. After ``MAX_TWINS`` twins, further ones are counted as twin
+        0.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -30,16 +31,15 @@ class LimitLog:
         self._since = clock.seconds()
 
     def count(self, twin: int) -> None:
-        """Count a message of ``twin`` that was refused by the rate limit."""
+        """Count a message of ``twin`` that the rate limit refused."""
         for counted in (self.of_twin, self._now):
-            # Each twin that is named adds a line to the metrics, and twins are cheap to create, so the table is
-            # bounded.
+            # The table is bounded, because each twin adds a line to the metrics, and twins are cheap to create.
             counted[twin if twin in counted or len(counted) < MAX_TWINS else 0] += 1
 
     def log_refused(self, *, last: bool = False) -> None:
-        """Log the refused messages since the last line, at most once a minute.
+        """Log the messages refused since the last log line, at most once a minute.
 
-        :param last: whether the relay stops, so that the line is written at once.
+        :param last: whether to log them now in any case, because the relay stops.
         """
         now = self._clock.seconds()
         if not self._now or (now - self._since < LOG_INTERVAL and not last):

@@ -1,7 +1,7 @@
-"""Rate limit of twins: a number of messages and bytes in a fixed window of one minute.
+"""Rate limit of twins: a number of messages, and of bytes, in each fixed window of one minute.
 
-A twin has to answer the requests of others.  So a request is charged to the twin that asks, and its answer is not
-charged; otherwise strangers could use up a twin's limit with many requests.
+Twins have to answer the requests of others.  So a request is charged to the twin that sends it, and the answer is not
+charged. Otherwise strangers could use up a twin's limit by sending it many requests.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 WINDOW = 60
-"""Length of a window in seconds; windows begin at multiples of it since 1970."""
+"""Length of a window in seconds. Windows begin at multiples of this length since 1970."""
 MAX_TWINS = 100_000
-"""Number of twins whose counts are remembered; the one that was silent for longest is evicted first."""
+"""Maximum number of twins whose counts are remembered. Above it, the twin whose last message is oldest is forgotten."""
 FREE_ANSWER = 4096
-"""Bytes of an answer that are not charged to the answering twin's limit.  The bytes above it are, because the answering
-twin chooses the length."""
+"""Bytes of an answer that are not charged to the answering twin. Further bytes are charged, because that twin chooses
+the length of its answer."""
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class _Window:
 class FixedWindow:
     """Counter of the messages and bytes that each twin sends, over all its sessions.
 
-    :param count: number of messages allowed in a window.
-    :param size: bytes allowed in a window, and in a single message.
+    :param count: maximum number of messages in a window.
+    :param size: maximum bytes in a window, and in a single message.
     """
 
     def __init__(self, count: int, size: int, *, window: int = WINDOW, limit: int = MAX_TWINS) -> None:
@@ -44,21 +44,21 @@ class FixedWindow:
         return len(self._twins)
 
     def ask(self, twin: int, now: float) -> None:
-        """Count a request to ``twin``, so that its answer is not charged.
+        """Note a request to ``twin``, so that its answer will not be charged.
 
-        :param twin: a twin that the registry knows.
+        :param twin: number of a twin that exists in the registry.
         """
         window = self._window_of(twin, now)
-        # Without this bound a popular twin could save up uncharged answers, and send them all at once.
+        # Without this limit, a popular twin could collect uncharged answers and send them all at once.
         window.questions = min(window.questions + 1, self.count)
 
     def measure(self, twin: int, size: int, now: float, *, is_answer: bool = False) -> bool:
         """Count a message of ``size`` bytes, and return whether it is within the limit of ``twin``.
 
-        A message larger than a whole window's bytes is not counted; any other is, even when it is refused. For an
-        answer to a request, only the bytes beyond ``FREE_ANSWER`` count.
+        A message that is larger than a window's limit is not counted; any other message is, even if it is refused. For
+        an answer to a request, only the bytes beyond ``FREE_ANSWER`` count.
         """
-        # Such a message is never allowed, so counting it would only use up the limit for smaller ones.
+        # Such a message is never allowed. Counting it would only use up the limit for smaller messages.
         if size > self.size:
             return False
         window = self._window_of(twin, now)
@@ -73,8 +73,7 @@ class FixedWindow:
         return window.count <= self.count and window.size <= self.size
 
     def charge(self, twin: int, messages: int, now: float) -> None:
-        """Count something else that ``twin`` sent, such as small fragments, as this number of messages, because it
-        costs as much work."""
+        """Charge ``messages`` messages to ``twin`` for other things that cost as much work, such as small fragments."""
         self._window_of(twin, now).count += messages
 
     def _window_of(self, twin: int, now: float) -> _Window:
@@ -87,7 +86,6 @@ class FixedWindow:
         else:
             self._twins.move_to_end(twin)
             if window.number != number:
-                # Requests without an answer are carried over into the new window, because their answers may come a
-                # minute later.
+                # The number of unanswered requests stays, because their answers may be sent in the new window.
                 window.number, window.count, window.size = number, 0, 0
         return window

@@ -1,8 +1,8 @@
-"""Messages that wait for a look-up: the registry has to say which relays serve their receiver.
+"""Messages that wait until the registry has answered which relays their receiver uses.
 
-Messages to one twin wait in one queue, so that they keep their order.  A session that causes many look-ups at once, or
-has many bytes waiting, is paused: the relay stops reading from it. Nothing is refused, because a sender takes a refusal
-as final.
+Messages to one twin wait in one queue, so that they stay in order.  A session that causes many look-ups at once, or
+that has many bytes waiting, is paused: the relay stops reading from it. No message is refused because of a slow
+registry, because senders treat a refusal as final.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.twin import Twin
 
 MAX_LOOKUPS = 200
-"""Number of one session's look-ups under way at which the session is paused."""
+"""Number of unfinished look-ups of one session at which the session is paused."""
 MAX_LOOKING_SIZE = 64 * 1024 * 1024
-"""Maximum bytes of messages, over all sessions, that wait for look-ups; above it, sessions that send further ones are
+"""Maximum bytes of messages that wait for look-ups, over all sessions. Above it, sessions that send further ones are
 paused."""
 LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
-"""Seconds for which a look-up is repeated while the registry is unavailable, and seconds between attempts."""
+"""Maximum seconds for which a look-up is repeated while the registry is unavailable, and seconds between the
+attempts."""
 
 
 class WaitingMail(NamedTuple):
-    """Message that waits for the look-up of its receiver."""
+    """Message that waits for the look-up of its receiver, and the session that sent it."""
 
     session: RelaySession
     mail: Mail
@@ -42,9 +43,9 @@ class WaitingMail(NamedTuple):
 class LookupLines:
     """Queues of waiting messages, one for each twin that is being looked up.
 
-    :param on_answered: called for each message, in order, with the registry's answer: the twin, None for an unknown
-        twin, or the failure.
-    :ivar looking: bytes of waiting messages, by the session that sent them.
+    :param on_answered: callback invoked for each message, in order. Its second argument is the registry's answer: the
+        twin's entry, None for an unknown twin, or the failure.
+    :ivar looking: bytes of waiting messages of each session that sent some.
     """
 
     def __init__(
@@ -58,17 +59,18 @@ class LookupLines:
         self._on_answered = on_answered
         self._lines: dict[int, deque[WaitingMail]] = {}
         self.size = 0
-        """Bytes of all waiting messages."""
+        """Number of bytes of all waiting messages."""
         self.looking: Counter[RelaySession] = Counter()
         self._held: dict[RelaySession, None] = {}
         """Sessions that are paused because the waiting messages have too many bytes."""
 
     def __contains__(self, twin: int) -> bool:
-        """Whether messages to a twin wait for its look-up."""
+        """Whether messages to ``twin`` wait for its look-up."""
         return twin in self._lines
 
     def add(self, waiting: WaitingMail) -> None:
-        """Queue a message until its receiver is looked up.  Start the look-up unless one of this twin is under way."""
+        """Queue a message until its receiver was looked up.  Start the look-up, unless this twin is being looked up
+        already."""
         session, twin = waiting.session, waiting.mail.destination.twin
         self._count(session, len(waiting.mail.data))
         line = self._lines.get(twin)
@@ -87,13 +89,15 @@ class LookupLines:
         def answered(result: Twin | Failure) -> None:
             away = isinstance(result, Failure) and result.check(RegistryUnavailable)
             if away and self._clock.seconds() - began < LOOKUP_PATIENCE:
-                # No error is reported yet: a sender takes an error as final, and the registry may be back in a moment.
+                # No error is sent yet, because senders treat an error as final, and the registry may soon be available
+                # again.
                 self._clock.callLater(LOOKUP_RETRY, ask)
                 return
-            # TwinNotFound is an answer: the twin does not exist.  Any other failure says nothing about the twin.
+            # TwinNotFound is a valid answer: the twin does not exist.  Any other failure says nothing about the twin.
             said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
             session.lookups -= 1
-            # The session continues only at half the limit; otherwise it would pause and continue with each answer.
+            # The session is resumed only at half of the limit. Otherwise it would be paused and resumed with each
+            # answer.
             if session.lookups <= MAX_LOOKUPS // 2 and session.socket is not None:
                 session.socket.release(HoldReason.LOOKUPS)
             for one in self._lines.pop(twin):
@@ -106,11 +110,11 @@ class LookupLines:
         self._on_answered(waiting, result)
 
     def forget_lost(self, session: RelaySession) -> None:
-        """Forget a session that has ended, so that it is not released later."""
+        """Note that a session has ended, so that it is not resumed later."""
         self._held.pop(session, None)
 
     def forget(self, session: RelaySession) -> None:
-        """Drop the waiting messages of a session that has ended; the session sends them again."""
+        """Drop the waiting messages of a session that has ended. The session will send them again."""
         for line in self._lines.values():
             for waiting in [one for one in line if one.session is session]:
                 line.remove(waiting)
@@ -118,7 +122,7 @@ class LookupLines:
                 waiting.mail.lose()
 
     def _count(self, session: RelaySession, size: int) -> None:
-        """Add to the bytes that wait (or subtract, if negative), and pause or resume sessions accordingly."""
+        """Add ``size``, which may be negative, to the number of waiting bytes. Pause or resume sessions accordingly."""
         self.size += size
         if size > 0:
             self.looking[session] += size

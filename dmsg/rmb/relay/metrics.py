@@ -1,4 +1,4 @@
-"""Metrics of a relay, named as in the reference implementation, and the numbers of dropped messages by reason."""
+"""Metrics of a relay, named as in the reference, and the numbers of dropped messages by reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RelayMetrics:
-    """Collector that reads the counters of the switch when Prometheus asks."""
+    """Collector that reads the counters of the switch when Prometheus queries the metrics."""
 
     def __init__(self, switch: Switch, memory: Memory) -> None:
         self._switch = switch
@@ -27,7 +27,7 @@ class RelayMetrics:
         self._registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics; prometheus_client calls this."""
+        """Yield the metrics. prometheus_client calls this method."""
         switch, federation, cache = self._switch, self._switch.federation, self._switch.registry
         sessions = GaugeMetricFamily("relay_worker_connections", "Number of connected sessions", labels=["worker"])
         sessions.add_metric(["0"], len(switch.sessions))
@@ -112,5 +112,5 @@ class RelayMetrics:
         yield drops
 
     def render(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)

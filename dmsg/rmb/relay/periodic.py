@@ -1,4 +1,4 @@
-"""Periodic checks of a relay, once a second, for slow confirmations, silent sessions and expired messages."""
+"""Checks that a relay makes once a second, for slow confirmations, silent sessions and expired messages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dmsg.rmb.socket.websocket import FAILED, GOING_AWAY, TRY_LATER
 from dmsg.rmb.twins.address import Session
 
 ROUND = 1.0
-"""Seconds between rounds of checks."""
+"""Seconds between two rounds of checks."""
 IDLE_PING = 30.0
-"""Seconds of silence after which a session is pinged."""
+"""Seconds without received data after which a session is pinged."""
 SILENT_AFTER = 75.0
-"""Seconds of silence after which a session is ended."""
+"""Seconds without received data after which a session is ended."""
 STALLED_AFTER = 60.0
-"""Seconds without a confirmation after which a session is ended."""
+"""Seconds without an expected confirmation after which a session is ended."""
 UNFINISHED_FOR = 60.0
-"""Seconds that a message may take to become complete, once more than ``SMALL`` bytes of it have come."""
+"""Seconds within which a message must become complete after more than ``SMALL`` bytes of it have arrived."""
 PRESENT_EVERY = 30.0
-"""Seconds between announcements, to other processes on the same queue, of the sessions connected here."""
+"""Seconds between two announcements, to other processes on the same queue, of the sessions connected here."""
 POLLED = 1000
 """Maximum number of sessions whose queues are polled for new messages in one round."""
 
@@ -40,7 +40,7 @@ class PeriodicChecks:
         self._to_poll: list[Session] = []
 
     def round(self) -> None:
-        """Run all checks, once a second; an error in one check stops neither the others nor the next round."""
+        """Run all checks. An error in one check stops neither the other checks nor the next round."""
         for step in (
             self._check_deliveries,
             self._check_unfinished,
@@ -59,7 +59,7 @@ class PeriodicChecks:
     def _check_deliveries(self) -> None:
         """Store messages whose confirmations take long, and end sessions that confirm nothing."""
         switch, now = self._switch, self._clock.seconds()
-        # Ending a session changes the table, so the loop runs over a copy.
+        # The loop uses a copy, because ending a session changes the table.
         for delivery in list(switch.waiting):
             if not len(delivery):
                 del switch.waiting[delivery]
@@ -69,8 +69,8 @@ class PeriodicChecks:
                 delivery.stall()
                 session = switch.sessions.get(delivery.session)
                 here = session if session is not None and session.delivery is delivery else None
-                # The confirmations of a paused session may come behind its own messages, which wait for a receiver that
-                # does not read.  So it is not ended for missing confirmations; that receiver is.
+                # A paused session's confirmations may be behind its own messages, which wait for a receiver that does
+                # not read. So the paused session gets more time, until that receiver is ended.
                 patience = 2 * STALLED_AFTER if here is not None and here.is_held else STALLED_AFTER
                 if now - delivery.since >= patience:
                     switch.evictions["back_pressure_timeout"] += 1
@@ -78,19 +78,18 @@ class PeriodicChecks:
                         here.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
 
     def _check_unfinished(self) -> None:
-        """End sessions with a message that is incomplete for too long."""
+        """End sessions that have sent an incomplete message and do not complete it in time."""
         now = self._clock.seconds()
         for session in list(self._switch.growing):
             since = session.unfinished_since
             if since is None:
                 session.unfinished_since = now
-            # An honest but slow sender of a large message cannot be distinguished from an attacker who uses up memory,
-            # so both are ended.
+            # An honest, slow sender of a large message looks like an attacker who uses up memory, so both are ended.
             elif now - since >= UNFINISHED_FOR:
                 session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
 
     def _check_sessions(self) -> None:
-        """Ping sessions that are silent, and end those that remain silent."""
+        """Ping sessions from which nothing was received for a while, and end those that stay silent."""
         switch, now = self._switch, self._clock.seconds()
         for session in list(switch.sessions.values()):
             socket = session.socket
@@ -100,8 +99,8 @@ class PeriodicChecks:
                 socket.has_received = False
                 session.heard_at = now
             elif socket is not None and socket.held:
-                # The relay does not read from a paused session, so its silence is no reason to end it.  The ping shows
-                # the session that the relay is alive.
+                # The relay does not read from a paused session, so it cannot know whether the session is silent. The
+                # ping shows the session that the relay is alive.
                 session.heard_at = now
                 socket.ping(b"")
             elif now - session.heard_at >= SILENT_AFTER:
@@ -125,7 +124,7 @@ class PeriodicChecks:
             self._switch.queue.present([str(session) for session in self._switch.sessions])
 
     def _poll(self) -> None:
-        """Poll queues for new messages, because relays of the reference on the same Redis announce none."""
+        """Poll queues for new messages, because relays of the reference on the same Redis do not announce them."""
         sessions = self._switch.sessions
         if not self._to_poll:
             self._to_poll = list(sessions)

@@ -18,23 +18,23 @@ class Carrier(Protocol):
 
     @property
     def unsent(self) -> int:
-        """Number of bytes that this process still has to send."""
+        """Number of bytes that are not sent yet."""
 
     def send(self, data: bytes) -> None:
-        """Send a message; it is written at the end of the reactor turn."""
+        """Send a message. It is written at the end of the reactor turn."""
 
     def barrier(self, number: int) -> None:
-        """Send a ping behind all messages sent so far; its pong returns ``number``."""
+        """Send a ping with ``number`` behind all messages sent so far. The pong returns the number."""
 
 
 class Store(Protocol[_Delivery_contra]):
-    """Interface of the relay for a delivery: gives access to queues and timers."""
+    """Interface of the relay for a delivery, which needs queues and timers."""
 
     def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
-        """Store a message in the session's queue; the Deferred fires with its id."""
+        """Store a message in the session's queue. The Deferred fires with the message's id."""
 
     def read(self, session: Session, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
-        """Return the oldest messages of the session's queue with ids above ``after``."""
+        """Return the oldest messages in the session's queue whose ids are above ``after``."""
 
     def remove(self, session: Session, ids: list[QueueId]) -> None:
         """Delete delivered messages from the session's queue."""
@@ -46,10 +46,11 @@ class Store(Protocol[_Delivery_contra]):
         """Record that the delivery has messages in its window."""
 
     def note_waiting(self, delivery: _Delivery_contra) -> None:
-        """Record that the delivery has messages in its line (the queue in memory)."""
+        """Record that the delivery has messages in its line, which is its queue in memory."""
 
     def ping_later(self, delivery: _Delivery_contra) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` after a short delay that this object chooses."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` after a short delay, which this object chooses."""
 
     def hand_later(self, delivery: _Delivery_contra) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this turn, until it returns True."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this reactor turn, and again until it
+        returns True."""

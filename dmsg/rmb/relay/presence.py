@@ -1,4 +1,4 @@
-"""Table of the sessions at a relay: those connected, and those expected to reconnect just after the relay's start."""
+"""Table of the sessions at a relay: connected ones, and those that may reconnect just after the relay has started."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.address import Session
 
 START_GRACE = 10.0
-"""Seconds after the relay's start during which a message waits ``COME_BACK`` seconds for a missing session to
-reconnect."""
+"""Seconds after the relay's start in which a message to a missing session waits for the session to reconnect."""
 COME_BACK = 2.0
-"""Seconds that a message waits for a missing session to connect."""
+"""Maximum seconds that a message waits for a missing session to reconnect."""
 FEW_SESSIONS = 4
 """Number of a twin's sessions that are never ended to make room for other twins."""
 MAX_COMING_BACK = 10_000
-"""Maximum number of missing sessions that messages wait for after a start."""
+"""Maximum number of missing sessions for which messages wait after the relay's start."""
 
 
 class Presence:
     """Connected sessions of one relay.
 
-    :ivar sessions: the newest connection of each session, by its name.
+    :ivar sessions: newest connection of each session, by the session's address.
     :ivar of_twin: number of sessions of each twin.
     """
 
@@ -47,33 +46,34 @@ class Presence:
             self._newest.pop(twin, None)
 
     def can_make_place(self, twin: int | None = None) -> bool:
-        """Whether some twin has so many sessions that one of them may be ended in favour of ``twin``; None stands for
-        any twin."""
+        """Whether a twin has so many sessions that one of them may be ended for a new session of ``twin``, or of any
+        twin if None."""
         most = self._by_count.first()
         own = 0 if twin is None else self.of_twin[twin]
         return most is not None and self.of_twin[most] > max(FEW_SESSIONS, own + 1)
 
     def make_place(self, twin: int) -> RelaySession | None:
-        """Return the session to end for a new one of ``twin``: the newest idle one of the twin with most sessions.
+        """Return the session to end for a new one of ``twin``: the newest idle session of the twin with most sessions.
 
-        None when no twin has more sessions, or when none of its sessions is idle.
+        The result is None if no twin has clearly more sessions than ``twin``, or if none of its sessions is idle.
         """
         most = self._by_count.first()
         if most is None or not self.can_make_place(twin):
             return None
-        # The newest sessions end first: a twin that floods the relay with sessions loses those, and keeps its old ones.
+        # The newest session is ended first. So a twin that floods the relay with sessions loses new ones and keeps its
+        # old ones.
         return next((one for one in reversed(self._newest[most].values()) if one.is_idle), None)
 
     def add(self, session: RelaySession) -> RelaySession | None:
-        """Register a connected session under its name, and notify the callers that wait for the session.
+        """Add a connected session, and notify the callers that wait for it.
 
-        :returns: the older connection with this name, if there is one.
+        :returns: older connection of the same session, or None.
         """
         before = self.sessions.get(session.session)
         self.sessions[session.session] = session
         newest = self._newest.setdefault(session.owner, {})
-        # The pop makes a session that reconnects the newest in the order of the dictionary, because ``make_place`` ends
-        # the newest first.
+        # ``make_place`` ends the newest session first. The pop moves a session that reconnects to the end of the
+        # dictionary, so that it counts as the newest.
         newest.pop(session.session, None)
         newest[session.session] = session
         if before is None:
@@ -85,8 +85,8 @@ class Presence:
         return before
 
     def remove(self, session: RelaySession) -> bool:
-        """Remove a session that has ended; return False when a newer connection has its name."""
-        # A newer connection of the same name has taken its place and must stay.
+        """Remove a session that has ended. Return False, and remove nothing, if it has a newer connection."""
+        # A newer connection of the same session has replaced this one and must stay.
         if self.sessions.get(session.session) is not session:
             return False
         del self.sessions[session.session]
@@ -96,23 +96,23 @@ class Presence:
         return True
 
     def named(self, name: str) -> RelaySession | None:
-        """Return the connected session with this name, in the form that the queue uses; None if there is none."""
+        """Return the connected session with this name, written as in the queue; None if it is not connected."""
         try:
             return self.sessions.get(Session.parse(name))
         except ValueError:
             return None
 
     def is_here(self, name: str) -> bool:
-        """Whether the session with this name, in the form that the queue uses, is connected."""
+        """Whether the session with this name, written as in the queue, is connected."""
         return self.named(name) is not None
 
     def wait_for_session(self, session: Session) -> Deferred[bool]:
-        """Return whether a session is connected.  If this relay has just started, wait up to :data:`COME_BACK` for
-        it."""
+        """Return whether a session is connected.  Just after the relay's start, wait up to :data:`COME_BACK` seconds
+        for it."""
         if session in self.sessions:
             return succeed(True)
-        # Many sessions reconnect just after a start, and only then.  Later, an absent session counts as offline, and
-        # senders are told so at once.
+        # Many sessions reconnect just after a start, and only then.  Later, a missing session counts as offline, and
+        # senders are notified at once.
         if self._clock.seconds() - self._started >= START_GRACE or len(self._coming_back) >= MAX_COMING_BACK:
             return succeed(False)
         waiting: Deferred[bool] = Deferred()

@@ -1,4 +1,4 @@
-"""Ranking of relays: the one that failed least often lately is tried first."""
+"""Ranking of relays: the relay with the fewest recent failures is tried first."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from random import Random
 
 PERIOD = 3600.0
-"""Seconds for which a failure lowers the rank of a relay."""
+"""Seconds for which a failure counts against a relay."""
 MAX_FAILURES = 100
-"""Maximum number of failures remembered of one relay."""
+"""Maximum number of failures that are remembered for one relay."""
 MAX_RELAYS = 1000
 """Maximum number of relays whose failures are remembered."""
 
 
 class Ranker:
-    """Ranking of relays by their failures in the last ``period`` seconds; equal ones are in random order."""
+    """Ranking of relays by their failures in the last ``period`` seconds. Relays with equally many are in random
+    order."""
 
     def __init__(self, period: float = PERIOD, random: Random | None = None) -> None:
         self.period = period
@@ -31,7 +32,7 @@ class Ranker:
             self._failures.popitem(last=False)
 
     def rate(self, relay: str, now: float) -> float:
-        """Return the failures per hour of a relay."""
+        """Return the number of failures of a relay per hour."""
         times = self._failures.get(relay)
         if times is None:
             return 0.0
@@ -42,7 +43,7 @@ class Ranker:
         return len(times) * 3600 / self.period
 
     def order(self, relays: Iterable[str], now: float) -> list[str]:
-        """Return the relays in order, the one with the fewest failures first."""
+        """Return the relays, ordered by their failures, fewest first."""
         ordered = list(relays)
         # ``sorted`` is stable, so relays with equal rates stay in random order and share the load.
         self._random.shuffle(ordered)

@@ -1,13 +1,13 @@
 """Rules by which a relay decides where a message goes. No I/O.
 
 The inputs are the header of a message, the session or relay that sent it here, the receiver's registry entry, and the
-time. The output is a :class:`Decision`, or :exc:`MessageRefused` with the reason for the sender. The switch carries the
-decision out (:mod:`dmsg.rmb.relay.switch`).
+time. The output is a :class:`Decision`, or a :exc:`MessageRefused` with the reason for the sender. The switch executes
+the decision (:mod:`dmsg.rmb.relay.switch`).
 
 A session may send only messages whose source names that session.  A message from another relay is never forwarded a
-second time, so messages cannot circulate. Each refusal has one reason, which the catching code counts.
+second time, so messages cannot circulate. Each refusal has one reason, which the caller counts.
 
-The order of the rules and the texts of the errors are those of the reference (docs/rmb/protocol.md); clients match on
+The order of the rules and the error texts are those of the reference (docs/rmb/protocol.md), because clients compare
 the texts.
 """
 
@@ -28,14 +28,14 @@ from dmsg.rmb.twins.twin import Twin
 
 
 class Action(Enum):
-    """Action that a relay takes on a message for a session that is not connected here."""
+    """What a relay does with a message whose session is not connected to it."""
 
     QUEUE = auto()
-    """Store the message, and meanwhile offer it to the twin's other relays, if it has any."""
+    """Store the message. Meanwhile, offer it to the twin's other relays, if there are any."""
     FORWARD = auto()
     """Send the message to one of the twin's relays."""
     PROBE = auto()
-    """Send the message to one of the twin's relays if the session is connected there; otherwise refuse it."""
+    """Send the message to one of the twin's relays if the session is connected there. Otherwise refuse it."""
     REFUSE = auto()
 
 
@@ -52,9 +52,9 @@ class Decision:
 
 
 class MessageRefused(Exception):
-    """A message is neither delivered, stored nor forwarded.
+    """The message is not delivered, stored or forwarded.
 
-    :ivar drop: the reason; ``TEXTS`` has the text for the sender.
+    :ivar drop: reason. ``TEXTS`` has the text for the sender.
     """
 
     def __init__(self, drop: Drop) -> None:
@@ -63,10 +63,10 @@ class MessageRefused(Exception):
 
 
 class Rules:
-    """Decisions of one relay about messages.
+    """Rules of one relay for messages.
 
-    :param domains: names under which twins list this relay. If there is none, every session that is not connected here
-        is taken to be at another relay.
+    :param domains: names by which the registry entries of twins list this relay. If there are none, every session that
+        is not connected here is assumed to use another relay.
     :param limiter: rate limit of twins, or None.
     :ivar drops: number of drops by reason.
     :ivar windows: all counters of the messages and bytes that twins send, through this relay or through others.
@@ -79,14 +79,14 @@ class Rules:
         self.drops: Counter[Drop] = Counter()
 
     def admit(self, session: Session, header: Header, size: int, now: float) -> bool:
-        """Apply the rules that do not depend on the destination; return True for a ping.
+        """Apply the rules that do not depend on the destination. Return True if the message is a ping.
 
         :raises MessageRefused: the message is refused.
         """
         if self.limiter is not None and not self.limiter.measure(session.twin, size, now, is_answer=header.is_answer):
             raise MessageRefused(Drop.RATE_LIMITED)
-        # The relay does not verify signatures of its own twins; the token has proved that the session belongs to its
-        # twin.
+        # The relay does not verify the signatures of its own twins. A session has proved by its token that it belongs
+        # to its twin.
         if header.source != session:
             raise MessageRefused(Drop.WRONG_SOURCE)
         if header.kind == "ping":
@@ -97,20 +97,21 @@ class Rules:
         return False
 
     def grant_answer(self, header: Header, now: float) -> None:
-        """Let the destination of a request send one answer that is not charged to its rate limit.  The destination must
-        be known to the registry."""
+        """Allow the destination of a request to send one answer that is not charged to its rate limit.
+
+        The destination must exist in the registry.
+        """
         if header.kind == "request":
             for window in self.windows:
                 window.ask(header.destination.twin, now)
 
     def charge(self, twin: int, messages: int, now: float) -> None:
-        """Count something else that ``twin`` sent, such as small fragments, as this number of messages, because it
-        costs as much work."""
+        """Charge ``messages`` messages to ``twin`` for other things that cost as much work, such as small fragments."""
         if self.limiter is not None:
             self.limiter.charge(twin, messages, now)
 
     def check_message(self, header: Header, now: float) -> None:
-        """Check the conditions for every message, from a session or from another relay.
+        """Check the conditions that apply to all messages, from sessions and from other relays.
 
         :raises MessageRefused: the destination session is malformed, the message has expired, or its timestamp is too
             far ahead.
@@ -123,9 +124,9 @@ class Rules:
             raise MessageRefused(Drop.BAD_TIMES)
 
     def route(self, header: Header, twin: Twin | None) -> Decision:
-        """Decide about a message for a session that is not connected here.
+        """Decide what to do with a message of a session whose receiver is not connected here.
 
-        :param twin: the twin of the destination; None when the registry has none.
+        :param twin: registry entry of the destination; None if the registry has none.
         """
         if twin is None:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)
@@ -133,7 +134,7 @@ class Rules:
         if not relays:
             return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
         others = relays - self.domains
-        # None of the twin's relays is this one, so its sessions never connect here.
+        # This relay is not one of the twin's relays, so the twin's sessions never connect here.
         if len(others) == len(relays):
             return Decision(Action.FORWARD, others)
         if header.fail_fast:
@@ -142,14 +143,14 @@ class Rules:
         return Decision(Action.QUEUE, others)
 
     def route_inbound(self, header: Header, twin: Twin | None) -> Decision:
-        """Decide about a message that another relay sent here; it is never forwarded a second time.
+        """Decide what to do with a message from another relay. It is never forwarded a second time.
 
-        A QUEUE decision lists the relays to which the message may be offered.
+        If the action is QUEUE, the decision lists the relays to which the message may be offered.
         """
         if twin is None:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)
-        # The message is refused and not forwarded: the other relay may have an outdated entry, and forwarding for it
-        # could send a message round in a circle.
+        # The message is not forwarded, because the other relay's entry of the twin may be outdated, and the message
+        # could circulate.
         if self.domains and not twin.relays & self.domains:
             return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
         if header.fail_fast:

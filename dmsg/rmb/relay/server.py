@@ -1,4 +1,4 @@
-"""The relay entity, which joins a registry, a queue, the federation, a switch and a listening port."""
+"""Relay entity, which consists of a registry, a queue, the federation, a switch and a listening port."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 
 PART = 4
-"""Divisor of the memory limit: messages to other relays and incomplete messages may each use this fraction."""
+"""Divisor of the memory limit: messages to other relays, and incomplete messages, may each use this fraction."""
 TAKES_NOTHING = "the queue cannot store messages"
-"""Value of ``status`` in ``/health`` while the queue cannot be written, as on a full disk."""
+"""Value of ``status`` in ``/health`` while the queue cannot be written, for example because the disk is full."""
 CLOSE_WAIT = 2.0
-"""Seconds for which stopping waits until sessions have confirmed their messages; unconfirmed messages stay in the
-queues."""
+"""Maximum seconds that the relay waits, when it stops, for sessions to confirm their messages. Unconfirmed messages
+stay in the queues."""
 CHECK_INTERVAL = 0.02
-"""Seconds between checks whether sessions have confirmed their messages, while the relay stops."""
+"""Seconds between two checks whether sessions have confirmed their messages, while the relay stops."""
 
 _log = Logger()
 
@@ -69,7 +69,7 @@ async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) ->
 
 @dataclass(frozen=True)
 class _Running:
-    """Objects that a relay has from its start on."""
+    """Objects that exist once a relay has started."""
 
     queue: RelayQueue
     registry: CachedRegistry
@@ -83,8 +83,8 @@ class RmbRelay(ListeningService):
     """Relay of the message bus.
 
     :param registry: registry to use instead of the one in the settings.
-    :ivar ready: fires with the listening ports.
-    :ivar switch: sessions and messages; None until the relay has started.
+    :ivar ready: Deferred that fires with the listening ports.
+    :ivar switch: switch of the relay; None until the relay has started.
     """
 
     name = "rmb-relay"
@@ -119,7 +119,7 @@ class RmbRelay(ListeningService):
         queue = await open_queue(self.settings.queue, self._reactor, self.settings.queue_limits)
         try:
             self._running = running = self._make(queue)
-        except BaseException:  # This happens, for example, when the registry cannot be opened.
+        except BaseException:  # The registry, for example, could not be opened.
             await queue.close()
             raise
         running.holdings.start()
@@ -134,7 +134,7 @@ class RmbRelay(ListeningService):
 
     @property
     def switch(self) -> Switch | None:
-        """Sessions and messages of the relay; None until it has started."""
+        """Switch of the relay, with its sessions; None until the relay has started."""
         return None if self._running is None else self._running.switch
 
     @property
@@ -143,12 +143,13 @@ class RmbRelay(ListeningService):
         return self._running
 
     def _make(self, queue: RelayQueue) -> _Running:
-        """Build the parts of a relay that work on an open queue."""
+        """Create the parts of a relay that use an open queue."""
         settings = self.settings
         registry = CachedRegistry(
             self._given_registry or open_registry(settings.registry, self._reactor), self._reactor
         )
-        # Only a relay on a developer's machine has an http: URL, so only such a relay may send to other http: relays.
+        # Only a relay on a developer's machine has an http: URL. So only such a relay may send to relays with http:
+        # URLs.
         plain = any(domain.startswith("http:") for domain in settings.domains)
         make_federation = partial(
             Federation,
@@ -170,7 +171,7 @@ class RmbRelay(ListeningService):
             make_federation,
             self._wall_clock,
             durable=settings.durable,
-            # The limit allows at least two messages of the maximum size; otherwise nobody could send one.
+            # The limit must allow two messages of the maximum size. Otherwise nobody could send such a message.
             max_unfinished=min(MAX_UNFINISHED, max(2 * MAX_MESSAGE, self.memory.limit // PART)),
         )
         holdings = SessionHoldings(self._reactor, switch, self.memory)
@@ -185,7 +186,7 @@ class RmbRelay(ListeningService):
 
     @property
     def metrics_port(self) -> IListeningPort | None:
-        """Port of the status page, ``/metrics`` and ``/health``; None without one."""
+        """Port of the status page, ``/metrics`` and ``/health``; None if there is no separate port."""
         return None if self._status is None else self._status.port
 
     def _page(self, switch: Switch, metrics: Callable[[], bytes]) -> RelaySite:
@@ -210,7 +211,7 @@ class RmbRelay(ListeningService):
         return Drop.TOO_MANY_SESSIONS
 
     def _make_place(self, twin: int) -> bool:
-        """Return whether ``twin`` may have one more session.  At the limit, end a session of the twin that has most."""
+        """Return whether ``twin`` may have another session.  At the limit, end a session of the twin that has most."""
         switch = self._running_parts.switch
         if len(switch.sessions) < self.settings.max_sessions:
             return True
@@ -241,8 +242,7 @@ class RmbRelay(ListeningService):
                 await self._status.stop()
 
     async def _wait_for_confirmations(self, switch: Switch) -> None:
-        """Wait until sessions have confirmed their messages; otherwise the unconfirmed ones would be delivered a second
-        time."""
+        """Wait until sessions have confirmed their messages. Unconfirmed messages would be delivered a second time."""
         until = self._reactor.seconds() + CLOSE_WAIT
         for session in switch.sessions.values():
             session.delivery.ping_behind()

@@ -17,20 +17,20 @@ from dmsg.rmb.socket.websocket import BAD_DATA, TRY_LATER, Socket
 from dmsg.rmb.twins.address import Session
 
 ASKING_PING = 8
-"""Length in bytes of the pings with which clients of this package ask for the confirmation of their messages."""
+"""Length in bytes of those pings by which clients of this package ask for the confirmation of their messages."""
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
-"""Number and bytes of a session's unsettled messages at which the relay stops reading from it."""
+"""Number, and bytes, of a session's unsettled messages at which the relay stops reading from the session."""
 
 SMALL = 64 * 1024
-"""Bytes below which an incomplete message does not put its session into ``growing``."""
+"""Size in bytes up to which an incomplete message is not watched: its session is not in ``growing``."""
 
 
 class SessionHost(Store[Delivery], Protocol):
     """Interface of the relay for its sessions.
 
-    :ivar durable: whether messages of sessions that do not resend are stored before delivery.
-    :ivar line_messages: number of messages that may wait until a session's window has room.
-    :ivar line_size: bytes of the messages that may wait.
+    :ivar durable: whether messages are stored before delivery if their session never sends a message again.
+    :ivar line_messages: maximum number of messages that wait for a session before their senders are paused.
+    :ivar line_size: maximum bytes of the messages that wait for a session before their senders are paused.
     :ivar unfinished: bytes of all incomplete messages.
     :ivar growing: sessions with a large incomplete message.
     :ivar parked: sessions whose messages were buffered while they were paused.
@@ -49,25 +49,25 @@ class SessionHost(Store[Delivery], Protocol):
         """Call a function in the next reactor turn."""
 
     def connected(self, session: RelaySession) -> None:
-        """Register a session whose socket has opened."""
+        """Register a session whose socket was opened."""
 
     def received(self, session: RelaySession, data: bytes) -> None:
-        """Process one message that a session sent."""
+        """Process one message of a session."""
 
     def lost(self, session: RelaySession) -> None:
-        """Remove a session whose connection is lost."""
+        """Remove a session whose connection was lost."""
 
     def count_fragments(self, session: RelaySession, small: int) -> None:
-        """Count the small fragments that a session sent."""
+        """Count ``small`` small fragments that a session has sent."""
 
     def check_unfinished(self) -> None:
-        """Enforce the limit of all incomplete messages after their size has changed."""
+        """Enforce the limit of all incomplete messages, because their size has changed."""
 
 
 class RelaySession:
     """Connected session, which processes the messages from its socket and sends messages to it.
 
-    Provides :class:`~dmsg.rmb.socket.websocket.Receiver` and :class:`~dmsg.rmb.relay.ports.Carrier`.
+    Implements :class:`~dmsg.rmb.socket.websocket.Receiver` and :class:`~dmsg.rmb.relay.ports.Carrier`.
     """
 
     __slots__ = (
@@ -87,9 +87,9 @@ class RelaySession:
     )
 
     def __init__(self, switch: SessionHost, session: Session, *, resends: bool = True) -> None:
-        """Make a session whose socket is not open yet.
+        """Create a session whose socket is not open yet.
 
-        :param resends: whether the session asks for confirmation of its messages with pings, and sends unconfirmed
+        :param resends: whether the session asks by pings for the confirmation of its messages, and sends unconfirmed
             messages again.
         """
         self.switch = switch
@@ -109,12 +109,12 @@ class RelaySession:
         self._set_resends(resends)
         self.heard_at = 0.0
         self.unfinished = 0
-        """Bytes of the session's incomplete message."""
+        """Number of bytes of the session's incomplete message."""
         self.unfinished_since: float | None = None
-        """Time at which the incomplete message was first seen; None when there is none."""
+        """Time at which a check first found the incomplete message; None if there is none."""
         self.lookups = 0
         self.messages_in = self.bytes_in = 0
-        """Number and bytes of messages that the session has sent since it connected."""
+        """Number, and bytes, of messages that the session has sent since it connected."""
         self.is_lost = False
 
     @property
@@ -124,8 +124,7 @@ class RelaySession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no message is on its way to the session, and none that the session sent is incomplete or
-        unsettled."""
+        """Whether no message is on its way to the session, and no message from it is incomplete or unsettled."""
         return not (len(self.delivery) or self.unfinished or self.lookups or self.parking.size or len(self.ledger))
 
     # --- the socket ---
@@ -141,7 +140,8 @@ class RelaySession:
         if size != self.unfinished and not self.is_lost:
             self.switch.unfinished += size - self.unfinished
             if size < self.unfinished:
-                self.unfinished_since = None  # The message became complete; bytes that are left belong to the next one.
+                # A message is now complete. The remaining bytes belong to the next message.
+                self.unfinished_since = None
             self.unfinished = size
             if size > SMALL:
                 self.switch.growing[self] = None
@@ -183,13 +183,13 @@ class RelaySession:
             self.bytes_in += len(data)
             self.switch.received(self, data)
             ledger = self.ledger
-            # The session is paused, and its message is not refused, because a sender takes a refusal as final.
+            # The session is paused instead of refusing its message, because senders treat a refusal as final.
             if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
                 ledger.relaxed = self._resume
                 self.socket.hold(HoldReason.UNSETTLED)  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:
-        # From its first ping of this size on, the session is known to send unconfirmed messages again.
+        # The first ping of this size shows that the session sends unconfirmed messages again.
         if self.delivery.lazy and len(payload) == ASKING_PING:
             self._set_resends(True)
         if self.parking.closed:
@@ -198,7 +198,7 @@ class RelaySession:
             self.ledger.ping(payload)
 
     def pong_received(self, payload: bytes) -> None:
-        # Pings behind messages have 8 bytes; other pongs answer keepalive pings.
+        # Pongs of pings behind messages have 8 bytes. Other pongs answer keepalive pings.
         if len(payload) != 8 or self.is_lost:
             return
         try:
@@ -214,8 +214,8 @@ class RelaySession:
             self.socket.release(HoldReason.UNSETTLED)
 
     def _end_for_loss(self) -> None:
-        """End the session because a message that it sent was lost here; it will connect again and resend the
-        message."""
+        """End the session because one of its messages was lost here. The session will reconnect and send the message
+        again."""
         if not self.is_lost:
             self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay does not take messages now")
 
@@ -224,10 +224,10 @@ class RelaySession:
             self.socket.pong(payload)
 
     def end(self, drop: Drop, code: int, reason: str) -> None:
-        """End the session for a reason that is counted."""
+        """End the session, and count the reason."""
         self.switch.rules.drops[drop] += 1
         if self.socket is not None:
-            # Messages are flushed first, because those that have been sent need not be stored in the queue.
+            # Sent messages are written to the connection first, so that they need not be stored in the queue.
             self.socket.flush()
         self.switch.lost(self)
         if self.socket is not None:
@@ -239,7 +239,7 @@ class RelaySession:
 
     @property
     def unsent(self) -> int:
-        """Number of bytes that were not written to the connection yet."""
+        """Number of bytes that are not written to the connection yet."""
         return self.socket.unsent if self.socket is not None else 0
 
     def send(self, data: bytes) -> None:

@@ -38,21 +38,23 @@ from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 
 IDLE_TIMEOUT = 60
-"""Seconds for which a connection without a websocket may be silent."""
+"""Seconds without data after which a connection that is not a websocket is closed."""
 CONNECT_BURST = 2000
-"""Number of websocket upgrades in a burst from one address, unless its rate per second is higher."""
+"""Number of websocket upgrades that one address may make in a burst, unless its configured rate per second is
+higher."""
 OTHER_RATE, OTHER_BURST = 50.0, 500.0
-"""Number of other requests per second, and in a burst, from one address: for metrics, health, and unknown paths."""
+"""Number of other requests that one address may make per second, and in a burst: for metrics, health and unknown
+paths."""
 SAME_TIME = 2
-"""Seconds after a token's issue within which it may open more than one connection.
+"""Seconds after its issue within which a token may open more than one connection.
 
-Clients of the reference put only the current second into their tokens, and ed25519 signatures over equal claims are
-equal. So two of their connections in one second have the same token.
+Clients of the reference put only the current second into their tokens, and ed25519 signatures over the same claims are
+equal. So if such a client connects twice in one second, both connections have the same token.
 """
 MAX_SESSIONS_OF_TWIN = 1024
-"""Maximum number of sessions of one twin at a time."""
+"""Maximum number of simultaneous sessions of one twin."""
 MAX_USED_TOKENS = 100_000
-"""Maximum number of used tokens that are remembered until they expire."""
+"""Maximum number of used tokens that are remembered. Each is remembered until it expires."""
 
 _log = Logger()
 
@@ -60,7 +62,7 @@ _log = Logger()
 class RelaySite(Resource):
     """Root resource of a relay, which answers requests for every path.
 
-    :param admits: returns the reason why no further session is accepted, or None.
+    :param admits: function that returns the reason why the relay accepts no further session, or None.
     """
 
     isLeaf = True
@@ -92,7 +94,7 @@ class RelaySite(Resource):
         self._used = None if settings.token_reuse else token.UsedTokens(MAX_USED_TOKENS)
 
     def make_site(self) -> PlainUpgradeFactory:
-        """Return the factory to listen with."""
+        """Return the factory with which the relay listens."""
 
         def refused(reason: str) -> None:
             self._switch.rules.drops[Drop.INTAKE_RATE if reason == "busy" else Drop.INTAKE_TOO_LARGE] += 1
@@ -102,7 +104,7 @@ class RelaySite(Resource):
 
         site = BoundedSite(self, **bounded_arguments(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
         site.displayTracebacks = False
-        # The URL contains the token, so requests are not logged.
+        # Requests are not logged, because the URL contains the token.
         site.log = lambda request: None  # type: ignore[method-assign]
         guard = Guard(self._reactor, by_place=not self._settings.proxied, on_refused=unguarded)
         return PlainUpgradeFactory(site, self._reactor, self._take, IDLE_TIMEOUT, guard)
@@ -127,7 +129,8 @@ class RelaySite(Resource):
             return self._later(request, Drop.RATE_LIMITED, "too many requests")
         if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
             request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-            # Everybody gets 200, because the probes in the charts of rmb-rs request this path from other machines.
+            # Everybody gets the status 200, because the probes in the charts of rmb-rs request this path from other
+            # machines.
             shown = self._metrics() if HERE.refuses(request) is None else b"# " + NOT_PUBLIC.encode()
             return without_body(request, shown)
         if request.method in (b"GET", b"HEAD") and request.path == b"/health":
@@ -150,12 +153,12 @@ class RelaySite(Resource):
         return self._text(request, status, text)
 
     def _later(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
-        """Refuse with 503 for a temporary reason, because relays of the reference take a 4xx as final."""
+        """Refuse a request for a temporary reason, with status 503. Relays of the reference treat a 4xx as final."""
         request.setHeader(b"retry-after", b"%d" % seconds)
         return self._refuse(request, drop, 503, text)
 
     def _address(self, forwarded: bytes | None, peer: IAddress) -> str:
-        """Return the block of addresses to which a connection is charged in limits."""
+        """Return the name of the address block to which the limits charge a connection."""
         client = forwarded_client(forwarded) if self._settings.proxied else ""
         return blocks_of(client or str(getattr(peer, "host", "")))[0].name
 
@@ -163,7 +166,7 @@ class RelaySite(Resource):
         return self._address(request.getHeader(b"x-forwarded-for"), request.getClientAddress())
 
     def _finish(self, answer: Deferred[bytes | int], request: Request) -> int:
-        """Answer the request when the answer is known, unless the client has left."""
+        """Answer the request when the answer is known, unless the client has disconnected."""
         gone: list[bool] = []
 
         def left(_: Failure) -> None:
@@ -208,7 +211,7 @@ class RelaySite(Resource):
         return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
 
     def _take(self, upgrade: Upgrade, transport: SocketTransport) -> bool:
-        """Accept an upgrade if this is possible without waiting; otherwise return False, and :meth:`_authenticate`
+        """Accept an upgrade if this is possible without waiting. Otherwise return False; :meth:`_authenticate` then
         accepts or refuses it."""
         address = self._address(upgrade.headers.get(b"x-forwarded-for"), transport.getPeer())
         now = self._reactor.seconds()
@@ -223,11 +226,11 @@ class RelaySite(Resource):
         except TokenError:
             twin = None
         if twin is None or not self._may_have_more(parsed.session) or not self._first_use(parsed):
-            # The charge is taken back, because _authenticate charges this connection again.
+            # The charge is refunded, because _authenticate charges this connection again.
             self._connects.charge(address, -1.0, now)
             return False
         if not self._has_place(parsed.session):
-            # The charge is taken back, because _authenticate charges this connection again.
+            # The charge is refunded, because _authenticate charges this connection again.
             self._connects.charge(address, -1.0, now)
             return False
         self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, resends=parsed.asks))
@@ -245,7 +248,7 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
         except DmsgError as error:
             return self._refuse(request, Drop.REGISTRY_DOWN, 500, f"failed to get twin: {error}")
-        # Other sessions may have connected while the registry was asked.
+        # Other sessions may have connected while the registry was queried.
         refusal = self._admits()
         if refusal is not None:
             return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
@@ -260,18 +263,20 @@ class RelaySite(Resource):
         return self._upgrade.upgrade(request, RelaySession(self._switch, session, resends=parsed.asks))
 
     def _may_have_more(self, session: Session) -> bool:
-        """Whether the session replaces an older connection, or its twin has fewer sessions than allowed."""
+        """Whether the session replaces an older connection, or its twin has fewer sessions than it may have."""
         there = self._switch
         return session in there.sessions or there.presence.of_twin[session.twin] < MAX_SESSIONS_OF_TWIN
 
     def _has_place(self, session: Session) -> bool:
-        """Return whether the session may connect.  This may end a session of another twin, so call it only after
-        authentication."""
+        """Return whether the session may connect.  This may end a session of another twin, so it may be called only
+        after authentication."""
         return session in self._switch.sessions or self._make_place(session.twin)
 
     def _first_use(self, parsed: token.Token) -> bool:
-        """Whether the token is unused, or was issued within ``SAME_TIME``. Proxies log URLs, so a logged token must
-        be useless."""
+        """Whether the token was not used before, or was issued within ``SAME_TIME``.
+
+        Proxies log URLs, so a token from a log must not open a session.
+        """
         if self._used is None:
             return True
         now = int(self._switch.now())
@@ -280,15 +285,14 @@ class RelaySite(Resource):
     # --- other relays ---
 
     def _intake(self, request: Request) -> bytes | int:
-        """Accept one message, posted as programs of the reference post it."""
+        """Accept one message in one POST, as programs of the reference send it."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
         if body is None:
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
         full = self._verifier.too_many(address, self._reactor.seconds())
         if full is not None:
-            # The connection is closed, so that an address that ignores the refusal has to connect again for each
-            # message.
+            # The connection is closed. So an address that ignores the refusal must connect again for each message.
             close_after(request)
             return self._answer_judged(request, full)
         only_connected = request.getHeader(ONLY_CONNECTED) is not None
@@ -305,13 +309,13 @@ class RelaySite(Resource):
     def _body_from_relay(self, request: Request) -> bytes | None:
         """Return the body of another relay's request; None while this process shuts down."""
         if self._admits() is Drop.DRAINING:
-            # The connection is closed: the other relay's next message has to use a new one, which reaches the process
-            # that replaces this one.
+            # The connection is closed. So the other relay's next message uses a new one, to the process that replaces
+            # this one.
             close_after(request)
             return None
         assert request.content is not None
         data: bytes = request.content.read()
-        request.content.close()  # The body is read only once; closing it frees the memory.
+        request.content.close()  # The body is read only once. Closing it frees the memory.
         return data
 
     def _answer_judged(self, request: Request, verdict: Verdict) -> bytes:
@@ -323,7 +327,7 @@ class RelaySite(Resource):
         return self._text(request, verdict.status, verdict.text)
 
     def _intake_batch(self, request: Request) -> bytes | int:
-        """Accept a batch of messages, see :mod:`dmsg.rmb.relay.federation.batch`."""
+        """Accept a batch of messages. See :mod:`dmsg.rmb.relay.federation.batch`."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
         if body is None:
@@ -339,7 +343,7 @@ class RelaySite(Resource):
 
 
 class BatchAnswer:
-    """Answer to one request with several messages, written as each outcome becomes known."""
+    """Answer to one request with several messages. Each outcome is written as soon as it is known."""
 
     def __init__(self, verifier: InboundVerifier, request: Request, address: str, reactor: IReactorTime) -> None:
         self._verifier = verifier
@@ -353,7 +357,7 @@ class BatchAnswer:
         request.notifyFinish().addErrback(self._cancel)
 
     def take_all(self, messages: list[tuple[bytes, bool]]) -> None:
-        """Process each message on its own, so that none waits for another."""
+        """Process all messages independently, so that none waits for another."""
         self._left = len(messages)
         for number, (data, only_connected) in enumerate(messages):
             full = self._verifier.too_many(self._address, self._reactor.seconds())
@@ -394,7 +398,7 @@ class BatchAnswer:
             self._request.finish()
 
     def _cancel(self, _: Failure) -> None:
-        """Cancel the work under way, because the other relay has disconnected."""
+        """Cancel the unfinished work, because the other relay has disconnected."""
         self._is_disconnected = True
         for taking in list(self._taking.values()):
             taking.cancel()

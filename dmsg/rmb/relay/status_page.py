@@ -18,9 +18,9 @@ from dmsg.rmb.relay.switch import Switch
 
 VERSION = version("dmsg")
 SHOWN_SESSIONS = 10
-"""Maximum number of sessions shown in each table."""
+"""Maximum number of sessions in each table of the page."""
 NEARLY_FULL = 0.9
-"""Fraction of a limit at which the page begins to warn."""
+"""Fraction of a limit from which on the page shows a warning."""
 
 
 class WatchedRelay(Protocol):

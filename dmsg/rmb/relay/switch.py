@@ -1,12 +1,12 @@
-"""Switch of a relay: takes each message from the session that sends it to its destination.
+"""Switch of a relay: brings each message from the session that sends it to its destination.
 
 ``received -> admitted -> delivered, or: looked up -> routed -> queue, forward, probe, refuse``.  The rules are in
 :mod:`dmsg.rmb.relay.rules`, the delivery and confirmation of messages is in :mod:`dmsg.rmb.relay.delivery`, and the
 acceptance of messages from other relays is in :mod:`dmsg.rmb.relay.inbound.accept`.
 
-Every accepted message ends in exactly one way: confirmed by its receiver, stored in a queue, accepted by another relay,
-or refused with a reason to its sender. The sender's pings behind it are answered only then, so a sender that repeats
-unconfirmed messages loses none.
+Every accepted message ends in exactly one way: its receiver confirms it, a queue stores it, another relay accepts it,
+or it is refused with a reason to its sender. Only then does the relay answer the pings that the sender sent behind it.
+So a sender that repeats unconfirmed messages loses none.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
 PING_BEHIND = 0.05
-"""Seconds between the pings that ask for confirmation, for sessions that log each ping."""
+"""Seconds between two pings that ask for confirmation, for sessions that log each ping."""
 PING_BEHIND_FEW = 1.0
 """Maximum seconds by which such a ping is delayed while few messages are unconfirmed."""
 HAND_AGAIN, HAND_SLOWLY = 0.02, 0.32
-"""Seconds before the first check whether a session's messages have been written to its connection, and the longest
-pause between checks.
+"""Seconds before the first check whether a session's messages were written to its connection, and maximum seconds
+between two checks.
 
-The pause doubles until all messages have been written.
+The pause doubles until all messages were written.
 """
 MAX_UNFINISHED = 256 * 1024 * 1024
-"""Maximum bytes of all incomplete messages; above it the sessions with the largest ones are ended."""
+"""Maximum bytes of all incomplete messages. Above it, the sessions with the largest ones are ended."""
 FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0
-"""Number of small fragments per second, and in a burst, that one twin may send; above it the session is ended."""
+"""Number of small fragments that one twin may send per second, and in a burst. Above it, the session is ended."""
 
 _T = TypeVar("_T")
 
@@ -64,12 +64,12 @@ _log = Logger()
 
 
 class Switch:
-    """Sessions of a relay and the messages between them.
+    """Sessions of a relay, and the messages between them.
 
-    :param make_federation: called with two functions: whether a session, given as text, is connected here, and the
-        callback for finished messages that came from the queue.
-    :param wall_clock: seconds since 1970.
-    :ivar sessions: the connected sessions, by name.
+    :param make_federation: function that creates the federation. Its arguments are a function that returns whether the
+        session with a given name is connected here, and the callback for finished messages that came from the queue.
+    :param wall_clock: function that returns seconds since 1970.
+    :ivar sessions: connected sessions by address.
     :ivar counters: numbers and bytes of messages, for the metrics.
     """
 
@@ -85,9 +85,9 @@ class Switch:
         durable: bool = False,
         max_unfinished: int = MAX_UNFINISHED,
     ) -> None:
-        """Make a switch without sessions.
+        """Create a switch without sessions.
 
-        :param durable: whether messages of sessions that do not resend are stored before delivery.
+        :param durable: whether messages are stored before delivery if their session never sends a message again.
         :param max_unfinished: maximum bytes of all incomplete messages.
         """
         self.durable = durable
@@ -107,17 +107,17 @@ class Switch:
         self.evictions: Counter[str] = Counter()
         self.dropped_oldest = 0
         self.waiting: dict[Delivery, None] = {}
-        """Deliveries with messages in their window or line; some that had such messages lately are still included."""
+        """Deliveries with messages in their window or line. Deliveries that have become empty are removed later."""
         self.parked: dict[RelaySession, None] = {}
-        """Sessions whose messages were buffered while they were paused; ``SessionHoldings`` removes those with none
-        left."""
+        """Sessions whose messages were buffered while they were paused. ``SessionHoldings`` removes those that have
+        none left."""
         self.growing: dict[RelaySession, None] = {}
         """Sessions with a large incomplete message."""
         self.lookups = LookupLines(clock, registry, self._on_lookup)
         self.unfinished = 0
-        """Bytes of all incomplete messages."""
-        # The line is shorter than the stored queue's limit, because storing a whole line must not evict the queue's
-        # oldest messages.
+        """Number of bytes of all incomplete messages."""
+        # The line is shorter than the stored queue. Otherwise storing a whole line could evict the oldest messages of
+        # the queue.
         self.line_messages = max(1, min(LINE_MESSAGES, queue.limits.messages // 2))
         self.line_size = queue.limits.size // 2
         self.federation = make_federation(self.presence.is_here, self._forwarded)
@@ -129,14 +129,15 @@ class Switch:
         """Register a session whose socket is open, and end an older connection of the same session."""
         before = self.presence.add(session)
         if before is not None:
-            # Unconfirmed messages are stored in the queue, and the new connection reads the whole queue.
+            # The end of the old connection stores its unconfirmed messages in the queue, which the new connection
+            # reads.
             call_isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
         session.heard_at = self._clock.seconds()
         self.queue.note_connected(str(session.session))
         session.delivery.start()
 
     def lost(self, session: RelaySession) -> None:
-        """Forget a session whose connection is lost; unconfirmed messages to it go to its queue."""
+        """Remove a session whose connection was lost. Unconfirmed messages to the session go to its queue."""
         if session.is_lost:
             return
         session.is_lost = True
@@ -153,15 +154,17 @@ class Switch:
             call_isolated(partial(self._enqueue, session.session, message, answers=False))
 
     def mark_busy(self, delivery: Delivery) -> None:
-        """Record that a delivery waits for a confirmation; implements :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Record that a delivery is waiting for a confirmation.
+
+        Part of the interface :class:`~dmsg.rmb.relay.ports.Store`.
+        """
         if delivery.since is None:
             delivery.since = self._clock.seconds()
         self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
         """Send a ping behind the messages of a delivery within ``PING_BEHIND`` seconds, or within ``PING_BEHIND_FEW``
-        seconds while few of them are unconfirmed; implements :class:`~dmsg.rmb.relay.ports.Store`.
-        """
+        seconds while few of them are unconfirmed. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
         if not self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
         self._to_ping[delivery] = self._clock.seconds()
@@ -181,10 +184,10 @@ class Switch:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this reactor turn, at whose end the sent
         messages are written.
 
-        Implements :class:`~dmsg.rmb.relay.ports.Store`.
+        Part of the interface :class:`~dmsg.rmb.relay.ports.Store`.
 
-        :param wait: seconds before the next check; a check takes up to 0.15 ms, and there may be many sessions that
-            read nothing.
+        :param wait: seconds before the next check, if messages are left. A check takes up to 0.15 ms, and there may be
+            many sessions that read nothing.
         """
         if not self._to_hand:
             self._clock.callLater(0, self._count_handed)
@@ -197,7 +200,7 @@ class Switch:
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
     def note_waiting(self, delivery: Delivery) -> None:
-        """Record that messages of a delivery wait in its line (the queue in memory); implements
+        """Record that a delivery has messages in its line, which is its queue in memory. Part of the interface
         :class:`~dmsg.rmb.relay.ports.Store`."""
         self.waiting[delivery] = None
 
@@ -206,13 +209,14 @@ class Switch:
         self._clock.callLater(0, call)
 
     def count_fragments(self, session: RelaySession, small: int) -> None:
-        """Count each small fragment of a session as a message, because it costs as much work as a message."""
+        """Charge each small fragment of a session as a message, because it costs as much work as a message."""
         self.rules.charge(session.owner, small, self.now())
         if self._fragments.charge(str(session.owner), small, self._clock.seconds()) > 0.0:
             session.end(Drop.FRAGMENTS, TOO_MUCH, "too many small fragments")
 
     def check_unfinished(self) -> None:
-        """End the sessions with the largest incomplete messages while these exceed their limit."""
+        """End the sessions with the largest incomplete messages until all incomplete messages are within their
+        limit."""
         if self.unfinished <= self._max_unfinished:
             return
         for session in sorted(self.growing, key=lambda one: one.unfinished, reverse=True):
@@ -227,21 +231,23 @@ class Switch:
         mail = self._admit(session, data)
         if mail is None:
             return
-        # The message is added to the sender's ledger before anything can fail, so that a later ping of its sender waits
+        # The message is added to the sender's ledger before anything can fail, so that later pings of the sender wait
         # for it.
         session.ledger.add(mail)
         if self._deliver(mail):
             return
         number = mail.destination.twin
         twin = self.registry.get_cached(number)
-        # This message waits, too, while earlier ones to the twin wait for the registry: it must not overtake them.
+        # While earlier messages to the same twin wait for the registry, this message must wait, too. It must not
+        # overtake them.
         if twin is not None and number not in self.lookups:
             self._route(session, mail, twin)
         else:
             self.lookups.add(WaitingMail(session, mail))
 
     def _admit(self, session: RelaySession, data: bytes) -> Mail | None:
-        """Return the message, or for a ping its answer; None when the message is refused or is no envelope."""
+        """Check a message. Return the message, or for a ping its answer; None if the message is refused or is not an
+        envelope."""
         now = self.now()
         try:
             envelope = decode(data)
@@ -262,7 +268,7 @@ class Switch:
         return Mail(data, header.until(now), session.ledger, header, sender=session.owner)
 
     def _deliver(self, mail: Mail) -> bool:
-        """Deliver a message to a receiver that is connected here, directly or through its queue; return False if it is
+        """Deliver a message, directly or through the queue, to a receiver that is connected here. Return False if it is
         not connected."""
         receiver = self.sessions.get(mail.destination)
         if receiver is None:
@@ -281,12 +287,12 @@ class Switch:
     def _on_lookup(self, waiting: WaitingMail, result: Twin | Failure | None) -> None:
         """Route a message after the registry has answered or failed.
 
-        When the registry failed, the sender of a request gets an error; any other message counts as lost and is sent
-        again.
+        If the registry has failed, the sender of a request gets an error. Any other message counts as lost, and its
+        sender sends it again.
         """
         session, mail = waiting
         if not isinstance(result, Failure):
-            # The receiver may have connected while the registry was asked.
+            # The receiver may have connected while the registry was queried.
             if not self._deliver(mail):
                 self._route(session, mail, result)
             return
@@ -318,8 +324,8 @@ class Switch:
             mail.settle()
 
     def _unless_elsewhere(self, mail: Mail, on_here: Callable[[], None]) -> None:
-        """Store a message in the queue if the session is connected to another process on the same queue; otherwise call
-        ``on_here``."""
+        """Store a message in the queue if the session is connected to another process that uses the same queue.
+        Otherwise call ``on_here``."""
 
         def known(elsewhere: bool) -> None:
             if elsewhere:
@@ -342,7 +348,7 @@ class Switch:
         self.presence.wait_for_session(mail.destination).addCallback(known)
 
     def _probe(self, mail: Mail, relays: frozenset[str]) -> None:
-        """Offer a message to the receiver's other relays, where the session may be connected."""
+        """Offer a message to the receiver's other relays, because the session may be connected to one of them."""
 
         def probed(outcome: AttemptOutcome) -> None:
             if outcome is AttemptOutcome.TAKEN:
@@ -354,11 +360,11 @@ class Switch:
         offering.addErrback(lambda _: AttemptOutcome.FAILED).addCallback(probed)
 
     def _forwarded(self, mail: Mail, error: str | None) -> None:
-        """Settle a message that another relay has accepted, or whose forwarding failed for good."""
+        """Settle a message that another relay has accepted, or that could not be forwarded."""
         if error is not None:
             full = Drop.FEDERATION_FULL if error == FULL else Drop.FEDERATION_REFUSED
             self.rules.drops[Drop.EXPIRED if error == texts.EXPIRED else full] += 1
-            # This error names no destination, as in the reference.
+            # As in the reference, this error names no destination.
             self._say(mail.header, error, addressed=False)
         mail.settle()
 
@@ -369,14 +375,14 @@ class Switch:
         self._say(header, texts.TEXTS[drop], to)
 
     def _say(self, header: Header, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
-        """Send an error about a request to its sender.
+        """If a message is a request, send an error about it to its sender.
 
-        :param to: the session that sent it; None takes the one that the header names.
+        :param to: session that sent the message; None uses the source in the header.
         """
         if not header.wants_answer:
             return
         to = header.source if to is None else to
-        # No error is sent to a source without a twin, as in a message that a relay made: it can receive no answer.
+        # The source has no twin, for example because a relay made the message. It cannot receive an answer.
         if not to.twin:
             return
         said = error_answer(header, text, to if addressed else None, self.now())
@@ -386,15 +392,15 @@ class Switch:
             self._enqueue(to, said)
 
     def answer_expired(self, data: bytes) -> None:
-        """Notify the sender of a stored message that the message has expired, if the sender's relay is this one."""
+        """Notify the sender of a stored message that the message has expired, if the sender uses this relay."""
         self.rules.drops[Drop.EXPIRED] += 1
         try:
             header = Header.read(data)
         except EnvelopeError:
             return
         twin = self.registry.get_cached(header.source.twin)
-        # A session that is not connected gets the notification from its queue.  A session of another relay would never
-        # get it, so none is stored.
+        # A sender that is not connected gets the notification from its queue.  A sender that uses another relay would
+        # never get it, so nothing is stored for such a sender.
         if header.source in self.sessions or (twin is not None and twin.relays & self.rules.domains):
             self._say(header, texts.EXPIRED)
 
@@ -406,9 +412,10 @@ class Switch:
         """Store a message in the queue of a session.
 
         :param other_relays: relays to which the receiver may be connected.
-        :param answers: whether the sender is notified of a failure; otherwise it has to send the message again.
+        :param answers: whether the sender gets an error if this fails. Otherwise the sender must send the message
+            again.
         """
-        # While this message is being written to the queue, no later one may overtake it.
+        # No later message may overtake this one while it is being written to the queue.
         connected = self.sessions.get(session)
         if connected is not None:
             connected.delivery.appending += 1
@@ -429,17 +436,17 @@ class Switch:
         )
 
     def settle_stored(self, session: Session, mail: Message, number: QueueId, other_relays: frozenset[str]) -> None:
-        """Settle a message that was stored in the queue of ``session``, its receiver.
+        """Settle a message that was stored in the queue of its receiver ``session``.
 
-        Then wake the delivery of a connected receiver, or offer the message to other relays.
+        If the receiver is connected, its delivery reads the message. Otherwise the message is offered to other relays.
 
         :param number: id of the message in the queue.
-        :param other_relays: relays to which the receiver may be connected instead.
+        :param other_relays: relays to which the receiver may be connected.
         """
         mail.settle()
         receiver = self.sessions.get(session)
         if receiver is not None:
-            # The receiver has connected meanwhile, or is slow, so its delivery reads the message from the queue.
+            # The receiver has connected meanwhile, or is slow. Its delivery reads the message from the queue.
             receiver.delivery.wake()
         elif other_relays:
             self.federation.offers.add(str(session), QueuedMessage(number, mail.data), other_relays, mail.until)
@@ -450,7 +457,7 @@ class Switch:
         if not failure.check(QueueUnavailable):
             _log.failure("unhandled error in the relay's queue", failure)
         if answers and isinstance(mail, Mail) and mail.header.wants_answer:
-            # The error is sent directly, because the queue has just failed.
+            # The error is delivered without the queue, because the queue has just failed.
             sender = self.sessions.get(mail.header.source)
             if sender is not None:
                 text = texts.NOT_ROUTED.format(peer=session, why=why)
@@ -460,22 +467,23 @@ class Switch:
             mail.lose()
 
     def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
-        """Append a message to a session's queue; implements :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Append a message to a session's queue. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
         return self.queue.append(str(session), message.data, message.until, message.sender)
 
     def read(self, session: Session, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
-        """Return the oldest messages with ids above ``after`` in a session's queue; implements
-        :class:`~dmsg.rmb.relay.ports.Store`.
-        """
+        """Return the oldest messages in a session's queue whose ids are above ``after``. Part of the interface
+        :class:`~dmsg.rmb.relay.ports.Store`."""
         return self.queue.read(str(session), after)
 
     def remove(self, session: Session, ids: list[QueueId]) -> None:
-        """Delete messages from a session's queue; implements :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Delete messages from a session's queue. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
         self.queue.remove(str(session), ids)
 
     def life_end(self, queued: QueuedMessage) -> float | None:
-        """Return the time at which a message expires, or notify its sender and return None; implements
-        :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Return the time at which a message expires. If it has expired, notify its sender and return None.
+
+        Part of the interface :class:`~dmsg.rmb.relay.ports.Store`.
+        """
         try:
             header = Header.read(queued.data)
         except EnvelopeError:
@@ -487,21 +495,20 @@ class Switch:
         return header.until(now)
 
     def dropped(self, session: str, number: int) -> None:
-        """Count messages evicted from a full queue; implements
-        :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`.
-        """
+        """Count messages that were evicted from a full queue. Part of the interface
+        :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         self.rules.drops[Drop.QUEUE_FULL] += number
         self.dropped_oldest += number
 
     def appended_elsewhere(self, name: str) -> None:
-        """Let a session read its queue; called after polls, and by the queue as
+        """Let a session read its queue. Called after polls, and by the queue as part of
         :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = None if name == FEDERATION else self.presence.named(name)
         if session is not None:
             session.delivery.wake()
 
     def connected_elsewhere(self, name: str) -> None:
-        """End a session that has moved to another process; implements
+        """End a session that has connected to another process. Part of the interface
         :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = self.presence.named(name)
         if session is not None:

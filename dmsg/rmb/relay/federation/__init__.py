@@ -1,1 +1,1 @@
-"""Federation: forwarding of messages to other relays, whose twins receive them."""
+"""Federation: forwarding of messages to the other relays of their receivers."""

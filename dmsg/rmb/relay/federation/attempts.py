@@ -1,5 +1,5 @@
-"""Attempts to forward a message to other relays: each relay is asked once, the most reliable first, with a limited
-number of attempts at a time."""
+"""Attempts to forward a message: asks other relays one after another, the most reliable first, with limits on the
+number of simultaneous attempts."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ from dmsg.rmb.relay.federation.unverified import UnverifiedTwins
 from dmsg.rmb.relay.ranker import Ranker
 
 RETRY_FIRST, RETRY_MOST = 2.0, 30.0
-"""Seconds before the first retry of a message, and the maximum; the delay doubles with each retry."""
+"""Seconds before the first retry of a message, and maximum seconds between retries. The delay doubles with each
+retry."""
 PART = 8
-"""Divisor of two limits: the messages under way of one sender, and the offers of one session, may be at most this
-fraction of all."""
+"""Divisor of two limits: one sender may have this fraction of all forwarded messages, and one session this fraction of
+all offers."""
 OFFER_PATIENCE, OFFER_RETRY = 2.0, 0.1
-"""Seconds for which an offer waits until fewer offers are under way, and seconds between checks."""
+"""Maximum seconds that an offer waits while too many offers are in progress, and seconds between the checks."""
 MAX_COUNTED = 1000
-"""Maximum number of relays whose successes and errors are counted separately; the rest are counted together."""
+"""Maximum number of relays whose successes and errors are counted separately. Those of further relays are counted
+together."""
 MAX_OFFERS, MAX_OFFERS_OF_TWIN = 128, 16
-"""Maximum number of messages that are offered to other relays at once: in all, and of one twin."""
+"""Maximum number of messages that are offered to other relays at once: in all, and for one twin."""
 MAX_WAITING = 10_000
-"""Maximum number of offers that wait until fewer are under way; a further one fails without asking a relay."""
+"""Maximum number of offers that wait until fewer are in progress. A further offer fails without asking a relay."""
 
 _T = TypeVar("_T")
 
 
 class AttemptOutcome(Enum):
-    """Result of asking one or several relays."""
+    """Result of asking one or more relays whether they accept a message."""
 
     TAKEN = auto()
     REFUSED = auto()
     """All relays answered, and all refused the message for good."""
     FAILED = auto()
-    """No relay accepted the message, and at least one did not answer or gave an answer that may change later."""
+    """No relay accepted the message, and a later attempt may succeed: at least one gave no answer, or no final
+    answer."""
 
 
 class RelayPoster(Protocol):
@@ -52,7 +55,7 @@ class RelayPoster(Protocol):
         """Whether several messages for the relay are sent in one request."""
 
     def post(self, relay: str, data: bytes, *, only_connected: bool) -> Awaitable[int]:
-        """Return the status that the relay answers; 0 when the relay does not answer."""
+        """Send a message to a relay and return the HTTP status of its answer; 0 if it did not answer."""
 
     def close(self) -> Awaitable[object]:
         """Close the idle connections."""
@@ -63,7 +66,7 @@ class RelayRequests:
 
     :ivar success: number of messages that each relay accepted.
     :ivar error: number of messages that each relay did not accept.
-    :ivar not_offered: number of messages that were offered to no relay, because too many offers waited.
+    :ivar not_offered: number of messages that were offered to no relay, because too many other offers were waiting.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class RelayRequests:
         self.error: Counter[str] = Counter()
 
     def run(self, coroutine: Coroutine[Deferred[object], object, _T]) -> Deferred[_T]:
-        """Start a coroutine that is cancelled when the relay stops."""
+        """Start a coroutine. It is cancelled when the relay stops."""
         running = Deferred.fromCoroutine(coroutine)
         self._under_way.add(running)
 
@@ -94,16 +97,18 @@ class RelayRequests:
         return running.addBoth(done)
 
     def offer(self, data: bytes, relays: Iterable[str], twin: int) -> Deferred[AttemptOutcome]:
-        """Ask each relay once, the best first, whether it has the session connected.
+        """Ask each relay once, the most reliable first, to accept a message if the receiving session is connected to
+        it.
 
-        An offer above the limit waits for ``OFFER_PATIENCE`` seconds; after that it fails as if no relay had answered.
+        While too many offers are in progress, the offer waits up to ``OFFER_PATIENCE`` seconds. After that it fails as
+        if no relay had answered.
 
-        :param twin: the twin to whose limit of offers this one is charged: the sender or the receiver of the message.
+        :param twin: twin to whose limit of offers this offer is charged: the sender or the receiver of the message.
         """
         return self.run(self._offer(data, frozenset(relays), twin))
 
     async def _offer(self, data: bytes, relays: frozenset[str], twin: int) -> AttemptOutcome:
-        # Relays that answer quickly have a separate limit of attempts, so that slow relays cannot use up all attempts.
+        # Offers to relays that answer quickly have separate limits, so that offers to slow relays cannot delay them.
         offering = self._offering[self._slots.is_quick(relays)]
         until = self._reactor.seconds() + OFFER_PATIENCE
         while offering.total() >= MAX_OFFERS or offering[twin] >= MAX_OFFERS_OF_TWIN:
@@ -135,8 +140,8 @@ class RelayRequests:
     ) -> AttemptOutcome:
         """Ask one relay after the other until one accepts the message.
 
-        :param on_answered: called with the seconds that a relay took to answer, whatever it answered: the relay is
-            reachable.
+        :param on_answered: callback invoked with the seconds until a relay answered, whether or not it accepted the
+            message.
         """
         failed = False
         if await self._unverified.refuses(data):
@@ -153,20 +158,20 @@ class RelayRequests:
                 self._count(self.success, relay)
                 return AttemptOutcome.TAKEN
             self._count(self.error, relay)
-            # 408, 425 and 429 come from proxies and rate limits, so a later attempt may succeed.
+            # Proxies and rate limits answer 408, 425 and 429, so a later attempt may succeed.
             if not 400 <= code < 500 or code in (408, 425, 429):
                 failed = True
                 self._ranker.downvote(relay, self._reactor.seconds())
         return AttemptOutcome.FAILED if failed else AttemptOutcome.REFUSED
 
     def _count(self, counter: Counter[str], relay: str) -> None:
-        """Count an outcome by relay, up to a limit: twins can name any number of relays, and each would add a line to
-        the metrics."""
+        """Count an outcome by relay. Twins can name any number of relays, and each would add a line to the metrics, so
+        outcomes of further relays are counted as ``other``."""
         known = relay in counter or len(counter) < MAX_COUNTED
         counter[relay if known else "other"] += 1
 
     async def stop(self) -> None:
-        """Cancel the attempts under way and close all connections."""
+        """Cancel the attempts in progress and close all connections."""
         self.stopped = True
         for running in list(self._under_way):
             running.addErrback(lambda _: None)

@@ -1,13 +1,13 @@
 """Encoding of several messages in one POST between two relays of this package, and of the answers to it. No I/O.
 
-The reference knows one message per POST. Such a POST remains possible; in its answer a relay offers batches with the
-header ``X-Rmb-Batch: 1``. A batch is a POST to ``/batch`` of at most ``MAX_BATCH`` messages, one after the other, each
-as ``flags(1) || length(4, big endian) || envelope``. Bit 0 of the flags means what ``X-Rmb-Only-Connected`` means for
-a single message; the other bits are zero.
+The reference sends one message per POST, and relays of this package accept this, too. With the header ``X-Rmb-Batch:
+1`` in its answers, a relay says that it accepts batches. A batch is a POST to ``/batch`` of at most ``MAX_BATCH``
+messages, one after the other, each encoded as ``flags(1) || length(4, big endian) || envelope``. Bit 0 of the flags
+means the same as the header ``X-Rmb-Only-Connected`` of a single message; the other bits are zero.
 
-The answer is 200 at once. Lines ``NUMBER STATUS`` in ASCII follow as the outcomes become known. The number is that of
-the message, counted from 0. The status is the one that a POST of this message alone would have had.  Because outcomes
-are sent as they become known, no message waits for another one whose receiver is slow.
+The answer begins at once, with status 200. It has a line ``NUMBER STATUS`` in ASCII for each message, sent as soon as
+its outcome is known. The number is the index of the message, counted from 0. The status is the one that a POST of this
+message alone would have got.  So no message waits for another message whose receiver is slow.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from struct import Struct
 from dmsg.rmb.errors import EnvelopeError
 
 PATH = "batch"
-"""Path of batches below the URL of a relay."""
+"""Path of batches, relative to the URL of a relay."""
 OFFER = b"x-rmb-batch"
-"""Header of an answer by which a relay offers batches."""
+"""Header by which a relay says in its answers that it accepts batches."""
 CONTENT_TYPE = "application/x-rmb-batch"
 MAX_BATCH = 32
-"""Maximum number of messages in a batch; verifying them takes three milliseconds, during which the relay does nothing
+"""Maximum number of messages in a batch. Verifying so many takes three milliseconds, for which the relay does nothing
 else."""
 MAX_BATCH_SIZE = 1024 * 1024
-"""Maximum bytes of the envelopes in a batch; a longer envelope is sent alone."""
+"""Maximum bytes of the envelopes in a batch. A larger envelope is sent in a request by itself."""
 LONGEST_LINE = 16
-"""Maximum bytes of a line of an answer."""
+"""Maximum length of a line of an answer in bytes."""
 
 _HEAD = Struct(">BI")
 _ONLY_CONNECTED = 1
@@ -37,7 +37,8 @@ _ONLY_CONNECTED = 1
 def encode(messages: Iterable[tuple[bytes, bool]]) -> bytes:
     """Encode the body of a request.
 
-    :param messages: envelopes, and for each whether the other relay has to refuse it unless its session is connected.
+    :param messages: for each message, its envelope, and whether the other relay must refuse it if its session is not
+        connected.
     """
     return b"".join(
         part for data, only_connected in messages for part in (_HEAD.pack(bool(only_connected), len(data)), data)
@@ -58,7 +59,7 @@ def decode(body: bytes) -> list[tuple[bytes, bool]]:
             raise EnvelopeError("the batch is cut off")
         flags, size = _HEAD.unpack_from(body, at)
         at += _HEAD.size
-        # An unknown flag may change what a message means, so it is refused and not ignored.
+        # Unknown flags are refused, because they may change what the message means.
         if flags & ~_ONLY_CONNECTED:
             raise EnvelopeError("a message of the batch has unknown flags")
         if size > len(body) - at:
@@ -76,18 +77,18 @@ def encode_answer(number: int, status: int) -> bytes:
 
 
 class AnswerParser:
-    """Parser of an answer that arrives in pieces."""
+    """Parser of the answer to a batch, which arrives in pieces."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield the number and status of each message in the lines that are now complete.
+        """Parse further data, and yield the number and status of each message whose line is now complete.
 
         :raises ValueError: a line is malformed.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        # An incomplete line counts towards the limit too: a relay that never ends its line would otherwise fill the
+        # The limit also applies to an incomplete line. Otherwise a relay that never ends its line could fill the
         # memory.
         if max(len(self._rest), *map(len, lines), 0) > LONGEST_LINE:
             raise ValueError("a line of the answer to a batch is too long")

@@ -1,9 +1,9 @@
-"""Forwarding of messages to the relays of their receivers: attempts, retries, and a refusal when all fail.
+"""Forwarding of messages to the relays of their receivers: attempts, retries, and a refusal when all attempts fail.
 
-There are three entry points. :meth:`Federation.forward` takes messages that belong to another relay.
-:meth:`~dmsg.rmb.relay.federation.attempts.RelayRequests.offer` tries once whether another relay has the session
-connected. :meth:`~dmsg.rmb.relay.federation.offers.Offers.add` offers messages that are stored here to the other relays
-of their receiver.
+There are three entry points. :meth:`Federation.forward` sends messages whose receiver does not use this relay.
+:meth:`~dmsg.rmb.relay.federation.attempts.RelayRequests.offer` asks once whether the receiver's session is connected to
+another relay. :meth:`~dmsg.rmb.relay.federation.offers.Offers.add` offers messages that are stored here to the other
+relays of their receiver.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, QueuedMessage, Que
 from dmsg.rmb.relay.ranker import Ranker
 
 PASSES = 3
-"""Number of times that all relays of a twin are tried before the message waits for a retry."""
+"""Number of times that all relays of a twin are tried in turn before the message waits for a retry."""
 PASS_DELAY = 0.1
-"""Seconds between the first and second pass over the relays, doubled before the third; up to half is added at
+"""Seconds between the first and the second pass over the relays, doubled before the third. Up to half is added at
 random."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
-"""Maximum number and bytes of messages under way; further messages go to the queue at once."""
+"""Maximum number, and bytes, of messages that are being forwarded. Further messages are only put into the queue."""
 TAKE_UP_BELOW = MAX_ITEMS // PART - BATCH
-"""Number of messages under way below which the federation queue is read at once, and not only in the next periodic
+"""Number of messages being forwarded below which the federation queue is read at once, not only by the next periodic
 check.
 
-A batch from the queue then fits into one sender's limit.
+A batch from the queue then fits into the limit of one sender.
 """
 PASSED_OVER_FOR = 10.0
-"""Seconds between reads of the queue from its beginning, for messages that were skipped because their sender had too
-many under way.
+"""Maximum seconds until the queue is read again from its beginning, if messages in it were skipped. A message is
+skipped while its sender has too many messages that are being forwarded.
 
-Such a read begins earlier when ``BATCH`` messages have finished since the last one.
+The queue is read again earlier when ``BATCH`` messages have finished since the last such read.
 """
 REMEMBERED = 1000
-"""Number of finished messages whose ids are remembered: a read of the queue that began before they finished may still
+"""Number of finished messages whose ids are remembered. A read of the queue that began before they finished may still
 return them."""
 FULL = "too many messages for other relays"
 
@@ -60,7 +60,7 @@ _log = Logger()
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """Message under way to another relay."""
+    """Message that is being forwarded to another relay."""
 
     mail: Mail
     relays: frozenset[str]
@@ -71,21 +71,22 @@ class _Item:
     running: bool = False
     is_offered: bool = False
     answered: float | None = None
-    """Seconds that a relay took to answer the last attempt; None when no relay answered."""
+    """Seconds that a relay took to answer in the last attempt; None if no relay answered."""
     next: float = 0.0
     delay: float = field(default_factory=lambda: RETRY_FIRST)
 
     def record_answer(self, seconds: float) -> None:
-        """Record that a relay answered, after this many seconds."""
+        """Record that a relay answered after this many seconds."""
         self.answered = seconds
 
 
 class Federation:
     """Forwarding of messages to other relays.
 
-    :ivar asking: the requests to other relays, shared with the offers of stored messages.
-    :param is_connected: whether a session, given as text, is connected here by now.
-    :param on_finished: called with a message that came from the queue and its error, or None when it was accepted.
+    :ivar asking: requests to other relays, which the offers of stored messages use, too.
+    :param is_connected: function that returns whether the session with this name is connected here now.
+    :param on_finished: callback for messages that were read from the queue. Its arguments are the message and the text
+        of an error, or None if a relay accepted the message.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Federation:
         random: Random | None = None,
         max_size: int = MAX_ITEMS_SIZE,
     ) -> None:
-        """:param max_size: bytes of the messages under way."""
+        """:param max_size: maximum bytes of the messages that are being forwarded."""
         self._max_size = max_size
         self._reactor = reactor
         self._registry = registry
@@ -118,18 +119,18 @@ class Federation:
         self._items_of: Counter[int] = Counter()
         self._size_of: Counter[int] = Counter()
         self._passed_over = False
-        """True when a message in the queue was skipped, because its sender has as many messages under way as it may
-        have."""
+        """Whether a message in the queue was skipped, because its sender had too many messages that were being
+        forwarded."""
         self._again_at = 0.0
         self._finished_count = self._finished_before = 0
-        """Number of messages that have finished, followed by its value when the queue was last read from its
-        beginning."""
+        """Number of messages that have finished. ``_finished_before`` is the value when the queue was last read from
+        its beginning."""
         self._items: dict[_Item, None] = {}
         self._by_queue_id: dict[QueueId, _Item] = {}
         self._finished_ids: deque[QueueId] = deque(maxlen=REMEMBERED)
         self._taking = False
         self._has_backlog = False
-        """True when the queue may contain more messages that can be sent now."""
+        """Whether the queue may contain more messages that can be forwarded now."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -144,20 +145,22 @@ class Federation:
     ) -> None:
         """Send a message to one of ``relays``.
 
-        :param done: called with the text of an error, or None when a relay accepted the message.
+        :param done: callback. Its arguments are the message and the text of an error, or None if a relay accepted the
+            message.
         """
         item = _Item(mail, relays, done, self._reactor.seconds())
         if not self._has_room(item):
             self._store_only(item)
             return
         self._hold(item)
-        # The sender does not send again, so the message has to be stored before it counts as accepted.
+        # The sender never sends a message again, so the message must be stored before it counts as accepted.
         if mail.owner is not None and mail.owner.durable:
             self._keep(item)
         self._make_ready(item)
 
     def _store_only(self, item: _Item) -> None:
-        """Put a message into the queue only, because too many are under way; it is read back when fewer are."""
+        """Store a message in the queue only, because too many are being forwarded. It is read back when there are
+        fewer."""
 
         mail = item.mail
 
@@ -169,7 +172,7 @@ class Federation:
         keeping.addCallbacks(kept, lambda failure: item.done(mail, FULL))
 
     def _has_room(self, item: _Item) -> bool:
-        """Whether one more message may be under way, within the limit of all messages and that of its sender, a
+        """Whether one more message may be forwarded now, by the limit of all messages and that of its sender, a
         ``PART``-th of it."""
         sender = item.mail.sender
         return (
@@ -186,7 +189,7 @@ class Federation:
         self._size_of[item.mail.sender] += len(item.mail.data)
 
     def _take_from_queue(self) -> None:
-        """Take messages from the queue, as many as may be under way."""
+        """Read messages from the queue, unless too many are being forwarded already."""
         if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
             if not self._has_backlog and self._may_begin_again():
                 self._passed_over = False
@@ -197,7 +200,7 @@ class Federation:
             self._queue.take_federation().addCallbacks(self._on_batch, lambda _: None).addBoth(self._taking_ended)
 
     def _may_begin_again(self) -> bool:
-        """Whether to read the queue again from its first message, for the messages that were skipped."""
+        """Whether to read the queue again from its beginning, because of skipped messages."""
         return self._passed_over and (
             self._reactor.seconds() >= self._again_at or self._finished_count - self._finished_before >= BATCH
         )
@@ -227,19 +230,19 @@ class Federation:
         self._next()
 
     def sizes(self) -> dict[int, int]:
-        """Return the bytes of the messages under way, as a mapping from the twin that sent them."""
+        """Return the bytes of the messages that are being forwarded, by the twin that sent them."""
         return dict(self._size_of)
 
     def give_up(self, sender: int) -> None:
-        """Fail all messages that a twin has sent, except those with an attempt under way, and report the failures to
-        the twin."""
+        """Drop all messages of a twin, and notify the twin. Messages with an attempt in progress are not dropped."""
         for item in [one for one in self._items if not one.running and one.mail.sender == sender]:
             self._finish(item, FULL)
 
     def _later(self, item: _Item) -> None:
-        """Schedule a retry of a message that no relay accepted, and store the message meanwhile."""
+        """Schedule a retry of a message that no relay accepted. Store the message in the queue until then."""
         item.next = self._reactor.seconds() + item.delay
-        # The delay doubles, so a relay that is down for an hour costs little; a message is retried until it expires.
+        # The delay doubles, so that a relay that is down for an hour causes few attempts. Retries end when the message
+        # expires.
         item.delay = min(RETRY_MOST, 2 * item.delay)
         self._keep(item)
 
@@ -262,7 +265,7 @@ class Federation:
         self._later(item)
 
     def _finish(self, item: _Item, error: str | None) -> None:
-        # A message finishes only once, although its attempt, its expiry and :meth:`give_up` may each end it.
+        # The end of an attempt, the expiry and :meth:`give_up` may all finish a message, but only the first counts.
         if self._items.pop(item, self) is self:
             return
         self._size -= len(item.mail.data)
@@ -271,7 +274,7 @@ class Federation:
         decrement(self._size_of, sender, len(item.mail.data))
         if item.queue_id is not None:
             self._by_queue_id.pop(item.queue_id, None)
-            # A read of the queue that is under way may still return this message, so its id is remembered.
+            # A read of the queue in progress may still return this message, so its id is remembered.
             self._finished_ids.append(item.queue_id)
             self._queue.remove(FEDERATION, [item.queue_id])
         item.done(item.mail, error)
@@ -302,8 +305,8 @@ class Federation:
         keeping.addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
-        """Store messages that take long, retry those whose delay is over, and read further ones from the queue; called
-        every second."""
+        """Store messages that take long, retry those that are due, and read further ones from the queue. Called every
+        second."""
         now = self._reactor.seconds()
         self.offers.round()
         for item in list(self._items):
@@ -320,7 +323,7 @@ class Federation:
             _log.failure("unhandled error while messages of another relay were taken", failure)
 
     async def _requeue(self, item: _Item) -> None:
-        """Retry a message, with the relays that the registry now lists for the receiver."""
+        """Retry a message with the relays that the registry lists for the receiver now."""
         if item.mail.header.is_over(self._now()):
             self._finish(item, EXPIRED)
             return
@@ -332,7 +335,7 @@ class Federation:
         except Exception:
             item.next = self._reactor.seconds() + item.delay
             return
-        # The twin may have moved since the message was accepted, so its entry is looked up again.
+        # The receiver may have changed its relays since the message was accepted.
         item.relays = twin.relays - self._domains - {""}
         if not item.relays:
             self._finish(item, REMOTE + NO_RELAY.removeprefix("relay info "))
@@ -342,7 +345,7 @@ class Federation:
     def _on_batch(self, batch: list[QueuedMessage]) -> None:
         self._has_backlog = bool(batch)
         for queued in batch:
-            # A read that began before a message was finished may still return it.
+            # The read may have begun before the message was finished, so it may return a finished message.
             if queued.id in self._by_queue_id or queued.id in self._finished_ids:
                 continue
             try:
@@ -366,8 +369,8 @@ class Federation:
     # --- stopping ---
 
     async def stop(self) -> None:
-        """Store the messages under way and close all connections."""
-        # Attempts are stopped first, so that none begins while the messages are being stored.
+        """Store the messages that are being forwarded, and close all connections."""
+        # No attempt may begin while the messages are being stored.
         self.asking.stopped = True
         for item in list(self._items):
             self._keep(item)

@@ -1,5 +1,5 @@
 """Offers of stored messages to the other relays of their receiver.  The receiver's session may be connected to one of
-them."""
+those relays."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 
 MAX_OFFERED = 10_000
-"""Maximum number of stored messages that are offered; further ones are not, and wait until their receiver connects
+"""Maximum number of stored messages that are on offer. Further messages are only stored, until their receiver connects
 here."""
 
 
 class _Offers:
-    """Messages stored for one session and offered to other relays of its twin."""
+    """Messages that are stored for one session and are offered to the other relays of its twin."""
 
     __slots__ = ("delay", "items", "next", "relays", "running")
 
@@ -32,9 +32,9 @@ class _Offers:
 
 
 class Offers:
-    """Offers of one relay, by session.
+    """Stored messages that one relay offers to other relays, by receiving session.
 
-    :param is_connected: whether a session, by its text, is connected here by now.
+    :param is_connected: function that returns whether the session with this name is connected here now.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Offers:
         max_size: int,
         is_connected: Callable[[str], bool],
     ) -> None:
-        """:param max_size: maximum total bytes of the messages on offer."""
+        """:param max_size: maximum bytes of all messages on offer."""
         self._reactor = reactor
         self._asking = asking
         self._queue = queue
@@ -58,13 +58,13 @@ class Offers:
         self._is_connected = is_connected
 
     def round(self) -> None:
-        """Offer the next message of each session whose retry is due; called every second."""
+        """Offer the next message of each session whose retry is due. Called every second."""
         now = self._reactor.seconds()
         for session in list(self._offers):
             self._offer_next(session, now)
 
     def add(self, session: str, queued: QueuedMessage, relays: frozenset[str], until: float) -> None:
-        """Offer a stored message to other relays, until one accepts it or the session connects here."""
+        """Offer a stored message to other relays until one accepts it, it expires, or the session connects here."""
         offers = self._offers.get(session)
         of_session = len(offers.items) if offers is not None else 0
         if (
@@ -72,7 +72,7 @@ class Offers:
             or of_session >= MAX_OFFERED // PART
             or self.size + len(queued.data) > self._max_size
         ):
-            return  # The message is not offered any further; it stays in the queue until its receiver connects here.
+            return  # The message is not offered. It stays in the queue until its receiver connects here.
         if offers is None:
             offers = self._offers[session] = _Offers(relays)
         offers.relays = relays
@@ -88,14 +88,14 @@ class Offers:
         while offers.items and next(iter(offers.items.values()))[1] <= self._now():
             self._forget_offer(offers, next(iter(offers.items)))
         if not offers.items or self._is_connected(session):
-            # The offers can be dropped: all these messages are in the queue, too, from which the session's delivery
-            # reads them.
+            # These offers are no longer needed: all messages are in the queue, too, and the session's delivery reads
+            # them from it.
             for number in list(offers.items):
                 self._forget_offer(offers, number)
             del self._offers[session]
             return
-        # One message is offered at a time, so that the receiver gets its messages in order, and an absent receiver
-        # costs one request per retry.
+        # Only one message is offered at a time. So the receiver gets its messages in order, and an absent receiver
+        # costs only one request per retry.
         number, (data, _) = next(iter(offers.items.items()))
         offers.running = True
 

@@ -1,4 +1,4 @@
-"""POST requests to other relays, with one message each, or with several where the other relay accepts batches."""
+"""POST requests to other relays, each with one message, or with several if the other relay accepts batches."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from dmsg.rmb.relay.federation.slots import MAX_POSTS
 from dmsg.rmb.twins.twin import relay_url
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds for a connection to another relay."""
+"""Timeout of a connection attempt to another relay, in seconds."""
 POST_TIMEOUT = 3.0
-"""Seconds for the answer to one request."""
+"""Timeout for the answer to one request, in seconds."""
 MAX_ANSWER = 4096
-"""Maximum bytes of another relay's answer."""
+"""Maximum size of another relay's answer in bytes."""
 ONLY_CONNECTED = b"x-rmb-only-connected"
-"""Header that asks a relay to refuse the message unless the session is connected; the reference ignores it."""
+"""Header that asks a relay to refuse the message if the session is not connected. The reference ignores it."""
 AT_ONCE = 2
-"""Number of requests under way to one relay from which on further messages wait ``GATHER`` seconds, to be sent
+"""Number of unanswered requests to one relay from which on further messages wait ``GATHER`` seconds, to be sent
 together."""
 GATHER = 0.002
-"""Seconds for which messages are collected for a batch; a full batch is sent at once."""
+"""Seconds for which messages are collected for a batch. A full batch is sent at once."""
 REMEMBERED = 1000
-"""Maximum number of relays that are remembered because they accept batches."""
+"""Maximum number of relays of which it is remembered that they accept batches."""
 
 _log = Logger()
 
 
 @define(eq=False)
 class _Posted:
-    """Message that waits for a batch or is in one.
+    """Message that is part of a batch, or waits for one.
 
-    :ivar answer: fires with its status: 0 without an answer, None when the relay does not accept batches.
+    :ivar answer: Deferred that fires with the status of the message: 0 if there is no answer, None if the relay does
+        not accept batches.
     """
 
     data: bytes
@@ -52,18 +53,18 @@ class _Posted:
     answer: Deferred[int | None]
 
     def fire_answer(self, status: int | None) -> None:
-        """Fire ``answer``, unless it has fired or the caller has cancelled it."""
+        """Fire ``answer``, unless it has fired or was cancelled."""
         if not self.answer.called:
             self.answer.callback(status)
 
 
 @define(eq=False)
 class _Line:
-    """Queue of messages for one relay, and its requests under way.
+    """Queue of messages for one relay, and the number of requests to it.
 
-    :ivar waiting: messages that are not sent yet.
-    :ivar under_way: number of requests without a complete answer.
-    :ivar leaves: the delayed call that sends the waiting messages.
+    :ivar waiting: messages that were not sent yet.
+    :ivar under_way: number of requests that have no complete answer yet.
+    :ivar leaves: delayed call that will send the waiting messages.
     """
 
     waiting: list[_Posted] = field(factory=list)
@@ -72,7 +73,7 @@ class _Line:
 
 
 class _Statuses(Protocol):
-    """Reader of the answer to a batch, line by line."""
+    """Protocol that reads the answer to a batch, line by line."""
 
     def __init__(self, posted: list[_Posted]) -> None:
         self._posted = posted
@@ -94,8 +95,8 @@ class _Statuses(Protocol):
 class Poster:
     """Sender of messages to other relays.
 
-    :param plain: whether ``http:`` relays are allowed. Otherwise only ``https:`` relays are, so that a twin cannot make
-        a public relay send requests to other services in its network.
+    :param plain: whether relays with ``http:`` URLs are allowed. Otherwise only ``https:`` is allowed, so that a twin
+        cannot make a public relay send requests to other services in its network.
     """
 
     def __init__(self, reactor: IReactorTime, *, plain: bool) -> None:
@@ -108,11 +109,11 @@ class Poster:
         self._lines: dict[str, _Line] = {}
 
     def takes_many(self, relay: str) -> bool:
-        """Whether several messages to this relay are sent in one request."""
+        """Whether several messages for this relay are sent in one request."""
         return relay_url(relay) in self._take_batches
 
     async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
-        """Send a message; return the status that the relay answers, or 0 when it does not answer."""
+        """Send a message to a relay and return the HTTP status of its answer; 0 if it did not answer."""
         url = relay_url(relay)
         if not (self._plain or url.startswith("https:")):
             return 0
@@ -138,7 +139,7 @@ class Poster:
         return code
 
     async def _ask(self, url: str, headers: Headers, data: bytes) -> IResponse | None:
-        """Send a request and return its response, whose body is not read yet; None without a response."""
+        """Send a request and return its response, whose body is not read yet; None if there was no response."""
         try:
             request = self._agent.request(b"POST", url.encode("ascii"), headers, Body(data))
             return await cancellable(request.addTimeout(POST_TIMEOUT, self._reactor))
@@ -146,24 +147,27 @@ class Poster:
             raise
         except TimeoutError:
             return None
-        except Exception as error:  # A lost connection raises exceptions of many types, so all are caught.
+        # When a connection is lost, Twisted raises exceptions of many types. So all types are caught.
+        except Exception as error:
             _log.debug("a request to the relay {relay} failed: {error!r}", relay=url, error=error)
             return None
 
     async def _read(self, response: IResponse, url: str) -> None:
-        """Read and drop the response's body, so that the connection can be used again."""
+        """Read and drop the body of a response, so that the connection can be reused."""
         try:
             await cancellable(read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
-        except Exception as error:  # The status is known already, so an error while the body is read does not matter.
+        except Exception as error:  # The status is known already, so an error in the body does not matter.
             _log.debug("a request to the relay {relay} failed: {error!r}", relay=url, error=error)
 
     # --- batches ---
 
     def _with_others(self, url: str, data: bytes, only_connected: bool) -> Deferred[int | None]:
-        """Send a message in a batch at the end of this reactor turn, or ``GATHER`` seconds later while ``AT_ONCE``
-        requests are under way."""
+        """Send a message in a batch at the end of this reactor turn.
+
+        While ``AT_ONCE`` requests to the relay are unanswered, the batch waits ``GATHER`` seconds for further messages.
+        """
         line = self._lines.get(url)
         if line is None:
             line = self._lines[url] = _Line()
@@ -183,7 +187,7 @@ class Poster:
         size = 0
         for posted in waiting:
             if posted.answer.called:
-                continue  # A message whose caller has cancelled it is not sent.
+                continue  # The caller has cancelled this message.
             if part and (len(part) >= batch.MAX_BATCH or size + len(posted.data) > batch.MAX_BATCH_SIZE):
                 self._send(url, line, part)
                 part, size = [], 0
@@ -224,10 +228,10 @@ class Poster:
             try:
                 await statuses.finished.addTimeout(POST_TIMEOUT, self._reactor)
             except (TimeoutError, CancelledError):
-                pass  # The answer has ended, so messages without a status get 0.
+                pass  # The answer has ended, so messages without a status get the status 0.
             return
         if response.code != 503:
-            # Another program answers at this URL now, which does not know batches, so the messages are sent singly.
+            # The relay at this URL no longer accepts batches, so the messages are sent one by one.
             self._take_batches.pop(url, None)
         for posted in part:
             posted.fire_answer(503 if response.code == 503 else None)

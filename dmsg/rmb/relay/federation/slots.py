@@ -2,7 +2,7 @@
 
 The number of concurrent attempts is limited. A relay that does not answer occupies an attempt for seconds, and anyone
 can register twins with such relays, under any number of names.  So some attempts are reserved for relays that answered
-quickly when they were last asked, and each sender has a limit.
+quickly when they were last asked, and each sender has its own limit.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ MAX_POSTS = 256
 MAX_SLOW_POSTS = 192
 """Maximum number of concurrent attempts for relays that are not known to answer quickly."""
 MAX_QUICK_OF_SENDER, MAX_SLOW_OF_SENDER = 48, 32
-"""Maximum number of concurrent attempts of one sender: for quick relays, and for other relays."""
+"""Maximum numbers of concurrent attempts for one sender: with quick relays, and with other relays."""
 MAX_POSTS_OF_ONE = 16
-"""Maximum number of concurrent attempts for one set of relays; it is 1 while these relays do not answer."""
+"""Maximum number of concurrent attempts for one set of relays. While these relays do not answer, the maximum is 1."""
 MAX_TOGETHER, MAX_TOGETHER_OF_ONE, MAX_TOGETHER_OF_SENDER = 1024, 512, 256
 """Maximum numbers of concurrent attempts for quick relays that accept batches: in all, for one set of relays, and for
 one sender.
 
-They are higher, because such an attempt shares a connection with others.
+They are higher than the other limits, because these attempts share connections.
 """
 QUICK = 1.5
-"""Seconds within which a relay has to answer to count as quick.  A receiver that logs each ping takes one second to
-confirm a message, and its relay answers only then; the limit leaves room for that second."""
+"""Maximum seconds until the answer of a relay that counts as quick.  A receiver that logs each ping takes one second to
+confirm a message, and its relay answers only then. The limit is high enough for such relays."""
 REMEMBERED = 1000
-"""Number of sets of relays that are remembered as quick, and as failing."""
+"""Maximum number of sets of relays that are remembered as quick, and as failing."""
 
 Relays = frozenset[str]
 Item = TypeVar("Item", bound=Hashable)
 
 
 class _Kind(Enum):
-    """Kinds of relays, in the order in which messages for them are tried."""
+    """Kinds of relays, in the order in which attempts for them begin."""
 
     TOGETHER = auto()
     """Relays that answer quickly and accept batches."""
@@ -70,7 +70,7 @@ class _Attempt:
 
 
 class _Lines(Generic[Item]):
-    """Queues of waiting items, one for each sender; the senders take turns."""
+    """Queues of waiting items, one for each sender. The senders take turns."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[int, deque[tuple[Item, Relays]]] = OrderedDict()
@@ -92,15 +92,15 @@ class _Lines(Generic[Item]):
 
 
 class Slots(Generic[Item]):
-    """Scheduler of attempts: the items that wait, and those with an attempt under way.
+    """Scheduler of attempts, with the items that are waiting and those with an attempt in progress.
 
-    :param takes_many: whether a relay accepts many messages in one POST.
+    :param takes_many: function that returns whether a relay accepts several messages in one POST.
     """
 
     def __init__(self, takes_many: Callable[[str], bool] = lambda relay: False) -> None:
         self._takes_many = takes_many
         self._waiting: dict[_Kind, _Lines[Item]] = {kind: _Lines() for kind in _Kind}
-        # Items that could not begin, by the limit that stopped them: that of a set of relays, or that of a sender.
+        # Items that could not begin, by the limit that blocks them: that of a set of relays, or that of a sender.
         self._blocked: dict[Hashable, _Lines[Item]] = {}
         self._attempts: dict[Item, _Attempt] = {}
         self._of_kind: Counter[_Kind] = Counter()
@@ -119,24 +119,24 @@ class Slots(Generic[Item]):
         return _Kind.TOGETHER if all(map(self._takes_many, relays)) else _Kind.QUICK
 
     def add(self, item: Item, relays: Relays, sender: int) -> None:
-        """Queue an item until an attempt is free.
+        """Queue an item until its attempt may begin.
 
-        :param sender: the twin that sent it.
+        :param sender: number of the twin that sent the message.
         """
         self._waiting[self._kind(relays)].put(item, relays, sender)
 
     def take(self) -> Item | None:
-        """Return an item whose attempt begins now; None when no attempt is free or no item may begin."""
+        """Return an item whose attempt begins now; None if no further attempt may begin."""
         while (kind := self._next_kind()) is not None:
             item, relays, sender = self._waiting[kind].take()
             if item in self._attempts:
                 continue
             if kind is not self._kind(relays):
-                # The relays' kind has changed since the item was added, so it is queued again.
+                # The kind of these relays has changed since the item was added, so the item is queued again.
                 self.add(item, relays, sender)
                 continue
             part = sender, kind
-            # An item that exceeds a limit waits in a queue of that limit, and is not examined again until an attempt
+            # An item that exceeds a limit waits in a queue of that limit. It is examined again only when an attempt
             # under the same limit ends.
             if self._of_relays[relays] >= self._limit_of(relays, kind):
                 self._block(relays, item, relays, sender)
@@ -148,7 +148,8 @@ class Slots(Generic[Item]):
         return None
 
     def _next_kind(self) -> _Kind | None:
-        """Return the first kind of relays for which an item waits and an attempt is free."""
+        """Return the first kind of relays that has a waiting item and may have a further attempt; None if there is
+        none."""
         count = self._of_kind
         posts = count[_Kind.QUICK] + count[_Kind.SLOW]
         if self._waiting[_Kind.TOGETHER] and count[_Kind.TOGETHER] < MAX_TOGETHER:
@@ -162,7 +163,7 @@ class Slots(Generic[Item]):
     def done(self, item: Item, seconds: float | None) -> None:
         """End the attempt of an item.
 
-        :param seconds: seconds until a relay answered; None when none did.
+        :param seconds: seconds until a relay answered; None if none answered.
         """
         self.record_speed(self._attempts[item].relays, seconds)
         self.cancel(item)
@@ -170,7 +171,7 @@ class Slots(Generic[Item]):
     def record_speed(self, relays: Relays, seconds: float | None) -> None:
         """Record how quickly relays answered.
 
-        :param seconds: seconds until a relay answered; None when none did.
+        :param seconds: seconds until a relay answered; None if none answered.
         """
         if seconds is None:
             remember(self._failing, relays, None, REMEMBERED)
@@ -182,7 +183,7 @@ class Slots(Generic[Item]):
             self._quick.pop(relays, None)
 
     def cancel(self, item: Item) -> None:
-        """End the attempt of an item, and record neither success nor failure of its relays."""
+        """End the attempt of an item, without recording whether the relays answered."""
         attempt = self._attempts.pop(item)
         part = attempt.sender, attempt.kind
         decrement(self._of_kind, attempt.kind)

@@ -1,9 +1,8 @@
-"""Table of this relay's twins whose signatures are not trusted, because another relay refused a message of theirs as
-unsigned.
+"""Table of this relay's twins whose messages must be verified here, because another relay refused one as unsigned.
 
-A relay does not verify what its own twins send, but another relay counts unsigned messages against the relay that sends
-them.  So a single twin could make another relay refuse this relay, and with it all its other twins.  Messages of the
-twins in this table are therefore verified here before another relay is asked.
+A relay does not verify what its own twins send. But another relay counts unsigned messages against the relay that sends
+them.  So a single twin could cause another relay to refuse this relay, with all its other twins.  Messages of the twins
+in this table are therefore verified here before they are sent to another relay.
 """
 
 from __future__ import annotations
@@ -19,32 +18,33 @@ from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.identity import verify
 
 UNSIGNED = 401
-"""Status that a relay of this package answers to a message that its sender has not signed."""
+"""Status with which a relay of this package answers a message that its sender has not signed."""
 UNVERIFIED_FOR = 600.0
-"""Seconds for which the messages of a twin are verified here after another relay has refused one."""
+"""Seconds for which the messages of a twin are verified here after another relay has refused one of them."""
 MAX_UNVERIFIED = 10_000
-"""Maximum number of twins in the table, whose messages are verified here."""
+"""Maximum number of twins in the table."""
 
 
 class UnverifiedTwins:
     """Table of the twins whose messages are verified before they are forwarded.
 
-    :param registry: registry with the keys of twins.
+    :param registry: registry with the keys of the twins.
     """
 
     def __init__(self, seconds: Callable[[], float], registry: TwinRegistry) -> None:
-        """:param seconds: a clock that does not go back."""
+        """:param seconds: function that returns the seconds of a monotonic clock."""
         self._seconds = seconds
         self._registry = registry
         self._until: OrderedDict[int, float] = OrderedDict()
 
     def answered(self, data: bytes, code: int) -> None:
-        """Record the status that another relay answered to a message; 401 adds the message's sender to the table."""
+        """Process the status with which another relay answered a message. The status 401 adds the message's sender to
+        the table."""
         if code == UNSIGNED:
             remember(self._until, decode(data).source.twin, self._seconds() + UNVERIFIED_FOR, MAX_UNVERIFIED)
 
     async def refuses(self, data: bytes) -> bool:
-        """Whether a message names a twin of the table as its source and is not signed by that twin."""
+        """Whether the source of a message is a twin of the table that has not signed the message."""
         if not self._until:
             return False
         envelope = decode(data)
@@ -60,7 +60,7 @@ class UnverifiedTwins:
         except SignatureInvalid:
             return True
         except DmsgError:
-            # Without the registry no signature can be verified here, so the message is forwarded; the other relay asks
-            # its own registry.
+            # Without the registry no signature can be verified here. The message is forwarded, because the other relay
+            # uses its own registry.
             return False
         return False

@@ -1,1 +1,1 @@
-"""Entry of messages that other relays send to this one: verifies them, then accepts them."""
+"""Reception of messages that other relays send to this relay: verifies them, then accepts them."""

@@ -1,4 +1,4 @@
-"""Acceptance of messages that another relay sends to this one: each is delivered, stored, or refused, and then
+"""Acceptance of messages that another relay sends to this one: each message is delivered, stored or refused, and then
 answered."""
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from dmsg.rmb.twins.twin import Twin
 
 
 class InboundAcceptor:
-    """Acceptor of the messages that other relays send to this relay's sessions."""
+    """Acceptor of the messages that other relays send to sessions of this relay."""
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
 
     def take(self, header: Header, data: bytes, twin: Twin | None, *, only_connected: bool) -> Deferred[None]:
-        """Accept a verified message from another relay; the Deferred fires when the message is confirmed or stored.
+        """Accept a verified message from another relay. The Deferred fires when the message is confirmed or stored.
 
-        Fails with :class:`~dmsg.rmb.relay.rules.MessageRefused`, or QueueUnavailable.
+        The Deferred fails with :class:`~dmsg.rmb.relay.rules.MessageRefused` or QueueUnavailable.
 
-        :param twin: the twin of the destination; None when the registry has none.
-        :param only_connected: whether to refuse the message when the session is not connected.
+        :param twin: registry entry of the destination; None if the registry has none.
+        :param only_connected: whether to refuse the message if the session is not connected.
         """
         switch = self._switch
         taken: Deferred[None] = Deferred()
         ledger = Ledger(lambda payload: taken.callback(None))
         mail = Mail(data, header.until(switch.now()), ledger, header)
         ledger.add(mail)
-        # This ping is answered, and ``taken`` fires, once the message is settled.  Messages of relays thus follow the
-        # same rule as those of sessions.
+        # This ping is answered, which fires ``taken``, when the message is settled. So messages of relays follow the
+        # same rule as messages of sessions.
         ledger.ping(b"")
         receiver = switch.sessions.get(header.destination)
         if receiver is not None and receiver.delivery.is_crowded and not mail.is_answer:
-            # A session of this relay would be paused instead; another relay is asked to try again later.
+            # A session of this relay would be paused. Another relay cannot be paused, so it must send the message again
+            # later.
             taken.errback(MessageRefused(Drop.BUSY))
             return taken
-        # The other relay is answered only after the confirmation, because it deletes the message when it gets the
-        # answer.
+        # The other relay deletes the message when it gets the answer, so it is answered only after the confirmation.
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
             return taken
@@ -59,8 +59,7 @@ class InboundAcceptor:
         return taken
 
     def _find(self, mail: Mail, accepted: Deferred[None]) -> None:
-        """Check whether a receiver is connected to another process on the same queue, or reconnects here in a
-        moment."""
+        """Find the receiver at another process that shares the queue, or wait a moment for it to reconnect here."""
         switch = self._switch
 
         def known(elsewhere: bool) -> None:

@@ -23,24 +23,23 @@ from dmsg.rmb.twins.identity import verify
 from dmsg.rmb.twins.twin import Twin
 
 INTAKE_RATE, INTAKE_BURST = 5000.0, 10_000.0
-"""Messages per second, and in a burst, that other relays may send from one IP address."""
+"""Messages per second, and in a burst, that other relays may send from one address or block of addresses."""
 INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
-"""Messages and bytes per minute of one twin that are accepted from other relays."""
+"""Messages, and bytes, per minute that are accepted from other relays for one sending twin."""
 MAX_TAKEN = 65_536
-"""Maximum number of accepted messages that are remembered until they expire, so that each is accepted and counted
-once."""
+"""Maximum number of accepted messages that are remembered until they expire, so that repetitions are recognised."""
 WORTHLESS = 20
-"""Number of messages as which one malformed or wrongly signed message is counted in the rate limit of its address."""
+"""Number of messages that one malformed or wrongly signed message counts as in the rate limit of its address."""
 MAX_INTAKE = 1024
-"""Maximum number of messages of other relays under way at once."""
+"""Maximum number of messages from other relays that are processed at the same time."""
 
 
 class Verdict(NamedTuple):
     """Answer to one message of another relay.
 
-    A temporary reason is never answered with a 4xx, because relays of the reference take a 4xx as final.
+    A temporary refusal never has a 4xx status, because relays of the reference treat a 4xx as final.
 
-    :ivar retry_after: seconds after which another attempt may succeed; None when the answer is final.
+    :ivar retry_after: seconds after which another attempt may succeed; None if the answer is final.
     """
 
     status: int
@@ -54,7 +53,7 @@ TAKEN = Verdict(202)
 class InboundVerifier:
     """Verifier of messages that other relays send to this relay.
 
-    :ivar under_way: number of messages without an answer so far.
+    :ivar under_way: number of messages that are not answered yet.
     """
 
     def __init__(self, switch: Switch) -> None:
@@ -67,15 +66,15 @@ class InboundVerifier:
         self.under_way = 0
 
     def too_many(self, address: str, now: float) -> Verdict | None:
-        """Count one more message of ``address`` and return None; if it exceeds a limit, return the refusal and count
-        nothing."""
+        """Count one more message of ``address`` and return None. If it exceeds a limit, count nothing and return the
+        refusal."""
         if self.under_way < MAX_INTAKE and self._rate.allow(address, now):
             return None
         return self._later(Drop.INTAKE_RATE, "too many messages")
 
     def charge(self, address: str, now: float) -> None:
-        """Count a worthless message as ``WORTHLESS`` messages in the rate limit of its address, because checking it was
-        expensive."""
+        """Charge a malformed or wrongly signed message to its address as ``WORTHLESS`` messages, because checking it
+        was expensive."""
         self._rate.charge(address, WORTHLESS, now)
 
     def _refuse(self, drop: Drop, status: int, text: str) -> Verdict:
@@ -89,7 +88,7 @@ class InboundVerifier:
     async def take(self, data: bytes, *, only_connected: bool) -> tuple[Verdict, bool]:
         """Process one message until it is confirmed, stored or refused.
 
-        :returns: the answer, and whether the message was worthless: malformed or wrongly signed.
+        :returns: the answer, and whether the message was malformed or wrongly signed.
         """
         self.under_way += 1
         try:
@@ -110,13 +109,15 @@ class InboundVerifier:
         try:
             switch.rules.check_message(header, switch.now())
         except MessageRefused as refused:
-            if refused.drop is Drop.BAD_TIMES:  # The timestamp is ahead of this relay's clock and may be right soon.
+            # The timestamp is ahead of this relay's clock, so the message may be acceptable soon.
+            if refused.drop is Drop.BAD_TIMES:
                 return self._later(refused.drop, f"bad request: {refused}", 10), False
             return self._refuse(refused.drop, 400, f"bad request: {refused}"), False
         try:
             await self._check_source(envelope)
             receiver = await self._twin(header.destination.twin)
-        except TwinNotFound as error:  # The other relay's registry may know a twin that ours does not know yet.
+        # The other relay's registry may know a twin that this relay's registry does not know yet.
+        except TwinNotFound as error:
             return self._later(Drop.INTAKE_SIGNATURE, str(error), 5), False
         except SignatureInvalid as error:
             return self._refuse(Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}"), True
@@ -127,14 +128,14 @@ class InboundVerifier:
     async def _pass_on(
         self, envelope: Envelope, header: Header, data: bytes, receiver: Twin | None, only_connected: bool
     ) -> Verdict:
-        """Pass on a message whose sender has signed it."""
+        """Pass a message whose signature was verified to its receiver, or refuse it."""
         switch = self._switch
-        # Anyone who has seen a message can send it again; a repeated one is answered as accepted, and not delivered
+        # Anyone who has seen a message can send it again. A repetition is answered as accepted, and is not delivered
         # again.
         key = hashlib.sha256(envelope.signature).digest()
         if self._accepted_until.get(key, 0.0) > switch.now():
             return TAKEN
-        # The twin's limit is charged only now that the signature is verified; otherwise anybody could use up another
+        # The twin's limit is charged only after the signature was verified. Otherwise anybody could use up another
         # twin's limit.
         size, now = len(data), switch.now()
         if not self._of_twins.measure(header.source.twin, size, now, is_answer=header.is_answer):
@@ -148,8 +149,8 @@ class InboundVerifier:
         except MessageRefused as refused:
             if refused.drop is Drop.OFFLINE:
                 return self._refuse(refused.drop, 404, OFFLINE)
-            # A twin's entry in the registry may have changed, and the other relay may know that before this relay does.
-            # So the other relay is asked to send the message again after 5 seconds.
+            # The twin's entry in the registry may have changed, and the other relay may know this already. So the
+            # refusal is temporary, and the other relay sends the message again after 5 seconds.
             return self._later(refused.drop, str(refused), 5)
         except DmsgError as error:
             return self._later(Drop.QUEUE_FAILED, f"switch error: {error}")
@@ -163,8 +164,8 @@ class InboundVerifier:
         verify(envelope.signature, challenge(envelope), twin.account)
 
     async def _refetch_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
-        """Ask the registry again when the cached entry does not list this relay, because the twin may have moved
-        here."""
+        """Return the current entry of a twin. If the cached entry does not list this relay, ask the registry, because
+        the twin may have moved here."""
         domains = self._switch.rules.domains
         if not domains or (twin is not None and twin.relays & domains):
             return twin

@@ -1,1 +1,1 @@
-"""Queues of a relay, which store messages for sessions that are not connected or slow."""
+"""Queues of a relay, which store messages for sessions that are slow or not connected."""

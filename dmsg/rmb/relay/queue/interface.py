@@ -1,6 +1,6 @@
-"""Interface of a relay's queues, which store messages for sessions that are not connected or slow.
+"""Interface of a relay's queues, which store messages for sessions that are slow or not connected.
 
-Each session has a queue of its own; one more queue holds the messages for other relays.
+Each session has its own queue. One more queue contains the messages for other relays.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from zope.interface import Attribute, Interface
 from dmsg.base.options import STORAGE, Number, option
 
 FEDERATION = "relay.federation"
-"""Name of the queue for other relays; no session can have this name."""
+"""Name of the queue for other relays. No session can have this name."""
 BATCH = 1000
-"""Number of messages in one read: reads are large, so that a session that catches up gets messages faster than others
-send new ones."""
+"""Maximum number of messages in one read. Reads are large, so that a session that catches up gets messages faster than
+others send new ones."""
 
 BATCH_BYTES = 4 * 1024 * 1024
-"""Bytes after which a read ends; the last message may exceed it."""
+"""Number of bytes after which a read ends. The last message may exceed it."""
 PART = 8
 """Divisor of ``total``: the stored messages of one sender may use this fraction of all storage."""
 REFUSALS = ("the relay keeps as much as it may", "the relay keeps as much from twin {sender} as it may")
-"""Reasons to refuse a message: all stored messages have reached the limit, or those of its sender have."""
+"""Reasons to refuse a message: the stored messages have reached their limit in all, or for this sender."""
 
 
 @dataclass(frozen=True)
@@ -64,27 +64,27 @@ class QueueLimits:
 
 
 QueueId: TypeAlias = int | bytes
-"""Id of a message in a queue: a number in SQLite, an id of a stream in Redis."""
+"""Id of a message in a queue: a number in SQLite, the id of a stream entry in Redis."""
 
 
 class QueuedMessage(NamedTuple):
-    """Message in a queue, with its id; newer messages have higher ids."""
+    """Message in a queue, with its id. Newer messages have higher ids."""
 
     id: QueueId
     data: bytes
 
 
 class QueueWatcher(Protocol):
-    """Callbacks with which a queue notifies the relay that uses it."""
+    """Callbacks by which a queue notifies its relay."""
 
     def dropped(self, session: str, number: int) -> None:
-        """Count the ``number`` oldest messages of a session, which were deleted because its queue was full."""
+        """The ``number`` oldest messages of a session were deleted, because its queue was full."""
 
     def appended_elsewhere(self, name: str) -> None:
-        """Read the queue of that name, to which another process has appended a message."""
+        """Another process has appended a message to the queue with this name."""
 
     def connected_elsewhere(self, name: str) -> None:
-        """End the session of that name, which has connected to another process."""
+        """The session with this name has connected to another process."""
 
 
 class RelayQueue(Interface):
@@ -95,22 +95,22 @@ class RelayQueue(Interface):
     forgotten: int = Attribute("Number of delivered messages that the queue could not delete and will deliver again.")
 
     def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[QueueId]:
-        """Store a message until it expires; the Deferred fires with its id once the message would survive the end of
+        """Store a message until it expires. The Deferred fires with its id when the message would survive the end of
         the process.
 
-        Fails with QueueUnavailable.
+        The Deferred fails with QueueUnavailable.
 
-        :param sender: the twin that sent it; 0 for the relay.
+        :param sender: number of the twin that sent the message; 0 for the relay.
         """
 
     def read(session: str, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
-        """Return the oldest messages with ids above ``after``; None means from the beginning."""
+        """Return the oldest messages whose ids are above ``after``; None stands for the beginning of the queue."""
 
     def poll(sessions: Sequence[str]) -> Deferred[list[str]]:
-        """Return the sessions whose queues contain messages that were not announced."""
+        """Return those sessions whose queues contain messages that were not announced."""
 
     def remove(session: str, ids: Sequence[QueueId]) -> None:
-        """Remove delivered messages: never read them again, and delete them now or as soon as possible."""
+        """Remove delivered messages. They are never returned again, and are deleted now or as soon as possible."""
 
     def expired(now: float) -> Deferred[list[tuple[str, bytes]]]:
         """Remove and return some expired messages."""
@@ -119,23 +119,24 @@ class RelayQueue(Interface):
         """Register the object whose callbacks this queue calls from now on."""
 
     def present(sessions: Sequence[str]) -> None:
-        """Announce to other processes that these sessions are connected here; repeated every half minute."""
+        """Announce to other processes that these sessions are connected here. Called every half minute."""
 
     def note_absent(session: str) -> None:
-        """Announce that this session is no longer connected here."""
+        """Announce to other processes that this session is no longer connected here."""
 
     def note_connected(session: str) -> None:
-        """Announce that this session has connected here, so that other processes end their connections of the same
+        """Announce that this session has connected here. Other processes then end their connections of the same
         session."""
 
     def take_federation() -> Deferred[list[QueuedMessage]]:
-        """Take some of the messages for other relays that no process has taken yet."""
+        """Return some messages for other relays that no process has taken yet, and mark them as taken by this
+        process."""
 
     def release_federation() -> None:
-        """Return the messages that were taken and not finished to the queue."""
+        """Make the messages that were taken and not finished available again."""
 
     def is_elsewhere(session: str) -> Deferred[bool]:
-        """Whether the session is connected to another process on the same queue."""
+        """Whether the session is connected to another process that uses the same queue."""
 
     def close() -> Deferred[None]:
         """Close files and connections."""

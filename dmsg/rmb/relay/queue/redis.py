@@ -1,11 +1,14 @@
-"""Queues of relays in Redis, under the reference's keys; several processes may share them.
+"""Queues of relays in Redis, under the reference's keys. Several processes may share them.
 
 ``stream:<twin>[:<sid>]`` is the stream of a session, with one field ``_``. ``relay.federation.stream`` is the stream
 for other relays, with the field ``msg``. This package adds:
 
 - ``rmb.session:<twin>[:<sid>]``: names the process to which a session is connected.
+
 - ``rmb.until``: a sorted set of all stored messages, by the second in which they expire.
-- ``rmb.kept``: a hash with the bytes that are stored, in all and from each twin.
+
+- ``rmb.kept``: a hash with the number of stored bytes, in all and of each sender.
+
 - ``rmb.queue``: a channel on which processes announce what they have appended.
 """
 
@@ -50,13 +53,13 @@ CHANNEL = "rmb.queue"
 UNTIL = "rmb.until"
 KEPT = "rmb.kept"
 PROBE = "rmb.probe"
-"""Key written to find out whether Redis accepts writes again."""
+"""Key that is written to find out whether Redis accepts writes again."""
 PRESENT = "rmb.session:"
 EXPIRE = 3600
-"""Seconds after which a queue without a new message is deleted."""
+"""Seconds without a new message after which a queue is deleted."""
 GROUP = "federation"
 ABANDONED_AFTER = 60
-"""Seconds after which a message that a process took, and has not finished, is given to the next process that asks.
+"""Seconds after which a message that a process has taken and not finished is given to the next process that asks.
 
 This may be the same process.
 """
@@ -65,16 +68,16 @@ FEDERATION_LENGTH = 100_000
 PRESENCE = 75
 """Seconds for which a session counts as connected after its last announcement."""
 APPEND_BATCH = 100
-"""Number of messages appended in one call; more would take too long, because Redis serves no other call while a script
-runs."""
+"""Maximum number of messages appended in one call. More would take too long, because Redis serves no other call while a
+script runs."""
 BATCH_SIZE = 4 * 1024 * 1024
-"""Maximum bytes appended in one call; the last message may exceed it."""
+"""Maximum bytes appended in one call. The last message may exceed it."""
 POLLED = 1000
 """Maximum number of sessions polled in one call."""
 RETRY_FOR = 5.0
-"""Seconds for which an append is repeated while Redis is unavailable."""
+"""Maximum seconds for which an append is repeated while Redis is unavailable."""
 RETRY_EVERY = 0.2
-"""Seconds between attempts to repeat an append."""
+"""Seconds between two attempts of an append."""
 
 _READ = """
 local found, size, step, start = {}, 0, 1, ARGV[1]
@@ -93,8 +96,8 @@ while #found < most and size < bytes do
 end
 return found
 """
-# One hash has the bytes of all stored messages ("total") and of those of each sender ("from:<twin>"), and the size and
-# sender of each message ("<id> <key>").
+# One hash contains the bytes of all stored messages ("total"), the bytes of each sender's messages ("from:<twin>"), and
+# the size and sender of each message ("<id> <key>").
 _FORGET = """
 local function forget(kept, member)
   local added = redis.call('HGET', kept, member)
@@ -108,8 +111,8 @@ local function forget(kept, member)
   end
 end
 """
-# MAXLEN ~ is cheap because it cuts whole nodes of the stream, so a queue may exceed its limit a little. A message that
-# was cut remains counted until it expires.
+# MAXLEN ~ is cheap, because it only cuts whole nodes of the stream. So a queue may exceed its limit a little. A message
+# that was cut is counted until it expires.
 _APPEND = """
 local results = {}
 local until_, kept, channel, federation = KEYS[#KEYS - 3], KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
@@ -155,7 +158,7 @@ for index = 1, #ARGV do
 end
 """
 )
-# This is one script, because it is executed atomically: each message is taken by one of several processes.
+# Redis executes a script atomically, so each message is taken by exactly one process.
 _EXPIRED = (
     _FORGET
     + """
@@ -193,7 +196,7 @@ _log = Logger()
 
 
 class _Append(NamedTuple):
-    """Message that waits to be appended."""
+    """Message that is waiting to be appended."""
 
     session: str
     data: bytes
@@ -204,11 +207,12 @@ class _Append(NamedTuple):
 
 @implementer(RelayQueue)
 class RedisQueue:
-    """Queues in Redis, which survive the loss of the relay's machine and can be shared by several processes.
+    """Queues in Redis. They survive the loss of the relay's machine, and several processes can share them.
 
-    A message counts as stored once it is in Redis. Whether it survives a power cut there depends on the settings of
-    Redis (``appendonly``, ``appendfsync``). Delivered messages that could not be deleted, because Redis was unavailable
-    or refused writes, are remembered.  They are not read again, and are deleted as soon as Redis accepts writes.
+    A message counts as stored when it is in Redis. Whether it then survives a power cut depends on the settings of
+    Redis (``appendonly``, ``appendfsync``). If delivered messages cannot be deleted, because Redis is unavailable or
+    refuses writes, their ids are remembered.  They are not returned again, and are deleted as soon as Redis accepts
+    writes.
 
     :ivar trouble: reason why Redis refused the last append, or None.
     """
@@ -286,8 +290,8 @@ class RedisQueue:
                 one.appended.errback(QueueUnavailable(f"{self._public_url}: {why}"))
 
     async def _append(self, batch: list[_Append]) -> None:
-        # Arguments that all messages share are sent once, not with each message: encoding a call costs as much time as
-        # Redis takes to execute it.
+        # The arguments that are the same for all messages are sent only once. Encoding a call takes as long as its
+        # execution.
         limits = self.limits
         common = limits.total, limits.sender_size, self._name, STREAM_PREFIX, limits.messages, EXPIRE
         arguments: list[str | bytes] = [*(str(one) for one in common), str(FEDERATION_LENGTH), FEDERATION]
@@ -297,7 +301,7 @@ class RedisQueue:
         deadline = self._reactor.seconds() + RETRY_FOR
         while True:
             try:
-                # A call that waits for Redis is never cancelled, because replies are matched to calls by their order.
+                # A call to Redis is never cancelled, because replies are matched to calls by their order.
                 appending = self._redis.eval(_APPEND, keys, arguments)
                 results = await with_timeout(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
                 self._works()
@@ -336,14 +340,15 @@ class RedisQueue:
         return Deferred.fromCoroutine(self._take_federation())
 
     async def _take_federation(self) -> list[QueuedMessage]:
-        """Take messages that no process has taken, and those that a dead process left."""
+        """Take messages that no process has taken, and those that a process has taken long ago and not finished."""
         run = self._redis.execute_command
         try:
             if not self._grouped:
                 try:
                     await run("XGROUP", "CREATE", FEDERATION_STREAM, GROUP, "0", "MKSTREAM")
                 except Exception as error:
-                    # This error is ignored: it means that another process, or an earlier run, has made the group.
+                    # This error means that another process, or an earlier run, has created the group already. It is
+                    # ignored.
                     if "BUSYGROUP" not in str(error):
                         raise
                 self._grouped = True
@@ -383,7 +388,7 @@ class RedisQueue:
         return removing
 
     async def _remove_again(self) -> None:
-        """Delete the messages whose deletion failed before, and find out whether Redis accepts writes again."""
+        """Delete the messages whose deletion has failed before, and find out whether Redis accepts writes again."""
         while found := self._removals.oldest():
             for session, ids in found.items():
                 await self._remove(session, ids)
@@ -398,12 +403,12 @@ class RedisQueue:
         self.trouble = None
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
-        # Relays of the reference append messages without adding them to the sorted set, so this method does not find
-        # them.  They are checked for expiry when they are read.
+        # Relays of the reference do not add their messages to the sorted set, so this method does not find these.
+        # Their expiry is checked when they are read.
         return Deferred.fromCoroutine(self._take_expired(now))
 
     async def _take_expired(self, now: float) -> list[tuple[str, bytes]]:
-        # The periodic check for expired messages doubles as the retry of deletions.
+        # Deletions that failed before are repeated here, because this method is called periodically.
         if (self._removals or self.trouble is not None) and not self._removing:
             self._removing = True
             try:
@@ -427,7 +432,7 @@ class RedisQueue:
         name, _, rest = message.decode(errors="replace").partition(" ")
         what, _, session = rest.partition(" ")
         watcher = self._watcher
-        # The channel also returns the announcements of this process itself, which are ignored.
+        # The channel also returns the announcements of this process, which are ignored.
         if name == self._name or watcher is None:
             return
         if what == "+":
@@ -439,7 +444,7 @@ class RedisQueue:
         self._redis.execute_command(*command).addErrback(lambda _: None)
 
     def note_connected(self, session: str) -> None:
-        """Register the session as connected here; other processes end their connections of it."""
+        """Register the session as connected here. Other processes then end their connections of the session."""
         self.present([session])
         self._execute_quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
 
@@ -449,11 +454,11 @@ class RedisQueue:
             self._redis.eval(_PRESENT, keys, [self._name, str(PRESENCE)]).addErrback(lambda _: None)
 
     def note_absent(self, session: str) -> None:
-        # The script does not delete the key if another process has registered the session meanwhile.
+        # The script keeps the key if another process has registered the session meanwhile.
         self._redis.eval(_ABSENT, [PRESENT + session], [self._name]).addErrback(lambda _: None)
 
     def release_federation(self) -> None:
-        """Do nothing: ``XAUTOCLAIM`` returns unfinished messages after ``ABANDONED_AFTER`` seconds."""
+        """Do nothing, because ``XAUTOCLAIM`` returns unfinished messages after ``ABANDONED_AFTER`` seconds."""
 
     def is_elsewhere(self, session: str) -> Deferred[bool]:
         result: Deferred[bytes | None] = self._redis.execute_command("GET", PRESENT + session)

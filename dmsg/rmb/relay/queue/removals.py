@@ -1,4 +1,4 @@
-"""Ids of delivered messages that the queue could not delete yet. Readers skip these messages. No I/O."""
+"""Ids of delivered messages that the queue could not delete yet, so that readers skip these messages. No I/O."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 
 MAX_REMOVALS = 200_000
-"""Maximum number of ids to remember.  Beyond it the oldest are forgotten, and their messages are delivered again."""
+"""Maximum number of ids to remember.  Above it the oldest ids are forgotten, and their messages are delivered again."""
 AT_ONCE = 500
-"""Maximum number of messages deleted in one attempt."""
+"""Maximum number of messages that are deleted in one attempt."""
 
 
 class Removals:
-    """Ids of delivered messages that are still to be deleted, by session.
+    """Ids of delivered messages that must still be deleted, by session.
 
-    :ivar forgotten: number of ids that were evicted.
+    :ivar forgotten: number of ids that were forgotten above the maximum.
     """
 
     def __init__(self) -> None:
@@ -26,31 +26,31 @@ class Removals:
         return len(self._ids)
 
     def add(self, session: str, ids: Iterable[QueueId]) -> None:
-        """Remember the ids of messages whose deletion failed or is under way."""
+        """Remember the ids of messages whose deletion has failed or is not finished yet."""
         for number in ids:
             self._ids[session, number] = None
-        # A forgotten id means that its message is delivered twice, which receivers recognise.  Without a limit the ids
-        # could fill the memory.
+        # Without a limit the ids could fill the memory. The message of a forgotten id is delivered twice, which
+        # receivers recognise.
         while len(self._ids) > MAX_REMOVALS:
             del self._ids[next(iter(self._ids))]
             self.forgotten += 1
 
     def has(self, session: str, number: QueueId) -> bool:
-        """Whether this id is still to be deleted."""
+        """Whether the message with this id must still be deleted."""
         return (session, number) in self._ids
 
     def done(self, session: str, ids: Iterable[QueueId]) -> None:
-        """Forget the ids of messages that are deleted."""
+        """Forget the ids of messages that were deleted."""
         for number in ids:
             self._ids.pop((session, number), None)
 
     def oldest(self) -> dict[str, list[QueueId]]:
-        """Return up to ``AT_ONCE`` of the oldest ids, by session."""
+        """Return the ids remembered for longest, at most ``AT_ONCE``, by session."""
         found: dict[str, list[QueueId]] = {}
         for (session, number), _ in zip(self._ids, range(AT_ONCE), strict=False):
             found.setdefault(session, []).append(number)
         return found
 
     def without_removed(self, session: str, batch: list[QueuedMessage]) -> list[QueuedMessage]:
-        """Return the messages of a batch without those that were delivered and still wait to be deleted."""
+        """Return the messages of a batch except those that were delivered and must still be deleted."""
         return [one for one in batch if (session, one.id) not in self._ids] if self._ids else batch

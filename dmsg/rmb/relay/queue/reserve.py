@@ -1,6 +1,6 @@
-"""Reserve of disk space, so that delivered messages can be deleted when the disk is full.
+"""Reserve of disk space, so that delivered messages can be deleted even when the disk is full.
 
-SQLite writes each deletion to its log first, so a full disk refuses deletions too.
+SQLite first writes each deletion to its log, so without a reserve a full disk would prevent deletions, too.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ import os
 from contextlib import suppress
 
 RESERVE = 8 * 1024 * 1024
-"""Bytes that are reserved beside the queue of a relay."""
+"""Bytes that are reserved on the disk for the queue of a relay."""
 LEAST = 64 * 1024
-"""Smallest useful part of the reserve, in bytes."""
+"""Smallest useful size of the reserve in bytes, if the disk has no space for all of it."""
 SUFFIX = "-reserve"
 
 
 class Reserve:
-    """File of a fixed size that is emptied when its space is needed.
+    """File of a fixed size. It is emptied when its space is needed.
 
-    :param path: path of the database; the reserve is a file beside it.
+    :param path: path of the database. The reserve is a file in the same directory.
     """
 
     def __init__(self, path: str, size: int | None = None) -> None:
-        """:param size: bytes to reserve; None means ``RESERVE``."""
+        """:param size: bytes to reserve; None selects ``RESERVE``."""
         self._path = path + SUFFIX
         self._size = RESERVE if size is None else size
 
     def take(self, unused: int = 0) -> bool:
         """Reserve the space, or as much of it as the disk has.
 
-        :param unused: bytes of free pages in the database.
-        :returns: whether all of it is reserved, and half as much is free besides.
+        :param unused: bytes of free pages in the database, which count as free space.
+        :returns: whether all of the space is reserved, and free space of half that size is left.
         """
         if self._grow(self._size):
             more = self._size // 2 - unused
@@ -47,7 +47,7 @@ class Reserve:
             with open(self._path, "ab", buffering=0) as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, size)
-                # Where posix_fallocate is missing, write zeros instead.
+                # Without posix_fallocate, zeros are written instead.
                 while (missing := size - os.fstat(file.fileno()).st_size) > 0:
                     file.write(bytes(min(missing, LEAST)))
         except OSError:
@@ -63,13 +63,13 @@ class Reserve:
         self._shrink(0)
 
     def suffices_for(self, path: str) -> bool:
-        """Whether a file of this size takes at most half of the reserve."""
+        """Whether the file at ``path`` has at most half the size of the reserve."""
         try:
             return os.path.getsize(path) <= self._size // 2
         except OSError:
             return True
 
     def remove(self) -> None:
-        """Delete the file of the reserve, because the queue is closed."""
+        """Delete the reserve's file, because the queue is closed."""
         with suppress(OSError):
             os.unlink(self._path)

@@ -33,19 +33,19 @@ from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.reserve import Reserve
 
 EXPIRED = 1000
-"""Maximum number of expired messages removed in one call."""
+"""Maximum number of expired messages that are removed in one call."""
 RETRY_EVERY = 1.0
-"""Seconds between attempts to write to a file that could not be written."""
+"""Seconds between two attempts to write to a file that could not be written."""
 
 _log = Logger()
 
 
 def _rows_within_limit(cursor: sqlite3.Cursor, column: int) -> list[Any]:
-    """Return rows until one column adds up to ``BATCH_BYTES``."""
+    """Return rows until the lengths in one column add up to ``BATCH_BYTES``."""
     rows = []
     size = 0
     for row in cursor:
-        # The row that exceeds the limit is still returned; otherwise a message above BATCH_BYTES would never be read.
+        # The row that exceeds the limit is still returned. Otherwise a message above BATCH_BYTES would never be read.
         rows.append(row)
         size += len(row[column])
         if size >= BATCH_BYTES:
@@ -56,27 +56,28 @@ def _rows_within_limit(cursor: sqlite3.Cursor, column: int) -> list[Any]:
 
 @implementer(RelayQueue)
 class SQLiteQueue:
-    """Queues in a file, for one process.
+    """Queues in an SQLite file, for one process.
 
     The appends of a reactor turn are committed together at its end. Commits do not wait for the disk
-    (``synchronous=NORMAL``), so committed messages survive ``kill -9``, but a power cut may lose the last seconds.
+    (``synchronous=NORMAL``). So committed messages survive ``kill -9``, but a power cut may lose those of the last
+    seconds.
 
-    When the file cannot be written, as on a full disk, appends are refused until it can be. Messages delivered
-    meanwhile are remembered, not read again, and deleted as soon as that works; disk space is reserved for these
-    deletions.
+    While the file cannot be written, for example because the disk is full, appends are refused. Messages that are
+    delivered meanwhile are remembered, not returned again, and deleted as soon as possible. Disk space is reserved for
+    their deletion.
 
     :ivar trouble: reason why appends are refused now, or None.
     """
 
     def __init__(self, path: str, clock: IReactorTime, limits: QueueLimits | None = None) -> None:
-        """:raises QueueUnavailable: the database cannot be opened, or is in use by another process."""
+        """:raises QueueUnavailable: the database cannot be opened, or another process uses it."""
         self._path = path
         self._clock = clock
         self.limits = limits or QueueLimits()
         self._watcher: QueueWatcher | None = None
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
-            # The lock prevents a second process from using the file, which would deliver every message twice.
+            # The lock prevents a second process from using the file. Both would deliver every message.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -119,7 +120,7 @@ class SQLiteQueue:
         if not self._open:
             self._db.execute("BEGIN IMMEDIATE")
             self._open = True
-            # A commit per message would cost more than its insert, so all writes of a reactor turn share one.
+            # All writes of a reactor turn share one commit, because a commit takes longer than an insert.
             at_turn_end(self._clock)(self._commit)
 
     def _commit(self) -> None:
@@ -131,7 +132,7 @@ class SQLiteQueue:
             self._undo(error)
             return
         self._open = False
-        # The Deferreds fire after the commit, never before: a message that is reported as stored must survive a killed
+        # The Deferreds fire only after the commit, because a message that is reported as stored must survive a killed
         # process.
         deleting, self._deleting = self._deleting, []
         for session, ids in deleting:
@@ -141,7 +142,7 @@ class SQLiteQueue:
             deferred.callback(number)
 
     def _undo(self, error: sqlite3.Error) -> None:
-        """Roll back a transaction that failed, as on a full disk, and count the stored messages anew."""
+        """Roll back a failed transaction, refuse appends from now on, and count the stored messages again."""
         self._open = False
         self._deleting = []
         waiting, self._waiting = self._waiting, []
@@ -155,9 +156,9 @@ class SQLiteQueue:
             deferred.errback(QueueUnavailable(str(error)))
 
     def _failed(self, error: sqlite3.Error) -> None:
-        """Handle a failed statement; SQLite may have rolled back the other statements of its transaction."""
-        # SQLite ends the whole transaction at some errors, among them a full disk. Then the appends of this reactor
-        # turn are lost as well, so their callers get the error.
+        """Process the failure of a statement. SQLite may have rolled back the other statements of its transaction."""
+        # After some errors, such as a full disk, SQLite ends the whole transaction. Then the other appends of this
+        # reactor turn are lost as well, and their callers must get the error.
         if self._open and not self._db.in_transaction:
             self._undo(error)
         self._in_trouble(str(error))
@@ -172,12 +173,12 @@ class SQLiteQueue:
             self._retrying = self._clock.callLater(RETRY_EVERY, self._retry)
 
     def _checkpoint(self) -> None:
-        """Move SQLite's log into the database, so that the data does not take space in both."""
+        """Move SQLite's log into the database, so that the data do not take up space in both."""
         with suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def _free_bytes(self) -> int:
-        """Return the bytes of free pages in the file."""
+        """Return the number of bytes in free pages of the database."""
         try:
             pages, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
         except sqlite3.Error:
@@ -189,7 +190,7 @@ class SQLiteQueue:
         cancel_call(retrying)
 
     def _retry(self) -> None:
-        """Delete the messages that were delivered while the file could not be written; then accept appends again if
+        """Delete the messages that were delivered while the file could not be written. Then accept appends again if
         there is space."""
         self._retrying = None
         self._commit()
@@ -208,7 +209,7 @@ class SQLiteQueue:
             return
         self._commit()
         if self._retrying is not None:
-            return  # The commit failed, so the retry has failed.
+            return  # The commit has failed, and has scheduled the next retry.
         self._checkpoint()
         if self._removals:
             self._retrying = self._clock.callLater(0, self._retry)
@@ -227,7 +228,7 @@ class SQLiteQueue:
         )
 
     def _refusal(self, size: int, sender: int) -> str | None:
-        """Return why a message of this size exceeds a limit; None when it does not."""
+        """Return the reason to refuse a message because of a limit; None if it is within the limits."""
         if self.total + size > self.limits.total:
             return REFUSALS[0]
         if sender and self._from[sender] + size > self.limits.sender_size:
@@ -258,7 +259,7 @@ class SQLiteQueue:
         deferred: Deferred[QueueId] = Deferred()
         self._waiting.append((deferred, cursor.lastrowid or 0))
         if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
-            # The error is logged only: the message is stored, even if evicting older ones fails.
+            # An error here is only logged: the message is stored, even if the oldest ones could not be evicted.
             call_isolated(self._drop_oldest, session, sizes)
         return deferred
 
@@ -316,10 +317,10 @@ class SQLiteQueue:
         return succeed([])
 
     def remove(self, session: str, ids: Sequence[QueueId]) -> None:
-        # Until the deletion is committed, readers must skip these messages, or they would be delivered twice.
+        # Readers must skip these messages until the deletion is committed. Otherwise they would be delivered twice.
         self._removals.add(session, ids)
         if self.trouble is not None:
-            return  # The ids are remembered only, because the next retry deletes all of them together.
+            return  # The next retry deletes all remembered messages together.
         try:
             self._begin()
             self._delete(session, ids)
@@ -343,13 +344,16 @@ class SQLiteQueue:
         self._watcher = watcher
 
     def present(self, sessions: Sequence[str]) -> None:
-        """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
+        """Do nothing. Only one process uses the file, so no other process needs to know where a session is
+        connected."""
 
     def note_absent(self, session: str) -> None:
-        """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
+        """Do nothing. Only one process uses the file, so no other process needs to know where a session is
+        connected."""
 
     def note_connected(self, session: str) -> None:
-        """Do nothing: the file belongs to one process, so no other one needs to know where a session is connected."""
+        """Do nothing. Only one process uses the file, so no other process needs to know where a session is
+        connected."""
 
     def take_federation(self) -> Deferred[list[QueuedMessage]]:
         def taken(batch: list[QueuedMessage]) -> list[QueuedMessage]:
@@ -369,7 +373,7 @@ class SQLiteQueue:
         self._commit()
         tried = 0
         while len(self._removals) not in (0, tried):
-            # If this attempt deleted nothing, as on a full disk, the loop ends; otherwise it would never end.
+            # The loop ends if an attempt deleted nothing, for example because the disk is full.
             tried = len(self._removals)
             self._retry()
             self._cancel_retry()
