@@ -185,6 +185,9 @@ WALKS ?= 100
 long-mutate-walks: $(VENV)/.test ## in how many walks with lies each of 21 hand-made mutants of streams is found (WALKS=100)
 	$(BIN)/python -m tests.mutation.by_walks --walks $(WALKS)
 
+long-proofs: $(VENV)/.test ## the models of docs/proofs in all their states (spin, gcc)
+	$(TRIAL) tests.streams.long_model
+
 long-docs: $(VENV)/.test ## every command and program of README and docs
 	$(BIN)/python -m tests.run -j2 --temp-directory=_trial_temp_$(@) tests.docs.suite
 	@$(BIN)/python -m tests.run --summary _trial_temp_$(@)
