@@ -23,11 +23,13 @@ from benchmarks.path import path_rows
 from benchmarks.relay import connect_row, crowd_rows, memory_rows, mixed_rows, relay_rows, transport_row, websocket_rows
 from benchmarks.report import show
 from benchmarks.rmb import rmb_rows
+from benchmarks.start import start_rows
 from benchmarks.telemetry import telemetry_rows
 from benchmarks.tunnel import tunnel_rows
 from dmsg.keys import PubKey, SecKey
 
 PARTS = (
+    "start",
     "relay",
     "crowd",
     "client",
@@ -120,6 +122,7 @@ def main() -> None:
     wanted = arguments.parts or PARTS
     redis_url, redis = _redis() if {"discovery", "many", "rmb"} & set(wanted) else (None, None)
     measures = {
+        "start": ("CPU, modules and memory of a program until its end, or until it is ready", start_rows),
         "relay": (
             "relayed frames: CPU of the relay per frame, one and eight pairs",
             lambda: relay_rows() + mixed_rows() + websocket_rows(),

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,10 @@ def cpu_of(pid: int) -> float:
 class Entity:
     """``twistd -n NAME`` in a process of its own, on a core of its own."""
 
-    def __init__(self, name: str, *arguments: str, core: int | None = None) -> None:
+    def __init__(
+        self, name: str, *arguments: str, core: int | None = None, variables: Mapping[str, str] = MALLOC
+    ) -> None:
+        """:param variables: variables of the environment to add."""
         self._directory = tempfile.TemporaryDirectory(prefix="dmsg-bench-")
         self.directory = Path(self._directory.name)
         self._log = (self.directory / "log").open("wb+")
@@ -102,7 +106,7 @@ class Entity:
             stderr=subprocess.STDOUT,
             cwd=self.directory,
             preexec_fn=lambda: begin_child(core),
-            env={**os.environ, **MALLOC},
+            env={**os.environ, **variables},
         )
 
     def wait_for(self, pattern: str) -> re.Match[str]:
