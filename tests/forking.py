@@ -34,8 +34,10 @@ from typing import Any
 
 COMMAND = "from dmsg.cli.entry import entry; entry()"
 """Code of the ``dmsg`` program."""
-DEBUGGED = f"from twisted.internet.defer import setDebugging; setDebugging(True); {COMMAND}"
-"""The same, with full reports of errors that nobody handled."""
+DEBUGGED = (
+    "from twisted.internet.defer import setDebugging; setDebugging(True); from dmsg.cli.main import entry; entry()"
+)
+"""The same, with full reports of errors that nobody handled, some of which only the clean-up of modules finds."""
 WORKER = "from twisted.trial._dist.workertrial import main; main()"
 """Code of a worker of trial."""
 CODES = (COMMAND, DEBUGGED, "from twisted.scripts.twistd import run; run()")
@@ -164,30 +166,6 @@ def _serve(connection: socket.socket) -> str:
             os.close(descriptor)
 
 
-def _end(code: str, status: object) -> None:
-    """End this forked program as the interpreter would, but without the clean-up of its modules.
-
-    Return where the interpreter itself has to end it: if the output cannot be written or the status is a message, which
-    the interpreter tells, and if the program tells which errors nobody handled, some of which only the clean-up finds.
-    """
-    import atexit
-    import gc
-    import threading
-
-    if code == DEBUGGED or not (status is None or isinstance(status, int)):
-        return
-    end_threads: Any = getattr(threading, "_shutdown")  # noqa: B009
-    end_threads()
-    atexit._run_exitfuncs()
-    gc.collect()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return
-    os._exit((status or 0) & 0xFF)
-
-
 def _run(connection: socket.socket) -> None:
     """Serve requests; in a forked program, run its code in the namespace of this module, as ``__main__``."""
     import gc
@@ -196,12 +174,17 @@ def _run(connection: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     code = _serve(connection)
+    if code == DEBUGGED:
+        exec(code, globals())
+        return
+    from dmsg.base.interpreter import end_process
+
     try:
         exec(code, globals())
     except SystemExit as end:
-        _end(code, end.code)
+        end_process(end.code)
         raise
-    _end(code, None)
+    end_process(None)
 
 
 def _interpreter_variables(environment: dict[str, str]) -> dict[str, str]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dmsg.base.interpreter import begin_process, end_process
 from dmsg.cli.loading import loading
 
 
 def entry() -> None:
-    """Run the command line."""
+    """Run the command line, and end the process."""
+    begin_process()
     with loading():
         from dmsg.cli.main import entry as run
-    run()
+    try:
+        run()
+    except SystemExit as end:
+        end_process(end.code)
+        raise

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
+from dmsg.base.interpreter import keep_modules
+
 
 @contextmanager
 def loading() -> Iterator[None]:
@@ -14,6 +16,7 @@ def loading() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
+        keep_modules()
     finally:
         signal.signal(signal.SIGINT, before)
 

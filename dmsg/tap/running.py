@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.usage import Options as UsageOptions
 
+from dmsg.base.interpreter import begin_process, keep_modules
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock
 from dmsg.net.clock import ClockWatch
@@ -24,12 +25,6 @@ from dmsg.net.reactor import Reactor
 from dmsg.tap.config import on_hangup
 
 _log = Logger()
-
-GC_THRESHOLDS = (20_000, 20, 100)
-"""Thresholds of Python's garbage collector: allocations between collections of the youngest generation, and collections
-of each generation between those of the next one.  Full collections are rare, because with many connections each takes a
-tenth of a second.
-"""
 
 
 class CannotStart(DmsgError):
@@ -138,8 +133,8 @@ class StopOnFailure(MultiService):
 
     def _up(self, ports: object) -> object:
         gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        keep_modules()
+        begin_process()
         return ports
 
     def _failed(self, failure: Failure) -> None:
