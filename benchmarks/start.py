@@ -89,7 +89,7 @@ def _rows(stack: ExitStack, directory: Path) -> list[Row]:
 def _measure(commands: dict[str, Command]) -> list[Row]:
     """Run each command in each round, so that other work of the machine affects all commands alike."""
     seconds: dict[str, list[float]] = {name: [] for name in commands}
-    rows = [{"program": name, "modules": _modules(*command)} for name, command in commands.items()]
+    rows: list[Row] = [{"program": name, "modules": _modules(*command)} for name, command in commands.items()]
     peaks: dict[str, float] = {}
     for _ in range(ROUNDS):
         for name, command in commands.items():
