@@ -160,8 +160,9 @@ SILVER = {
         ),
         Table(
             "receipts",
-            "Signed receipts, one for each end of a transport; of several, the smallest counts. former: handed in "
-            "after the server restarted; the server knows the signer as peer, but not whether it was an end.",
+            "Signed receipts, one for each end of a transport; of several receipts, the smallest counts. former: "
+            "received after the server restarted. The server knew then which client sent it (peer), but not whether "
+            "this client was an end.",
             "server string, transport string, signer string, partner string, initiator boolean, delivered_out long,"
             " delivered_in long, words long, former boolean, peer string, at timestamp, dt date",
         ),
@@ -169,8 +170,8 @@ SILVER = {
             "verdicts",
             "Comparison of the three counts of a transport: the server's and its ends'. sure: claimed and expected "
             "bytes in directions in which nothing can have been in transit. left: the other directions. initiator: "
-            "number of the signer that requested the transport. The counts themselves are given only where they "
-            "conflict or the server reports nothing; signers and partners are numbers.",
+            "hash of the signer that requested the transport. The counts themselves are stored only where they "
+            "conflict, or where the server reports nothing. Signers and partners are hashes.",
             "server string, claimed long, credited long, sure_claimed long, sure_word long, left_claimed long,"
             " left_word long, initiator long, state string, word string,"
             " transport string, relay_ab long,"
@@ -179,16 +180,16 @@ SILVER = {
         ),
         Table(
             "unfinished",
-            "Parts of a day that belong to transports not opened and closed on it. told_ab, told_ba: what the "
-            "server reported since their opening. Rows without a process: receipts of a transport that the server "
-            "did not report then, by the client that the server knows as peer.",
+            "Events and receipts of transports that were not both opened and closed on one day. told_ab, told_ba: "
+            "bytes that the server reported since the opening. Rows without a process: receipts of a transport that "
+            "the server did not report on that day; peer is the client that sent them.",
             "server string, boot string, transport string, src string, dst string, opened_at timestamp, closed boolean,"
             " told_ab long, told_ba long, peer string, a_out long, a_in long, b_out long, b_in long, a_signer long,"
             " a_partner long, b_signer long, b_partner long, dt date",
         ),
         Table(
             "boots",
-            "Processes on a day: first and last event, and whether the process started and stopped in order on it.",
+            "Processes on a day: first and last event, and whether the process started and stopped on this day.",
             "producer string, role string, boot string, first_at timestamp, last_at timestamp, starts long, stops long,"
             " names string, dt date",
         ),
@@ -331,15 +332,15 @@ OVERALL = {
         Table(
             "lost_transport",
             "Which transports ended with a server process that was killed? counted: the server's last reported "
-            "bytes. least, most: bounds by the receipts that both ends hand in later. words: number of receipts.",
+            "bytes. least, most: bounds by the receipts that both ends send later. words: number of receipts.",
             "server string, dt date, boot string, transport string, src string, dst string, opened_at timestamp,"
             " lost_at timestamp, counted_bytes long, least_bytes long, most_bytes long, words long",
         ),
         Table(
             "actor",
-            "Who floods, scans, churns, over all days and servers? Only servers that use the same pseudonyms can be "
-            "joined: names says which. Without it, a client has another pseudonym at each server. The score is that "
-            "of the worst day; most_at is where it was highest.",
+            "Who floods, scans, churns, over all days and servers? Scores are added over servers with the same value "
+            "of names, which use the same pseudonyms. If names is NULL, a client has another pseudonym at each "
+            "server. The score is that of the worst day; most_at is the server where it was highest.",
             "who string, kind string, names string, servers long, most_at string, days long, first_day date,"
             " last_day date, requests long, refused long, targets long, posts long, score double",
         ),
@@ -357,7 +358,7 @@ OVERALL = {
         ),
         Table(
             "public_day",
-            "Which sums of the network may be published? No cell covers few clients.",
+            "Which sums of the network may be published? No number covers only a few clients.",
             "dt date, servers long, clients long, transports long, sessions long, gigabytes double,"
             " rtt_p50 double, rtt_p90 double, withheld string",
         ),

@@ -65,7 +65,8 @@ ENVELOPE = (
     Field(
         "seq",
         Type.LONG,
-        "number of the event within the boot: 0, 1, 2 ... without gaps; identifies the event with producer and boot",
+        "number of the event in its process: 0, 1, 2 ... without gaps; producer, boot and seq together identify an "
+        "event",
     ),
     Field("ts", Type.LONG, "time of the event in ms since 1970, UTC, by the machine's clock"),
     Field("mono", Type.LONG, "ms since the process started, by a monotonic clock"),
@@ -86,12 +87,12 @@ _FORMER = Field(
 _REASON = Field("reason", Type.STRING, "close or drop reason in lower case (docs/protocol)")
 _SOURCE = Field("source", Type.STRING, "pseudonym of the source network (/24, /48), which changes every day")
 _COUNT = Field("n", Type.LONG, "number of occurrences that the event stands for")
-_SESSION = Field("session", Type.LONG, "number of the connection within the boot")
+_SESSION = Field("session", Type.LONG, "number of the connection in the process")
 _TRANSPORT = Field(
     "transport",
     Type.STRING,
-    "id of the transport, 32 hex digits: the first half of SHA-256 over 'dmsg transport 1', REQUEST and ACCEPT "
-    "payload, which both clients know too; absent before ACCEPT",
+    "id of the transport, 32 hex digits: the first half of SHA-256 over 'dmsg transport 1' and the payloads of "
+    "REQUEST and ACCEPT; both clients know it, too; absent before ACCEPT",
 )
 _SECURE = Field("secure", Type.BOOLEAN, "true if the transport is encrypted end to end")
 _DURATION = Field("duration_ms", Type.LONG, "duration in ms")
@@ -107,8 +108,9 @@ _COUNTERS = (
     Field(
         "rtt",
         Type.HISTOGRAM,
-        "times from a FWD to its ACK at the relay since the last event; absent without samples. A sample is taken when "
-        "a direction was silent for a second or more, because only then is the ACK's FWD certain",
+        "times from a FWD to its ACK at the relay since the last event; absent without samples. A sample is taken "
+        "after a direction was silent for a second or more, because only then is it certain which FWD an ACK "
+        "acknowledges",
     ),
 )
 
@@ -138,20 +140,20 @@ EVENTS = (
         (
             Field("version", Type.STRING, "version of dmsg"),
             Field("capacity", Type.LONG, "maximum number of clients of a server"),
-            Field("keys", Type.STRING, "naming of clients: hashed or clear"),
+            Field("keys", Type.STRING, "how clients are named: hashed (pseudonyms) or clear (keys)"),
             Field(
                 "names",
                 Type.STRING,
-                "id of the naming, 8 hex digits: writers with the same value use the same pseudonyms; clear if they "
-                "write keys",
+                "id of the secret for pseudonyms, 8 hex digits: writers with the same value use the same pseudonyms; "
+                "clear if clients are named by keys",
             ),
         ),
     ),
-    EventType("stop", "all", "The process ends in order. A process without this event was killed.", ()),
+    EventType("stop", "all", "The process ends in an orderly way. A process without this event was killed.", ()),
     EventType(
         "heartbeat",
         "all",
-        "Written once a minute. Counts cover the interval, not the time since the start.",
+        "Written once a minute. Counts are those since the last heartbeat, and not since the start.",
         (
             Field("interval_ms", Type.LONG, "ms since the last heartbeat, or since the start"),
             Field("sessions", Type.LONG, "connected clients"),
@@ -193,7 +195,7 @@ EVENTS = (
     EventType(
         "handshake_fail",
         "server",
-        "A connection ended before its client was known. Repetitions within a minute are one event.",
+        "A connection ended before its client was authenticated. Repetitions within a minute are one event.",
         (_REASON, _SOURCE, _COUNT),
     ),
     EventType(
@@ -232,18 +234,18 @@ EVENTS = (
             _DST,
             _SECURE,
             _REASON,
-            Field("by", Type.STRING, "side that ended it: src, dst or server"),
+            Field("by", Type.STRING, "party that ended it: src, dst or server"),
             _DURATION,
             _ACCEPT,
             _ACCEPT_US,
             *_COUNTERS,
-            Field("total_ab", Type.LONG, "bytes of user data received from src for dst in the transport's whole life"),
+            Field("total_ab", Type.LONG, "bytes of user data received from src for dst since the transport was opened"),
             Field("total_ba", Type.LONG, "the same in the other direction"),
             Field(
                 "dropped_ab",
                 Type.LONG,
-                "bytes of total_ab that were not handed on: dropped for lack of room, or a share of the data in dst's "
-                "queue when its connection ended; absent if there are none",
+                "bytes of total_ab that were not forwarded: dropped for lack of room, or a share of the data in dst's "
+                "queue when dst's connection ended; absent if there are none",
             ),
             Field("dropped_ba", Type.LONG, "the same in the other direction"),
         ),
@@ -259,7 +261,7 @@ EVENTS = (
         "receipt",
         "server",
         "A client's signed statement about the bytes delivered to and from it (docs/pipeline/receipts.md). Receipts "
-        "have files of their own.",
+        "are in separate files.",
         (
             Field("receipt", Type.STRING, "the signed bytes in hex"),
             _PEER,
@@ -269,10 +271,10 @@ EVENTS = (
     EventType(
         "receipt_checked",
         "verifier",
-        "A receipt with its signature checked, written by `dmsg analytics verify`. Identity and time are those of the "
-        "receipt.",
+        "A receipt with its signature checked, written by `dmsg analytics verify`. Its producer, boot, seq and times "
+        "are those of the event `receipt`.",
         (
-            Field("reason", Type.STRING, "why the receipt is not believed; absent if it is believed"),
+            Field("reason", Type.STRING, "why the receipt is rejected; absent if it is accepted"),
             _TRANSPORT,
             Field("server", Type.STRING, "key of the server that carried the transport, in hex"),
             Field("signer", Type.STRING, "the client that signed: a pseudonym of the pipeline, or the key"),

@@ -36,7 +36,7 @@ from dmsg.telemetry.spool_listing import Reason, list_sealed, reason_of
 
 _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
 _NOT_READ = b"not read: "
-REPEATED = "the receipt was handed in before"
+REPEATED = "the receipt was submitted before"
 SHOWN = 200
 """Maximum number of bytes of an unreadable line to copy."""
 FILE_LIMIT = 512 * 1024 * 1024

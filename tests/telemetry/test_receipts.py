@@ -150,7 +150,7 @@ class VerifyTests(SynchronousTestCase):
         self.assertEqual(verify_spool(spool, target, NAMES).believed, 1)
         (spool / "receipts-b.jsonl.gz").write_bytes(gzip.compress(self.row(first.sign(A)) + self.row(second.sign(A))))
         again = verify_spool(spool, target, NAMES)
-        self.assertEqual((again.believed, again.reasons), (1, {"the receipt was handed in before": 1}))
+        self.assertEqual((again.believed, again.reasons), (1, {"the receipt was submitted before": 1}))
         # who was killed before the file had its name looks at it again
         for path in target.glob("receipts-*"):
             path.unlink()
@@ -171,7 +171,7 @@ class VerifyTests(SynchronousTestCase):
             target = Path(self.mktemp())
             found = verify_spool(spool, target, NAMES, processes=processes)
             self.assertEqual((found.files, found.believed, found.refused), (6, 11, 25 + 6))
-            self.assertEqual(found.reasons["the receipt was handed in before"], 25)
+            self.assertEqual(found.reasons["the receipt was submitted before"], 25)
             results.append({path.name: gzip.decompress(path.read_bytes()) for path in target.glob("receipts-*")})
             self.assertEqual(list(target.glob(".*.part*")), [])
         self.assertEqual(results[0], results[1])
