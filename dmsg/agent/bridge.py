@@ -90,7 +90,7 @@ class Bridge(Protocol):
         self.bytes_in = self.bytes_out = 0
         self.rate_in = self.rate_out = 0.0
         self._measured = (0, 0)
-        self._line: ProgramLink | None = None
+        self._link: ProgramLink | None = None
         self._program_half_closes = False
         self._outstanding = self._frames = 0
         self._unconfirmed_count = 0
@@ -105,16 +105,16 @@ class Bridge(Protocol):
 
     def connectionMade(self) -> None:
         self._way = self._server_now()
-        if self._line is not None:
-            self._line.stream_opened(self)
+        if self._link is not None:
+            self._link.stream_opened(self)
         else:
             self.transport.pauseProducing()  # The stream is not read until a program accepts it.
 
     def dataReceived(self, data: bytes) -> None:
         self.bytes_in += len(data)
-        assert self._line is not None
+        assert self._link is not None
         for start in range(0, len(data), MAX_PAYLOAD):
-            self._line.write(encode_frame(Kind.DATA, data[start : start + MAX_PAYLOAD]))
+            self._link.write(encode_frame(Kind.DATA, data[start : start + MAX_PAYLOAD]))
         self._count_unread(len(data))
         if self._unread > self._shared.window:
             self._paused = True
@@ -124,8 +124,8 @@ class Bridge(Protocol):
         """Handle a half-close by the peer: pass it on to the program, or close the stream if the program does not know
         END.
         """
-        if self._line is not None and self._program_half_closes:
-            self._line.write(END_FRAME)
+        if self._link is not None and self._program_half_closes:
+            self._link.write(END_FRAME)
         else:
             self.transport.loseConnection()
 
@@ -154,16 +154,16 @@ class Bridge(Protocol):
         assert isinstance(address, DmsgAddress)
         return address
 
-    def take(self, line: ProgramLink, *, half_close: bool = False) -> None:
+    def take(self, link: ProgramLink, *, half_close: bool = False) -> None:
         """Attach the connection of the program that uses the stream.  The stream need not be open yet.
 
-        :param line: connection to the program.
+        :param link: connection to the program.
         :param half_close: whether the program understands END.
         """
-        self._line = line
+        self._link = link
         self._program_half_closes = half_close
         if self.transport is not None:
-            line.stream_opened(self)
+            link.stream_opened(self)
 
     def start_passing(self) -> None:
         """Start passing data; called after the program has received the description of the stream."""
@@ -176,10 +176,10 @@ class Bridge(Protocol):
         self._congested = False
         self._tell()
         self._count_unread(-self._unread)
-        line, self._line = self._line, None
-        if line is not None and self._close_reason is not None:
-            line.write(encode_close(self._close_reason))
-            line.finish()
+        link, self._link = self._link, None
+        if link is not None and self._close_reason is not None:
+            link.write(encode_close(self._close_reason))
+            link.finish()
 
     def describe(self) -> dict[str, object]:
         """Return the description of the stream, which the program receives before any data."""
@@ -204,10 +204,10 @@ class Bridge(Protocol):
         """
         if kind is Kind.CLOSE:
             reason = parse_close(payload)
-            line, self._line, self._closed = self._line, None, True
+            link, self._link, self._closed = self._link, None, True
             self._count_unread(-self._unread)
-            if line is not None:
-                line.end()
+            if link is not None:
+                link.end()
             if reason == CloseReason.UNSPECIFIED:
                 self.transport.loseConnection()
             else:
@@ -241,7 +241,7 @@ class Bridge(Protocol):
 
     def program_lost(self) -> None:
         """Abort the stream, because the program's connection is lost."""
-        self._line = None
+        self._link = None
         self._count_unread(-self._unread)
         if not self._closed and self._close_reason is None and self.transport is not None:
             self.transport.abortConnection()
@@ -271,8 +271,8 @@ class Bridge(Protocol):
         if self._congested:
             return
         count, self._unconfirmed_count = self._unconfirmed_count, 0
-        if count and self._line is not None:
-            self._line.write(encode_count(Kind.TAKEN, count))
+        if count and self._link is not None:
+            self._link.write(encode_count(Kind.TAKEN, count))
 
     def congested(self, is_congested: bool) -> None:
         """Record whether the send buffer towards the program is full.  While it is, no TAKEN and WAY frames are sent.
@@ -294,11 +294,11 @@ class Bridge(Protocol):
         self.rate_in = (self._measured[0] - before[0]) / seconds
         self.rate_out = (self._measured[1] - before[1]) / seconds
         now = self._server_now()
-        if now != self._way and self._line is not None and self._close_reason is None and not self._congested:
+        if now != self._way and self._link is not None and self._close_reason is None and not self._congested:
             self._way = now
             away = self.seconds_away
             content = {"server": _text(self.transport.server), "away": away}
-            self._line.write(encode_frame(Kind.WAY, json.dumps(content).encode()))
+            self._link.write(encode_frame(Kind.WAY, json.dumps(content).encode()))
 
     @property
     def seconds_away(self) -> float | None:

@@ -58,7 +58,7 @@ def ask_code() -> Code:
             readline.parse_and_bind("set completion-query-items 20")
     while True:
         try:
-            text = _line("code: ", edited)
+            text = _read_line("code: ", edited)
         except EOFError:
             raise click.UsageError("no CODE was typed") from None
         if not text.strip():
@@ -69,7 +69,7 @@ def ask_code() -> Code:
             say(f"dmsg: {error}", err=True)
 
 
-def _line(prompt: str, edited: bool) -> str:
+def _read_line(prompt: str, edited: bool) -> str:
     """Read a line.
 
     :raises EOFError: the input has ended.

@@ -115,11 +115,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return hashlib.md5(preimage(envelope), usedforsecurity=False).digest()",
         "return hashlib.md5(preimage(envelope), usedforsecurity=True).digest()",
     ): "the digest is the same",
-    (f"{_RMB}/relay/delivery.py", "self._lined = 0", "self._lined = 1"): "only the growth of the number matters",
     (
         f"{_RMB}/relay/delivery.py",
-        "if self._line and not self.catching_up:",
-        "if self._line or not self.catching_up:",
+        "self._backlogged = 0",
+        "self._backlogged = 1",
+    ): "only the growth of the number matters",
+    (
+        f"{_RMB}/relay/delivery.py",
+        "if self._backlog and not self.catching_up:",
+        "if self._backlog or not self.catching_up:",
     ): "the call does nothing then",
     (f"{_RMB}/relay/federation/batch.py", "while at < len(body):", "while at != len(body):"): _AT_MOST,
     (f"{_RMB}/relay/federation/batch.py", "if len(found) >= MAX_BATCH:", "if len(found) == MAX_BATCH:"): _AT_MOST,

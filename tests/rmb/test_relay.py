@@ -162,7 +162,7 @@ class FloodTests(SocketPairCase):
     def setUp(self) -> None:
         super().setUp()
         self.patch(delivery, "WINDOW_MESSAGES", 16)
-        self.patch(switch, "LINE_MESSAGES", 40)
+        self.patch(switch, "BACKLOG_MESSAGES", 40)
 
     async def flood(self, number: int, *, both: bool = False) -> None:
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
@@ -196,7 +196,7 @@ class FloodTests(SocketPairCase):
         for count in range(1000):
             a.send(a.envelope(b.session, uid=str(count)), self.now())
         sessions = self.one.switch.sessions
-        await self.until(lambda: sessions[b.session].delivery.stalled and sessions[a.session].parking.closed)
+        await self.until(lambda: sessions[b.session].delivery.stalled and sessions[a.session].buffer.closed)
         await self.pause(0.5)
         b.answers_pings = True
         b.socket.pong(b.pings[-1])

@@ -126,7 +126,7 @@ class Demo:
             ]
             self._reactor.spawnProcess(child, program, [program, *options], env=None, path=str(self._directory))
             try:
-                await self._line(child, "[Rr]eady to accept connections")
+                await self._wait_for_line(child, "[Rr]eady to accept connections")
             except DmsgError:
                 continue
             self._children.append(child)
@@ -134,7 +134,7 @@ class Demo:
             return
         raise DmsgError("redis-server does not start")
 
-    async def _line(self, child: Child, pattern: str) -> re.Match[bytes]:
+    async def _wait_for_line(self, child: Child, pattern: str) -> re.Match[bytes]:
         def too_late(_: object, seconds: float) -> None:
             raise DmsgError(f"{child.name} did not start within {seconds:g} s")
 
@@ -185,7 +185,7 @@ class Demo:
             f"--relay=ws://127.0.0.1:{self._relays[relay][0]}",
             f"--redis=redis://127.0.0.1:{self._redis_port}/{database}",
         )
-        await self._line(child, "connected to the relay ws:")
+        await self._wait_for_line(child, "connected to the relay ws:")
         self._clients[name] = lazy_redis(f"redis://127.0.0.1:{self._redis_port}/{database}", reply_timeout=None)
         self._say(f"peer {name}: twin {stored.id} at relay {relay}, Redis database {database}")
 
@@ -196,7 +196,7 @@ class Demo:
         command = [sys.executable, str(path), str(self._redis_port), str(database)]
         self._reactor.spawnProcess(child, sys.executable, command, env=None, path=str(self._directory))
         self._children.append(child)
-        await self._line(child, "service listens")
+        await self._wait_for_line(child, "service listens")
         self._say(f"service calculator.add behind {name}: plain Python over Redis")
 
     # --- calls ---

@@ -2,7 +2,7 @@
 
 The relay sends a ping behind the messages. A message is confirmed, and so delivered, when the session has answered that
 ping. Sent messages that are not confirmed yet are in the *window*. When the window is full, further messages are
-appended to a queue in memory, the *line*.  When the line is full, the senders of further messages are paused (*held*):
+appended to a queue in memory, the *backlog*.  When the backlog is full, the senders of further messages are paused:
 the relay first stops processing their messages, and then stops reading them (back-pressure).  The pause ends when the
 receiving session has caught up, or when it is disconnected because it confirmed nothing for a minute.  Senders of
 answers are not paused for a stalled session, because that session has requested the answers. A message whose
@@ -28,7 +28,7 @@ from twisted.python.failure import Failure
 from dmsg.rmb.relay.ports import Carrier, Store
 from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 from dmsg.rmb.socket.confirm import Message
-from dmsg.rmb.socket.held_messages import HeldMessages
+from dmsg.rmb.socket.session_buffer import SessionBuffer
 from dmsg.rmb.twins.address import Session
 
 WINDOW_MESSAGES = 1024
@@ -37,7 +37,7 @@ WINDOW_SIZE = 4 * 1024 * 1024
 """Maximum bytes of the unconfirmed messages that are sent to a session. The last message may exceed the limit."""
 SPILL_AFTER = 2.0
 """Seconds without confirmation after which a sent message is also stored in the session's queue."""
-LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
+BACKLOG_MESSAGES, BACKLOG_SIZE = 4096, 8 * 1024 * 1024
 """Number, and bytes, of the messages that are waiting for a connected session, in memory or in the stored queue, at
 which their senders are paused."""
 OVERHEAD = 300
@@ -50,10 +50,10 @@ ping."""
 class Delivery:
     """Messages to one connected session, in order.
 
-    Messages in the stored queue are older than those in the line (the queue in memory).  So messages move from the line
-    to the window only when the stored queue is empty, and the line is stored only as a whole.
+    Messages in the stored queue are older than those in the backlog (the queue in memory). So messages move from the
+    backlog to the window only when the stored queue is empty, and the backlog is stored only as a whole.
 
-    :param line: number of waiting messages, in the line and the stored queue together, at which their senders are
+    :param backlog: number of waiting messages, in the backlog and the stored queue together, at which their senders are
         paused.
     :param size: bytes of the waiting messages at which their senders are paused.
     :ivar appending: number of messages that :meth:`offer` refused and that are now being written to the stored queue.
@@ -61,27 +61,27 @@ class Delivery:
         and logs an error for each ping, so it is pinged as rarely as possible.
     :ivar answers: whether the session has answered a ping.
     :ivar stalled: whether the session has confirmed nothing for long. It is then treated as if it were not connected.
-    :ivar catching_up: whether the stored queue may contain messages, which must be sent before those in the line.
+    :ivar catching_up: whether the stored queue may contain messages, which must be sent before those in the backlog.
     """
 
     __slots__ = (
         "_after",
+        "_backlog",
+        "_backlog_messages",
+        "_backlog_size",
+        "_backlogged",
         "_barrier",
         "_carrier",
         "_confirmed",
         "_handed",
         "_handed_size",
         "_handing",
-        "_held",
         "_inside",
         "_keeping",
-        "_line",
-        "_line_messages",
-        "_line_size",
-        "_lined",
         "_marks",
         "_more",
         "_most_size",
+        "_paused",
         "_queued_count",
         "_queued_size",
         "_read_again",
@@ -107,7 +107,7 @@ class Delivery:
         session: Session,
         carrier: Carrier,
         store: Store[Delivery],
-        line: int = LINE_MESSAGES,
+        backlog: int = BACKLOG_MESSAGES,
         size: int | None = None,
     ) -> None:
         self.session = session
@@ -126,18 +126,18 @@ class Delivery:
         self._keeping = 0
         # Ids, in the stored queue, of messages that are also in the window because their confirmation takes long.
         self._skip: set[QueueId] = set()
-        self._line: deque[Message] = deque()
-        self._line_messages = line
+        self._backlog: deque[Message] = deque()
+        self._backlog_messages = backlog
         self._most_size = size
-        self._line_size = 0
-        self._lined = 0
-        """Number of messages appended to the line so far. ``_marks`` contains the values of this number at the last two
-        checks."""
+        self._backlog_size = 0
+        self._backlogged = 0
+        """Number of messages appended to the backlog so far. ``_marks`` contains the values of this number at the last
+        two checks."""
         self._marks = (0, 0)
         self._queued_count = self._queued_size = 0
         """Number, and then bytes, of messages that were stored while the session was connected and were not read back
         yet."""
-        self._held: set[HeldMessages] = set()
+        self._paused: set[SessionBuffer] = set()
         self.appending = 0
         self.stalled = False
         self.lazy = False
@@ -148,7 +148,7 @@ class Delivery:
         """Time, by the relay's clock, since when a confirmation has been expected; None if none is expected."""
 
     def __len__(self) -> int:
-        return len(self._window) + len(self._line)
+        return len(self._window) + len(self._backlog)
 
     @property
     def sent(self) -> int:
@@ -157,8 +157,8 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Bytes of memory that the messages in the window and the line take, including ``OVERHEAD`` for each."""
-        return self._size + self._line_size + OVERHEAD * len(self)
+        """Bytes of memory that the messages in the window and the backlog take, including ``OVERHEAD`` for each."""
+        return self._size + self._backlog_size + OVERHEAD * len(self)
 
     def start(self) -> None:
         """Begin to deliver, first the messages in the stored queue."""
@@ -176,35 +176,35 @@ class Delivery:
         return len(self._window) >= WINDOW_MESSAGES or self._size >= WINDOW_SIZE
 
     def offer(self, message: Message) -> bool:
-        """Accept a message into the window or the line. Return False if the caller must store it in the queue
+        """Accept a message into the window or the backlog. Return False if the caller must store it in the queue
         instead."""
-        if not (self._line or self.catching_up or self._is_full):
+        if not (self._backlog or self.catching_up or self._is_full):
             self._send(message)
             return True
         if self.stalled or self._is_too_long or message.durable:
             self._queued_count += 1
             self._queued_size += len(message.data)
             self._wait_for_me(message)
-            # The line is stored before this message, so that the messages stay in order.
+            # The backlog is stored before this message, so that the messages stay in order.
             self._spill_all()
             self.catching_up = True
             self._read_again = True
             return False
-        if not self._line:
+        if not self._backlog:
             self._store.note_waiting(self)
-        self._line.append(message)
-        self._lined += 1
-        self._line_size += len(message.data)
+        self._backlog.append(message)
+        self._backlogged += 1
+        self._backlog_size += len(message.data)
         self._wait_for_me(message)
         return True
 
     def _wait_for_me(self, message: Message) -> None:
-        holder = message.owner.holder if message.owner is not None else None
-        if holder is None or holder in self._held or (self.stalled and message.is_answer):
+        buffer = message.owner.buffer if message.owner is not None else None
+        if buffer is None or buffer in self._paused or (self.stalled and message.is_answer):
             return
         if self._reaches_limit(1):
-            self._held.add(holder)
-            holder.wait_for(self)
+            self._paused.add(buffer)
+            buffer.wait_for(self)
 
     @property
     def is_crowded(self) -> bool:
@@ -213,40 +213,40 @@ class Delivery:
 
     @property
     def _is_too_long(self) -> bool:
-        """Whether the line is twice as long as the limit at which senders are paused. This happens if senders cannot be
-        paused."""
-        return len(self._line) >= 2 * self._line_messages or self._line_size >= 2 * LINE_SIZE
+        """Whether the backlog is twice as long as the limit at which senders are paused. This happens if senders cannot
+        be paused."""
+        return len(self._backlog) >= 2 * self._backlog_messages or self._backlog_size >= 2 * BACKLOG_SIZE
 
     def _reaches_limit(self, part: int) -> bool:
         """Whether the waiting messages reach the fraction 1 / ``part`` of the limit at which senders are paused."""
-        waiting, size = len(self._line) + self._queued_count, self._line_size + self._queued_size
-        most = LINE_SIZE if self._most_size is None else min(LINE_SIZE, self._most_size)
-        return waiting * part >= self._line_messages or size * part >= most
+        waiting, size = len(self._backlog) + self._queued_count, self._backlog_size + self._queued_size
+        most = BACKLOG_SIZE if self._most_size is None else min(BACKLOG_SIZE, self._most_size)
+        return waiting * part >= self._backlog_messages or size * part >= most
 
-    def _advance_line(self) -> None:
-        """Move messages from the line into the window, if the stored queue contains no older messages."""
-        line = self._line
-        while line and not (self.catching_up or self._is_full):
-            message = line.popleft()
-            self._line_size -= len(message.data)
+    def _advance_backlog(self) -> None:
+        """Move messages from the backlog into the window, if the stored queue contains no older messages."""
+        backlog = self._backlog
+        while backlog and not (self.catching_up or self._is_full):
+            message = backlog.popleft()
+            self._backlog_size -= len(message.data)
             self._send(message)
         self._release_if_roomy()
 
     def _release_if_roomy(self) -> None:
-        if self._held and not self._reaches_limit(2):
+        if self._paused and not self._reaches_limit(2):
             self._release()
 
     def _release(self) -> None:
-        held, self._held = self._held, set()
-        for holder in held:
-            holder.stop_waiting_for(self)
+        paused, self._paused = self._paused, set()
+        for buffer in paused:
+            buffer.stop_waiting_for(self)
 
     def check(self) -> None:
-        """Store the window and the line in the queue if a message was in the line at this check and at the last two.
-        Called once a second."""
-        if self._line and self._lined - len(self._line) < self._marks[0]:
+        """Store the window and the backlog in the queue if a message was in the backlog at this check and at the last
+        two. Called once a second."""
+        if self._backlog and self._backlogged - len(self._backlog) < self._marks[0]:
             self._spill_all()
-        self._marks = (self._marks[1], self._lined)
+        self._marks = (self._marks[1], self._backlogged)
 
     def stall(self) -> None:
         """Mark the session as stalled and store all its messages in the queue. Senders of answers to it are no longer
@@ -258,17 +258,18 @@ class Delivery:
             self._release()
 
     def _spill_all(self) -> None:
-        """Move all messages to the stored queue: first the unconfirmed ones of the window, then those in the line."""
+        """Move all messages to the stored queue: the unconfirmed ones of the window first, then those in the
+        backlog."""
         self.spill()
-        if not self._line:
+        if not self._backlog:
             return
-        line, self._line = self._line, deque()
-        self._queued_count += len(line)
-        self._queued_size += self._line_size
-        self._line_size = 0
+        backlog, self._backlog = self._backlog, deque()
+        self._queued_count += len(backlog)
+        self._queued_size += self._backlog_size
+        self._backlog_size = 0
         self.catching_up = True
         self._read_again = True
-        for message in line:
+        for message in backlog:
             self._put_by(message)
 
     def _put_by(self, message: Message) -> None:
@@ -394,8 +395,8 @@ class Delivery:
             removed.append(message)
         self._remove(removed)
         self._barrier = False
-        if self._line and not self.catching_up:
-            self._advance_line()
+        if self._backlog and not self.catching_up:
+            self._advance_backlog()
         if self._window:
             self._ping()
         if self.catching_up:
@@ -443,7 +444,7 @@ class Delivery:
             self._read()
         elif not self.appending:
             self.catching_up = False
-            self._advance_line()
+            self._advance_backlog()
 
     def _read_failed(self, failure: Failure) -> None:
         # The error is ignored, because the relay's periodic check reads the queue again.
@@ -507,9 +508,9 @@ class Delivery:
             for message in self._window
             if message.queue_id is None and not message.keeping and not (message.handed and delivered)
         ]
-        left += self._line
+        left += self._backlog
         self._window.clear()
-        self._line.clear()
-        self._size = self._line_size = 0
+        self._backlog.clear()
+        self._size = self._backlog_size = 0
         self._release()
         return left

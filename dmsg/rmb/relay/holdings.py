@@ -47,12 +47,12 @@ class SessionHoldings(MemoryWatch[RelaySession]):
                 age = 0.0 if delivery.since is None else self.now - delivery.since
                 yield Holding((f"twin {session.owner}",), "messages", size, age, self._end_of(session))
         for session in list(switch.parked):
-            parking = session.parking
-            if session.is_lost or not len(parking):
+            buffer = session.buffer
+            if session.is_lost or not len(buffer):
                 del switch.parked[session]
-            elif parking.size >= SMALL:
-                age = self.age(session, parking.stored_bytes - parking.size, parking.stored_bytes)
-                yield Holding((f"twin {session.owner}",), "parked", parking.size, age, self._end_of(session))
+            elif buffer.size >= SMALL:
+                age = self.age(session, buffer.stored_bytes - buffer.size, buffer.stored_bytes)
+                yield Holding((f"twin {session.owner}",), "parked", buffer.size, age, self._end_of(session))
 
         for session in switch.growing:
             age = 0.0 if session.unfinished_since is None else self.now - session.unfinished_since

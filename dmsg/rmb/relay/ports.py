@@ -46,7 +46,7 @@ class Store(Protocol[_Delivery_contra]):
         """Record that the delivery has messages in its window."""
 
     def note_waiting(self, delivery: _Delivery_contra) -> None:
-        """Record that the delivery has messages in its line, which is its queue in memory."""
+        """Record that the delivery has messages in its backlog, which is its queue in memory."""
 
     def ping_later(self, delivery: _Delivery_contra) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` after a short delay, which this object chooses."""

@@ -12,7 +12,7 @@ from dmsg.rmb.relay.delivery import Delivery
 from dmsg.rmb.relay.ports import Store
 from dmsg.rmb.relay.rules import Rules
 from dmsg.rmb.socket.confirm import Ledger
-from dmsg.rmb.socket.held_messages import HeldMessages
+from dmsg.rmb.socket.session_buffer import SessionBuffer
 from dmsg.rmb.socket.websocket import BAD_DATA, TRY_LATER, Socket
 from dmsg.rmb.twins.address import Session
 
@@ -29,16 +29,16 @@ class SessionHost(Store[Delivery], Protocol):
     """Interface of the relay for its sessions.
 
     :ivar durable: whether messages are stored before delivery if their session never sends a message again.
-    :ivar line_messages: maximum number of messages that wait for a session before their senders are paused.
-    :ivar line_size: maximum bytes of the messages that wait for a session before their senders are paused.
+    :ivar backlog_messages: maximum number of messages that wait for a session before their senders are paused.
+    :ivar backlog_size: maximum bytes of the messages that wait for a session before their senders are paused.
     :ivar unfinished: bytes of all incomplete messages.
     :ivar growing: sessions with a large incomplete message.
     :ivar parked: sessions whose messages were buffered while they were paused.
     """
 
     durable: bool
-    line_messages: int
-    line_size: int
+    backlog_messages: int
+    backlog_size: int
     rules: Rules
     counters: Counter[str]
     unfinished: int
@@ -71,6 +71,7 @@ class RelaySession:
     """
 
     __slots__ = (
+        "buffer",
         "bytes_in",
         "delivery",
         "heard_at",
@@ -78,7 +79,6 @@ class RelaySession:
         "ledger",
         "lookups",
         "messages_in",
-        "parking",
         "session",
         "socket",
         "switch",
@@ -96,8 +96,8 @@ class RelaySession:
         self.session = session
         self.socket: Socket | None = None
         self.ledger = Ledger(self._answer_ping, self._end_for_loss)
-        self.delivery = Delivery(session, self, switch, switch.line_messages, switch.line_size)
-        self.parking = HeldMessages(
+        self.delivery = Delivery(session, self, switch, switch.backlog_messages, switch.backlog_size)
+        self.buffer = SessionBuffer(
             self._receive,
             self.ledger.ping,
             switch.call_next_turn,
@@ -105,7 +105,7 @@ class RelaySession:
             lambda: self._release(HoldReason.PARKED),
             lambda: len(self.delivery) > 0,
         )
-        self.ledger.holder = self.parking
+        self.ledger.buffer = self.buffer
         self._set_resends(resends)
         self.heard_at = 0.0
         self.unfinished = 0
@@ -125,14 +125,14 @@ class RelaySession:
     @property
     def is_idle(self) -> bool:
         """Whether no message is on its way to the session, and no message from it is incomplete or unsettled."""
-        return not (len(self.delivery) or self.unfinished or self.lookups or self.parking.size or len(self.ledger))
+        return not (len(self.delivery) or self.unfinished or self.lookups or self.buffer.size or len(self.ledger))
 
     # --- the socket ---
 
     def opened(self, socket: Socket) -> None:
         self.socket = socket
         socket.grew = self._unfinished
-        self.parking.take_turns(socket.share, self.owner)
+        self.buffer.take_turns(socket.share, self.owner)
         socket.on_fragments = self._count_fragments
         self.switch.connected(self)
 
@@ -158,9 +158,9 @@ class RelaySession:
         self.delivery.lazy = not resends
 
     @property
-    def is_held(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether the session is paused because a receiver of its messages is slow."""
-        return self.parking.closed
+        return self.buffer.closed
 
     def _hold(self, reason: HoldReason) -> None:
         if self.socket is not None:
@@ -171,9 +171,9 @@ class RelaySession:
             self.socket.release(reason)
 
     def received(self, data: bytes) -> None:
-        if self.parking.closed:
+        if self.buffer.closed:
             self.switch.parked[self] = None
-            self.parking.put(data, is_message=True)
+            self.buffer.put(data, is_message=True)
         else:
             self._receive(data)
 
@@ -192,8 +192,8 @@ class RelaySession:
         # The first ping of this size shows that the session sends unconfirmed messages again.
         if self.delivery.lazy and len(payload) == ASKING_PING:
             self._set_resends(True)
-        if self.parking.closed:
-            self.parking.put(payload, is_message=False)
+        if self.buffer.closed:
+            self.buffer.put(payload, is_message=False)
         else:
             self.ledger.ping(payload)
 

@@ -28,7 +28,7 @@ from dmsg.rmb.envelope import texts
 from dmsg.rmb.envelope.wire import decode, to_pong
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
-from dmsg.rmb.relay.delivery import LINE_MESSAGES, Delivery
+from dmsg.rmb.relay.delivery import BACKLOG_MESSAGES, Delivery
 from dmsg.rmb.relay.federation.attempts import AttemptOutcome
 from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.limit_log import LimitLog
@@ -107,7 +107,7 @@ class Switch:
         self.evictions: Counter[str] = Counter()
         self.dropped_oldest = 0
         self.waiting: dict[Delivery, None] = {}
-        """Deliveries with messages in their window or line. Deliveries that have become empty are removed later."""
+        """Deliveries with messages in their window or backlog. Deliveries that have become empty are removed later."""
         self.parked: dict[RelaySession, None] = {}
         """Sessions whose messages were buffered while they were paused. ``SessionHoldings`` removes those that have
         none left."""
@@ -116,10 +116,10 @@ class Switch:
         self.lookups = LookupLines(clock, registry, self._on_lookup)
         self.unfinished = 0
         """Number of bytes of all incomplete messages."""
-        # The line is shorter than the stored queue. Otherwise storing a whole line could evict the oldest messages of
-        # the queue.
-        self.line_messages = max(1, min(LINE_MESSAGES, queue.limits.messages // 2))
-        self.line_size = queue.limits.size // 2
+        # The backlog is shorter than the stored queue. Otherwise storing a whole backlog could evict the oldest
+        # messages of the queue.
+        self.backlog_messages = max(1, min(BACKLOG_MESSAGES, queue.limits.messages // 2))
+        self.backlog_size = queue.limits.size // 2
         self.federation = make_federation(self.presence.is_here, self._forwarded)
         queue.watch(self)
 
@@ -148,7 +148,7 @@ class Switch:
         self.unfinished -= session.unfinished
         session.unfinished = 0
         self.growing.pop(session, None)
-        session.parking.clear()
+        session.buffer.clear()
         self.parked.pop(session, None)
         for message in session.delivery.close():
             call_isolated(partial(self._enqueue, session.session, message, answers=False))
@@ -200,7 +200,7 @@ class Switch:
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
     def note_waiting(self, delivery: Delivery) -> None:
-        """Record that a delivery has messages in its line, which is its queue in memory. Part of the interface
+        """Record that a delivery has messages in its backlog, which is its queue in memory. Part of the interface
         :class:`~dmsg.rmb.relay.ports.Store`."""
         self.waiting[delivery] = None
 

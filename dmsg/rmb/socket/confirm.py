@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dmsg.rmb.socket.held_messages import HeldMessages
+from dmsg.rmb.socket.session_buffer import SessionBuffer
 
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
 """Number, and bytes, of a session's unsettled messages down to which reading from the session resumes."""
@@ -68,12 +68,12 @@ class Ledger:
     :param on_broken: callback invoked when a message was lost and the session must send it again.
     """
 
-    __slots__ = ("_added", "_on_broken", "_pings", "_pong", "_waiting", "durable", "holder", "relaxed", "size")
+    __slots__ = ("_added", "_on_broken", "_pings", "_pong", "_waiting", "buffer", "durable", "relaxed", "size")
 
     def __init__(self, pong: Callable[[bytes], None], on_broken: Callable[[], None] = lambda: None) -> None:
         self._pong = pong
         self._on_broken = on_broken
-        self.holder: HeldMessages | None = None
+        self.buffer: SessionBuffer | None = None
         """Buffer that pauses the session until a receiver has caught up; None for messages of another relay."""
         self.durable = False
         """Whether messages of the session are stored before delivery, because the session never sends a message

@@ -20,7 +20,7 @@ from dmsg.rmb.session import uplink
 from dmsg.rmb.session.uplink import OutboxFull, Uplink
 from dmsg.rmb.socket import confirm
 from dmsg.rmb.socket.confirm import Ledger, Message
-from dmsg.rmb.socket.held_messages import HeldMessages
+from dmsg.rmb.socket.session_buffer import SessionBuffer
 from dmsg.rmb.twins.address import Session
 
 
@@ -93,22 +93,22 @@ class LedgerTests(SynchronousTestCase):
         self.assertEqual([confirm.FEW], called)
 
 
-class HeldMessagesTests(SynchronousTestCase):
-    """Messages of a held session are processed later in turns, as data from its socket."""
+class SessionBufferTests(SynchronousTestCase):
+    """Messages of a paused session are processed later in turns, as data from its socket."""
 
-    def test_held_messages_use_only_their_share_of_a_turn(self) -> None:
+    def test_buffered_messages_use_only_their_share_of_a_turn(self) -> None:
         clock = Clock()
         taken: list[bytes] = []
         share = TurnShare(clock)
         share.now = lambda: 0.001 * len(taken)  # what each costs
-        parking = HeldMessages(taken.append, taken.append, lambda call: None, lambda: None, lambda: None, lambda: False)
-        parking.take_turns(share, 1)
-        parking.wait_for(self)
+        buffer = SessionBuffer(taken.append, taken.append, lambda call: None, lambda: None, lambda: None, lambda: False)
+        buffer.take_turns(share, 1)
+        buffer.wait_for(self)
         for number in range(50):
-            parking.put(b"%d" % number, is_message=True)
-        parking.stop_waiting_for(self)
+            buffer.put(b"%d" % number, is_message=True)
+        buffer.stop_waiting_for(self)
         clock.advance(0)
-        self.assertEqual((taken, parking.size), ([b"%d" % number for number in range(50)], 0))
+        self.assertEqual((taken, buffer.size), ([b"%d" % number for number in range(50)], 0))
         self.assertGreaterEqual(share.waited, 50 / (MOST / 0.001 + 1))
 
 
@@ -250,19 +250,19 @@ class DeliveryTests(SynchronousTestCase):
         """The sums are those of what is there, and the window is no larger than it may be, but for one message."""
         sizes = [len(message.data) for message in current._window]
         self.assertEqual(current._size, sum(sizes))
-        self.assertEqual(current._line_size, sum(len(message.data) for message in current._line))
-        self.assertEqual(current.size, current._size + current._line_size + delivery.OVERHEAD * len(current))
-        self.assertEqual(len(current), len(sizes) + len(current._line))
+        self.assertEqual(current._backlog_size, sum(len(message.data) for message in current._backlog))
+        self.assertEqual(current.size, current._size + current._backlog_size + delivery.OVERHEAD * len(current))
+        self.assertEqual(len(current), len(sizes) + len(current._backlog))
         # what a read brought is sent as a whole: at most five here
         self.assertLessEqual(len(sizes), delivery.WINDOW_MESSAGES + 4)
         self.assertLessEqual(sum(sizes[:-5]), delivery.WINDOW_SIZE)
 
-    def play(self, steps: list[str], line: int) -> None:
+    def play(self, steps: list[str], backlog: int) -> None:
         store = QueueStore()
         pongs: list[bytes] = []
         ledger = Ledger(pongs.append)
         session = FakeSession()
-        current = Delivery(Session(1), session, store, line)
+        current = Delivery(Session(1), session, store, backlog)
         current.start()
         sent = 0
         connections = [session]
@@ -308,7 +308,7 @@ class DeliveryTests(SynchronousTestCase):
                 store.old_reads, store.reads = store.old_reads + store.reads, []
                 session = FakeSession()
                 connections.append(session)
-                current = Delivery(Session(1), session, store, line)
+                current = Delivery(Session(1), session, store, backlog)
                 self.assertEqual(len(set(map(id, left))), len(left))
                 for message in left:
                     enqueue(message)
@@ -516,7 +516,7 @@ class HandingTests(SynchronousTestCase):
 
 
 class KeepingTests(SynchronousTestCase):
-    """Messages of the window and the line in the queue, and messages that the queue could not store."""
+    """Messages of the window and the backlog in the queue, and messages that the queue could not store."""
 
     def setUp(self) -> None:
         self.broken: list[None] = []
@@ -641,9 +641,9 @@ class KeepingTests(SynchronousTestCase):
         self.store.answer_reads()
         self.assertEqual(self.session.got, [b"one"])
 
-    def test_the_line_waits_for_the_queue(self) -> None:
+    def test_the_backlog_waits_for_the_queue(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 2)
-        for data in (b"1", b"2", b"line"):
+        for data in (b"1", b"2", b"backlog"):
             self.current.offer(self.message(data))
         self.store.slow_reads = True
         self.store.kept[1] = b"queue"
@@ -654,7 +654,7 @@ class KeepingTests(SynchronousTestCase):
             self.store.answer_reads()
             if self.session.pings[-1] > self.current._confirmed:
                 self.current.confirmed(self.session.pings[-1])
-        self.assertEqual(self.session.got, [b"1", b"2", b"queue", b"line"])
+        self.assertEqual(self.session.got, [b"1", b"2", b"queue", b"backlog"])
 
     def test_a_lost_connection_stops_reading_the_queue(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
@@ -691,7 +691,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.store.kept, {})
 
     def hold(self) -> list[str]:
-        """Return the calls for the holder of the ledger's session."""
+        """Return the calls for the buffer of the ledger's session."""
         told: list[str] = []
 
         class Holder:
@@ -701,21 +701,21 @@ class KeepingTests(SynchronousTestCase):
             def stop_waiting_for(self, delivery: Delivery) -> None:
                 told.append("free")
 
-        self.ledger.holder = Holder()  # type: ignore[assignment]
+        self.ledger.buffer = Holder()  # type: ignore[assignment]
         return told
 
     def test_senders_resume_when_half_of_the_backlog_is_delivered(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         held = self.hold()
-        self.current._line_messages = 4
+        self.current._backlog_messages = 4
         for _ in range(5):
             self.current.offer(self.message())
         self.assertEqual(held, ["held"])
         for number in (1, 2):
             self.current.confirmed(number)
-        self.assertEqual((len(self.current._line), held), (2, ["held"]))
+        self.assertEqual((len(self.current._backlog), held), (2, ["held"]))
         self.current.confirmed(3)
-        self.assertEqual((len(self.current._line), held), (1, ["held", "free"]))
+        self.assertEqual((len(self.current._backlog), held), (1, ["held", "free"]))
 
     def test_senders_of_stored_messages_are_held(self) -> None:
         """The bytes in the queue count."""
@@ -783,9 +783,9 @@ class KeepingTests(SynchronousTestCase):
             self.current.confirmed(number)
         self.assertEqual(held, ["held", "free"])
 
-    def test_a_large_line_holds_senders_too(self) -> None:
+    def test_a_large_backlog_pauses_senders_too(self) -> None:
         self.patch(delivery, "WINDOW_SIZE", 10)
-        self.patch(delivery, "LINE_SIZE", 20)
+        self.patch(delivery, "BACKLOG_SIZE", 20)
         current = Delivery(Session(1), self.session, self.store)
         current.start()
         self.assertTrue(current.offer(self.message(bytes(11))))
@@ -799,9 +799,9 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((current.size, self.session.got), (11 + delivery.OVERHEAD, [bytes(11)]))
 
     def test_how_many_wait_before_senders_are_held(self) -> None:
-        """The line and what is behind it in the queue."""
+        """The backlog and what is behind it in the queue."""
         current = Delivery(Session(1), self.session, self.store, 6)
-        for line, behind, size, held, let_go in (
+        for waiting, behind, size, held, let_go in (
             (5, 0, 0, False, False),
             (6, 0, 0, True, False),
             (3, 2, 0, False, False),
@@ -813,16 +813,16 @@ class KeepingTests(SynchronousTestCase):
             (1, 0, 15, False, False),
             (1, 0, 16, True, False),
         ):
-            with mock.patch.object(delivery, "LINE_SIZE", 16):
-                current._line = deque([self.message()] * line)
-                current._queued_count, current._line_size = behind, size
+            with mock.patch.object(delivery, "BACKLOG_SIZE", 16):
+                current._backlog = deque([self.message()] * waiting)
+                current._queued_count, current._backlog_size = behind, size
                 self.assertEqual(
-                    (current._reaches_limit(1), not current._reaches_limit(2)), (held, let_go), (line, behind, size)
+                    (current._reaches_limit(1), not current._reaches_limit(2)), (held, let_go), (waiting, behind, size)
                 )
-        for line, size, too_long in ((11, 31, False), (12, 0, True), (1, 32, True)):
-            with mock.patch.object(delivery, "LINE_SIZE", 16):
-                current._line, current._line_size = deque([self.message()] * line), size
-                self.assertEqual(current._is_too_long, too_long, (line, size))
+        for waiting, size, too_long in ((11, 31, False), (12, 0, True), (1, 32, True)):
+            with mock.patch.object(delivery, "BACKLOG_SIZE", 16):
+                current._backlog, current._backlog_size = deque([self.message()] * waiting), size
+                self.assertEqual(current._is_too_long, too_long, (waiting, size))
         for count, size, full in ((2, 9, False), (3, 0, True), (1, 10, True)):
             with mock.patch.multiple(delivery, WINDOW_MESSAGES=3, WINDOW_SIZE=10):
                 current._window, current._size = deque([self.message()] * count), size
@@ -953,7 +953,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.offer(self.message(b"window"))
         self.store.slow_reads = self.store.slow = True
         self.current.wake()
-        self.current.offer(self.message(b"line"))
+        self.current.offer(self.message(b"backlog"))
         ((early, _),) = self.store.reads
         self.store.reads.clear()
         self.current.stall()
@@ -966,7 +966,7 @@ class KeepingTests(SynchronousTestCase):
         while self.store.reads or self.session.pings[-1] > self.current._confirmed:
             self.store.answer_reads()
             self.current.confirmed(self.session.pings[-1])
-        self.assertEqual(self.session.got, [b"window", b"line", b"later"])
+        self.assertEqual(self.session.got, [b"window", b"backlog", b"later"])
 
     def test_a_message_confirmed_during_its_append_leaves_the_queue(self) -> None:
         message = self.message()
@@ -1013,7 +1013,7 @@ class KeepingTests(SynchronousTestCase):
         self.store.answer_reads()
         self.assertEqual((self.session.got, self.store.kept, self.current._skip), ([b"once"], {}, set()))
 
-    def test_a_line_that_moves_on_stays_in_memory(self) -> None:
+    def test_a_backlog_that_moves_on_stays_in_memory(self) -> None:
         """The window confirms as much in each second as comes."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for _ in range(3):

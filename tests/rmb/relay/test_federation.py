@@ -368,7 +368,7 @@ class IntakeTests(FederationCase):
     async def test_for_a_session_that_does_not_read(self) -> None:
         """A sender here would be held; another relay is told to try again. Answers, which it asked for, are taken."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
-        self.patch(switch, "LINE_MESSAGES", 2)
+        self.patch(switch, "BACKLOG_MESSAGES", 2)
         await self.make()
         self.b.answers_pings = False
         for number in range(3):  # the first is in the window, the others wait

@@ -55,13 +55,13 @@ class MemoryTests(PairCase):
         self.assertGreater(float(held[0].split()[1]), 2 * MIB)
 
 
-class HeldMessagesTests(PairCase):
+class SessionBufferTests(PairCase):
     @asynchronous
     async def test_data_of_held_senders_counts_towards_the_limit(self) -> None:
         """A session that is held is ended when there is too much; what nobody confirmed it sends again."""
         a, b = await self.pair(memory=1 * MIB)
         session = self.one.switch.sessions[a.session]
-        session.parking.wait_for(self)
+        session.buffer.wait_for(self)
         for number in range(8):
             a.send(a.envelope(b.session, uid=str(number), payload=bytes(MIB // 4)), self.now())
         await a.closed

@@ -15,7 +15,7 @@ from dmsg.rmb.envelope.wire import decode
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import presence
-from dmsg.rmb.relay.delivery import LINE_MESSAGES
+from dmsg.rmb.relay.delivery import BACKLOG_MESSAGES
 from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.inbound.accept import InboundAcceptor
 from dmsg.rmb.relay.limiter import FixedWindow
@@ -274,13 +274,13 @@ class WayTests(SwitchCase):
         self.assertEqual((self.switch.presence.of_twin, self.drops()), ({A: 1, B: 1}, {Drop.REPLACED: 1}))
 
     def test_half_of_a_queue_may_wait_in_lines(self) -> None:
-        """Else what goes from a line into the queue would make that drop its oldest."""
-        for messages, line in ((1, 1), (2, 1), (3, 1), (100, 50)):
+        """A backlog that is stored as a whole must not make the queue drop its oldest messages."""
+        for messages, backlog in ((1, 1), (2, 1), (3, 1), (100, 50)):
             small = self.make_switch(SQLiteQueue(":memory:", self.clock, QueueLimits(messages)))
-            self.assertEqual(small.line_messages, line)
+            self.assertEqual(small.backlog_messages, backlog)
         limits = self.queue.limits
-        self.assertEqual(self.switch.line_size, limits.size // 2)
-        self.assertEqual(self.switch.line_messages, min(LINE_MESSAGES, limits.messages // 2))
+        self.assertEqual(self.switch.backlog_size, limits.size // 2)
+        self.assertEqual(self.switch.backlog_messages, min(BACKLOG_MESSAGES, limits.messages // 2))
         self.assertEqual(replace(limits, total=64, size=1).sender_size, max(64 // PART, 2))
         self.assertEqual(replace(limits, total=64, size=64).sender_size, 128)
 
@@ -422,7 +422,7 @@ class WayTests(SwitchCase):
         """The receiver asked for them; a sender of requests is held."""
         a, wire_a = self.connect(A)
         b, _ = self.connect(B)
-        b.delivery._line_messages = 1
+        b.delivery._backlog_messages = 1
         self.send(a, B)
         b.delivery.stall()
         b.delivery.catching_up = True
@@ -433,7 +433,7 @@ class WayTests(SwitchCase):
             elif kind == "error":
                 envelope.error.SetInParent()
             a.received(envelope.SerializeToString())
-            self.assertIs(a.is_held, held, kind)
+            self.assertIs(a.is_paused, held, kind)
 
 
 class EnqueueTests(SwitchCase):

@@ -1,4 +1,4 @@
-"""Buffer for the messages of a paused (*held*) session: they wait here, in order, until a slow receiver has caught up.
+"""Buffer for the messages of a paused session: they wait here, in order, until a slow receiver has caught up.
 
 The relay continues to read from a paused session for a while, because the session's confirmations are behind its
 messages. Otherwise two sessions that flood each other would wait for each other for ever.  So the session's messages
@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable
 
 from dmsg.net.turns import TurnAccount, TurnTaker
 
-MAX_HELD_SIZE = 4 * 1024 * 1024
+MAX_BUFFERED_SIZE = 4 * 1024 * 1024
 """Number of buffered bytes at which the relay stops reading from the session."""
 BOTH_WAYS = 8
-"""Factor that multiplies ``MAX_HELD_SIZE`` while the session has messages to confirm."""
+"""Factor that multiplies ``MAX_BUFFERED_SIZE`` while the session has messages to confirm."""
 OVERHEAD = 100
 """Bytes that each buffered message counts in addition to its length."""
 AT_ONCE = 1000
@@ -23,7 +23,7 @@ AT_ONCE = 1000
 up."""
 
 
-class HeldMessages(TurnTaker):
+class SessionBuffer(TurnTaker):
     """Buffered messages of one paused session.
 
     :param message: function that processes a buffered message.
@@ -99,7 +99,7 @@ class HeldMessages(TurnTaker):
         self._waiting.append((is_message, data))
         self.size += len(data) + OVERHEAD
         self.stored_bytes += len(data) + OVERHEAD
-        if self.size >= MAX_HELD_SIZE * (BOTH_WAYS if self._confirms() else 1):
+        if self.size >= MAX_BUFFERED_SIZE * (BOTH_WAYS if self._confirms() else 1):
             self._hold()
 
     def clear(self) -> None:
@@ -118,7 +118,7 @@ class HeldMessages(TurnTaker):
 
     def _work(self) -> None:
         self._spend(self._resume)
-        if self.size < MAX_HELD_SIZE // 2:
+        if self.size < MAX_BUFFERED_SIZE // 2:
             self._release()
         self._process_soon()
 
