@@ -1,5 +1,4 @@
-"""Parsing and classification of the addresses of servers and clients, and of the address blocks by which limits are
-counted."""
+"""Parsing and classification of the addresses of servers and clients, and address blocks to which limits apply."""
 
 from __future__ import annotations
 
@@ -11,16 +10,17 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from dmsg.errors import DmsgError
 
 MAX_ADDRESS = 64
-"""Maximum number of characters of a client's address from an X-Forwarded-For header. The rest is cut off, because the
-address is kept in memory.
-"""
+"""Maximum number of characters of a client's address from an X-Forwarded-For header. A longer text is truncated,
+because the server keeps it in memory."""
 MAX_PROXIES = 8
-"""Maximum number of our own proxies, one behind the other, that X-Forwarded-For may name behind a client."""
+"""Maximum number of chained proxies of the operator whose addresses are skipped at the end of an X-Forwarded-For
+header."""
 IPV6_BLOCK = 64
 """Prefix length of the IPv6 block that one customer usually has."""
 
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?")
-"""Name of DNS in ASCII. A name in other letters has a form in ASCII, which begins with ``xn--``."""
+"""Pattern of a DNS name in ASCII. A name with other characters must be in its ASCII form, which begins with ``xn--``.
+"""
 _ZONE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Zone of an IPv6 address, such as the name of a network interface."""
 
@@ -28,9 +28,8 @@ Address = IPv4Address | IPv6Address
 
 
 def is_host(text: str) -> bool:
-    """Return whether a text is an IP address or a name in ASCII. Such a text is safe in the first line of an HTTP
-    request: it has no blanks, line ends or other control characters.
-    """
+    """Return whether a text is an IP address or a DNS name in ASCII. Such a text is safe in the first line of an HTTP
+    request, because it has no spaces, line ends or other control characters."""
     if _NAME.fullmatch(text):
         return True
     address, percent, zone = text.partition("%")
@@ -38,10 +37,10 @@ def is_host(text: str) -> bool:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Return host and port of a server entry's address, such as ``host:1``, ``1.2.3.4:1`` or ``[::1]:1``.
+    """Return host and port of the address in a server's entry, such as ``host:1``, ``1.2.3.4:1`` or ``[::1]:1``.
 
-    Strangers write addresses, so only what :func:`is_host` accepts is a host. Another text could add lines to a
-    request of HTTP.
+    The address comes from an untrusted source. The host must therefore pass :func:`is_host`; any other text could add
+    lines to an HTTP request.
 
     :raises DmsgError: the text is not an address.
     """
@@ -57,7 +56,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def parse_ip(host: str) -> Address | None:
-    """Parse an IP address; an IPv4 address mapped into IPv6 is unmapped. Return None for a name."""
+    """Parse an IP address. Return the IPv4 address for an IPv4-mapped IPv6 address, and None for a DNS name."""
     try:
         found = ip_address(host.partition("%")[0])
     except ValueError:
@@ -69,9 +68,10 @@ def parse_ip(host: str) -> Address | None:
 
 @lru_cache(maxsize=4096)
 def block_of(host: str, bits: int = IPV6_BLOCK) -> str:
-    """Return the name under which an address is counted: an IPv4 address itself, or the block of an IPv6 address.
+    """Return the name of the block toward which an address counts: the address itself for IPv4, a block such as
+    ``2001:db8::/64`` for IPv6.
 
-    :param bits: prefix length of the block.
+    :param bits: prefix length of the IPv6 block.
     """
     found = parse_ip(host)
     if isinstance(found, IPv6Address):
@@ -97,20 +97,19 @@ def kind_of(address: Address) -> str:
 
 @lru_cache(maxsize=4096)
 def is_public(host: str) -> bool:
-    """Return whether a text is a public IP address. A client with such an address is a stranger, never the operator's
-    own reverse proxy.
-    """
+    """Return whether a text is a public IP address. The operator's own reverse proxy never has a public address."""
     found = parse_ip(host)
     return found is not None and kind_of(found) == "public"
 
 
 def forwarded_client(header: bytes | None, is_proxy: Callable[[str], bool] = lambda host: False) -> str:
-    """Return the client's address that our own proxy appended to X-Forwarded-For, or an empty text.
+    """Return the client's address from X-Forwarded-For, to which the operator's own proxy appended it; an empty text if
+    the header names no client.
 
-    The address used is the last one that does not belong to a proxy of ours, because the client can write anything
-    before it. The port that some proxies add is cut off.
+    The client can write anything at the start of the header. So the result is the last address that does not belong to
+    one of the operator's proxies. The port that some proxies append is removed.
 
-    :param is_proxy: returns whether an address belongs to a proxy of ours.
+    :param is_proxy: returns whether an address belongs to one of the operator's proxies.
     """
     rest = (header or b"").decode("latin-1")
     for _ in range(MAX_PROXIES):

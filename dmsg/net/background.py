@@ -1,8 +1,10 @@
-"""Long computations in steps between reactor turns.  The total time of such work is unlimited, or limited to half of a
-core.
+"""Cooperative execution of long computations, in short steps between reactor turns.
 
-Twisted's own cooperator measures its slices by the wall clock. When that clock is set back, a slice does not end
-before the work does, and the program serves nobody else meanwhile. Here slices are measured by the monotonic clock.
+There are two kinds of work. One may use the whole processor core, the other at most half of it.
+
+Twisted's own cooperator measures its slices with the wall clock. If that clock is set back, a slice lasts until the
+whole computation has finished, and the program serves nobody meanwhile. This module measures slices with the monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -17,10 +19,9 @@ from twisted.internet.task import CooperativeTask, Cooperator
 from dmsg.net.reactor import the_reactor
 
 SLICE = 0.01
-"""Seconds of a reactor turn for all work of one kind."""
+"""Maximum seconds of a reactor turn for all work of one kind."""
 NO_REST = 1e-8
-"""Seconds between slices of work that strangers cannot cause with few bytes. It is so short that the next slice runs in
-the next turn."""
+"""Seconds between two slices of :func:`work`, so short that the next slice runs in the next reactor turn."""
 
 
 def _until_slice_ends() -> Callable[[], bool]:
@@ -44,7 +45,6 @@ def work(steps: Iterator[Any]) -> CooperativeTask[Any]:
 
 
 def work_for_strangers(steps: Iterator[Any]) -> CooperativeTask[Any]:
-    """Run an iterator whose work a peer causes with few bytes. All such work of the program takes at most half of a
-    core.
-    """
+    """Run an iterator in steps, for work that a peer can cause by sending a few bytes. All such work of the process
+    together takes at most half of a processor core."""
     return _half.cooperate(steps)

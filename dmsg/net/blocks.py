@@ -1,8 +1,9 @@
 """Blocks of addresses: a limit is applied to an address and to the wider blocks that contain it.
 
-The holder of a /64 of IPv6 often has the /56 or /48 around it, and a /24 of IPv4 is rented as a whole. So each limit
-holds for the narrow block, and a larger one for each block around it. The larger limit is the block's *factor* times
-the limit, because independent neighbours share the block.
+Whoever holds an IPv6 /64 often holds the surrounding /56 or /48 as well, and an IPv4 /24 is often rented as a whole. So
+each limit applies to the narrowest block of an address (a /64 or a single IPv4 address), and a larger limit to each
+wider block. The larger limit is the block's *factor* times the limit of the narrowest block. The factor is above 1,
+because independent neighbours may share the wider block.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from dmsg.base.priority_queue import PriorityQueue
 from dmsg.net.addresses import parse_ip
 
 WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
-"""Prefix lengths of the blocks for which an IPv6 address is counted, each with its factor."""
+"""Prefix lengths of the blocks toward which an IPv6 address counts, each with its factor."""
 WIDTHS_IPV4 = ((32, 1), (24, 8))
-"""Prefix lengths of the blocks for which an IPv4 address is counted, each with its factor."""
+"""Prefix lengths of the blocks toward which an IPv4 address counts, each with its factor."""
 LEAST_FACTOR = 4
-"""Smallest factor of a block that is wider than one address."""
+"""Smallest factor of a wide block in ``WIDTHS_IPV6`` and ``WIDTHS_IPV4``."""
 INSIDE_SLACK = 8
 """Number of stale entries that the priority queue of one block may contain before it is rebuilt. The number is small,
 because there are many blocks with few addresses each.
 """
 BLOCKS_REMEMBERED = 16_384
-"""Number of addresses whose blocks are cached, because computing them takes some microseconds."""
+"""Maximum number of addresses whose blocks are cached. Computing the blocks of an address takes some microseconds."""
 
 
 class Block(NamedTuple):
     """Block of addresses.
 
     :ivar name: name such as ``1.2.3.4``, ``1.2.3.0/24`` or ``2001:db8::/64``.
-    :ivar factor: multiple of one address's limit that the block may use.
+    :ivar factor: factor by which the limit of one address is multiplied for this block.
     """
 
     name: str
@@ -45,10 +46,10 @@ class Block(NamedTuple):
 
 @lru_cache(maxsize=BLOCKS_REMEMBERED)
 def blocks_of(host: str) -> tuple[Block, ...]:
-    """Return the blocks for which an address is counted, the narrowest first.
+    """Return the blocks toward which an address counts, the narrowest first.
 
-    :param host: address, or the name of a block, which is counted for itself and for the blocks around it.  Any other
-        text (the key of a stream's other end, a connection behind a proxy) is a block of its own.
+    :param host: address, or the name of a block, which counts toward itself and the blocks around it. Any other text
+        is a block of its own, such as the key of a stream's other end or the name of a connection behind a proxy.
     """
     address, _, bits = host.partition("/")
     found = parse_ip(address) if "." in address or ":" in address else None
@@ -71,7 +72,7 @@ class BlockCounts:
         self._counts: Counter[str] = Counter()
         self._ranks: PriorityQueue[str] = PriorityQueue()
         self._inside: dict[str, PriorityQueue[str]] = {}
-        """Narrow blocks inside each wide one, ordered by count, the largest first."""
+        """Narrow blocks inside each wide block, ordered by count, the largest first."""
 
     def __getitem__(self, host: str) -> int:
         """Return the count of the narrowest block of ``host``."""
@@ -121,14 +122,15 @@ class BlockCounts:
             inside.put(narrow, -self._counts[narrow])
 
     def load(self, host: str) -> float:
-        """Return the load of ``host``: the largest count divided by its factor, over all blocks of ``host``."""
+        """Return the load of ``host``. The load of one block is its count divided by its factor; that of ``host`` is
+        the largest load of its blocks."""
         return max(self._counts[name] / factor for name, factor in blocks_of(host))
 
     def crowded_block(self, host: str, limit: float, wide: float | None = None) -> str:
-        """Return the narrowest block of ``host`` that has reached its limit, or an empty text.
+        """Return the narrowest block of ``host`` whose count has reached the limit, or an empty text if there is none.
 
-        :param limit: limit of one address.
-        :param wide: limit of each block around it; by default ``limit`` times its factor.
+        :param limit: limit of a narrow block.
+        :param wide: limit of each wider block; by default ``limit`` times the factor of the block.
         """
         for name, factor in blocks_of(host):
             if self._counts[name] >= (limit * factor if wide is None or factor == 1 else wide):
@@ -136,7 +138,7 @@ class BlockCounts:
         return ""
 
     def heaviest(self, block: str = "") -> str:
-        """Return the narrow block with the largest count inside the block with the highest load; an empty text if
+        """Return the narrow block with the largest count inside the wide block with the highest load; an empty text if
         nothing is counted.
 
         :param block: wide block to search instead of the one with the highest load.
@@ -148,7 +150,7 @@ class BlockCounts:
         return first if inside is None else inside.first() or first
 
     def by_load(self, limit: int) -> list[str]:
-        """Return at most ``limit`` narrow blocks, the one with the largest load first."""
+        """Return at most ``limit`` narrow blocks, ordered by load, the highest first."""
         loads: dict[str, float] = dict(self.narrow_blocks())
         for wide, inside in self._inside.items():
             load = -self._ranks.rank(wide)

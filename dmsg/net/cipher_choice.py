@@ -1,7 +1,7 @@
 """Choice of the cipher that this process prefers.
 
-AES-256-GCM takes a third of the time of ChaCha20-Poly1305 on a processor with instructions for AES, and many times as
-long on one without. So each process measures both once.
+On a processor with AES instructions, AES-256-GCM takes a third of the time of ChaCha20-Poly1305. On a processor without
+them, AES-256-GCM takes many times as long. So each process measures both ciphers once.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from dmsg.noise.ciphers import AEAD
 SAMPLE = 16384
 """Bytes of the message whose encryption is timed."""
 ROUNDS = 8
-"""Number of measurements of each cipher; the shortest time is used, because other programs may interrupt some
+"""Number of measurements of each cipher. The shortest time is used, because other processes may interrupt some
 measurements."""
 ADVANTAGE = 1.2
-"""Factor by which AES-256-GCM has to be faster to be preferred."""
+"""Factor by which AES-256-GCM must be faster to be preferred."""
 
 
 @cache
 def faster_cipher() -> Cipher:
-    """Return the cipher that this process prefers. The first call measures both, which takes less than a millisecond on
-    most processors."""
+    """Return the faster cipher. The first call measures both ciphers, which takes less than a millisecond on most
+    processors."""
     return choose(_seconds(ChaCha20Poly1305), _seconds(AESGCM))
 
 
 def choose(chacha: float, aes: float) -> Cipher:
-    """Return the cipher to prefer, given the seconds that each takes for the same work."""
+    """Return the cipher to prefer, given the seconds that each cipher takes for the same work."""
     return Cipher.AES_256_GCM if aes * ADVANTAGE <= chacha else Cipher.CHACHA20_POLY1305
 
 

@@ -1,4 +1,4 @@
-"""Clock for dates that nobody can set, and a service that notices when somebody sets the system's clock."""
+"""Clock that nobody can set, for dates, and a service that detects that the system's clock was set."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from dmsg.net.isolate import call_isolated
 CHECK_INTERVAL = 5.0
 """Seconds between comparisons of the system's clock with the reactor's."""
 LEAST_STEP = 2.0
-"""Seconds by which the system's clock must have jumped between two comparisons to count as set. NTP corrects smaller
-errors slowly, without a jump.
-"""
+"""Seconds by which the system's clock must jump between two comparisons to count as set. NTP corrects smaller errors
+gradually, without a jump."""
 
 _log = Logger()
 
 
 class SteadyClock:
-    """Clock that reads the system's clock once and then counts with the reactor's.
+    """Clock that reads the system's clock once, and then advances with the reactor's clock.
 
-    The difference of two of its times is correct, even if the system's clock was set in between. Use this clock for
-    data that stays in one process, or in a file that one process writes.
+    The difference of two of its times is correct even if the system's clock was set in between. Use this clock for data
+    that stay in one process, or in a file that only one process writes.
     """
 
     def __init__(self, reactor: IReactorTime, wall_clock: Callable[[], float] = time.time) -> None:
@@ -39,9 +38,10 @@ class SteadyClock:
 
 
 class ClockWatch(Service):
-    """Service that notices when the system's clock was set, and logs it.
+    """Service that detects and logs that the system's clock was set.
 
-    :param on_step: called with the seconds by which the clock was set, negative if the clock was set back.
+    :param on_step: called with the number of seconds by which the clock was set, negative if it was set back; by
+        default the change is logged.
     """
 
     def __init__(

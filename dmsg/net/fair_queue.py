@@ -1,7 +1,8 @@
-"""Fair queue for jobs that strangers cause: address blocks take turns, even if one of them has queued many jobs.
+"""Fair queue for jobs that strangers cause. Address blocks take turns, even if one of them has queued many jobs.
 
-A limited number of jobs runs at a time. When there are more, the next turn goes to the widest block that has waited
-longest. Within that block, it goes to the narrower block that has waited longest, and there to the oldest job.
+The number of running jobs is limited, and further jobs wait. When a job ends, the next job is taken from the widest
+block that was served longest ago. Inside that block it is taken from the narrower block that was served longest ago,
+and there it is the oldest job.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _Level = OrderedDict[str, Union["_Level", _Waiters]]
 
 
 class QueueCrowded(Exception):
-    """The block has reached its limit of waiting jobs, or the job was dropped to make room for others."""
+    """Error: the block has reached its limit of waiting jobs, or the job was dropped to make room for jobs of other
+    blocks."""
 
 
 class FairQueue:
@@ -48,9 +50,11 @@ class FairQueue:
         return self.waiting > 0
 
     def acquire(self, host: str) -> Deferred[None]:
-        """Return a Deferred that fires when a job of ``host`` may run; :meth:`release` must follow.
+        """Return a Deferred that fires when a job of ``host`` may run. The caller must call :meth:`release` when the
+        job has ended.
 
-        The Deferred fails with :class:`QueueCrowded`, and may be cancelled while the job waits.
+        The Deferred fails with :class:`QueueCrowded` if the job cannot wait. The caller may cancel the Deferred while
+        the job waits.
         """
         turn: Deferred[None] = Deferred(lambda cancelled: self._forget(host, cancelled))
         if self.running < self._most and self._may_run(host):
@@ -95,7 +99,8 @@ class FairQueue:
         self.running += 1
 
     def _next(self, level: _Level) -> tuple[str, Deferred[None]] | None:
-        """Remove and return the next waiting job, below ``level``, whose blocks may run another job."""
+        """Remove and return the next waiting job at or below ``level`` whose blocks are below their limits of running
+        jobs."""
         for name, below in level.items():
             if not self._may_run(name):
                 continue
@@ -108,9 +113,8 @@ class FairQueue:
         return None
 
     def _make_room(self, host: str) -> bool:
-        """Drop the newest waiting job of the block with the highest load. Return False, and drop nothing, if the load
-        of ``host`` is about as high.
-        """
+        """Drop the newest waiting job of the block with the highest load. If that load hardly exceeds the load of
+        ``host``, drop nothing and return False."""
         heaviest = self._waiting.heaviest()
         if self._waiting.load(heaviest) <= self._waiting.load(host) + 1:
             return False

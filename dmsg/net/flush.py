@@ -21,7 +21,8 @@ class Flushable(Protocol):
 
 
 def _flush_all(links: list[Flushable]) -> None:
-    """Flush each object. An exception in one, from a producer or from this package, does not stop the others."""
+    """Flush each object. An exception of one object, which may come from an application's producer, does not stop the
+    others."""
     for one in links:
         try:
             one.flush()
@@ -38,7 +39,9 @@ class TurnFlush:
     __slots__ = ("_at_end", "_began", "_links", "_on_measured", "_reactor", "_scheduled", "_streams")
 
     def __init__(self, reactor: IReactorTime, on_measured: Callable[[float], None] | None = None) -> None:
-        """:param on_measured: called with the seconds from the first object added in a turn to the end of writing."""
+        """:param on_measured: called with the seconds from the time when the first object was added in a turn to the
+        end of all flushes.
+        """
         self._reactor = reactor
         self._at_end = at_turn_end(reactor)
         self._on_measured = on_measured
@@ -48,7 +51,7 @@ class TurnFlush:
         self._scheduled = False
 
     def add(self, link: Flushable) -> None:
-        """Flush ``link`` at the end of this turn, when all readable connections have been read."""
+        """Flush ``link`` at the end of this turn, after all readable connections have been read."""
         self._links.append(link)
         if not self._scheduled:
             self._schedule()

@@ -20,11 +20,11 @@ MAX_ADDRESSES = 1024
 """Maximum number of addresses that :func:`interface_addresses` returns; further ones are left out."""
 UP = 0x1
 _HAS_SIZE = sys.platform != "linux"
-"""Whether a socket address begins with its size, as on BSD and macOS."""
+"""Whether a socket address begins with a byte for its size, as on BSD and macOS."""
 
 
 class _IfAddrs(ctypes.Structure):
-    """Structure of an entry in the list of ``getifaddrs``; only the fields that all systems have."""
+    """Entry in the list that ``getifaddrs`` returns, with only the fields that all systems have."""
 
 
 _IfAddrs._fields_ = [  # The fields are set here, because the structure refers to itself.
@@ -37,8 +37,8 @@ _IfAddrs._fields_ = [  # The fields are set here, because the structure refers t
 
 
 def interface_addresses() -> list[Address]:
-    """Return the addresses of all interfaces that are up, in the order of the system; empty if the system gives
-    none."""
+    """Return the addresses of all interfaces that are up, in the order of the system. The list is empty if the system
+    reports none."""
     with suppress(OSError):
         found = (address for _, flags, address, _ in system_addresses() if flags & UP)
         return list(dict.fromkeys(islice(found, MAX_ADDRESSES)))
@@ -46,9 +46,10 @@ def interface_addresses() -> list[Address]:
 
 
 def system_addresses() -> Iterator[tuple[str, int, IPv4Address | IPv6Address, IPv4Address | None]]:
-    """Iterate over the addresses of all network interfaces: name and flags of the interface, address, IPv4 netmask.
+    """Iterate over the addresses of all network interfaces. Each item has the name and flags of the interface, the
+    address, and the netmask of an IPv4 address.
 
-    :raises OSError: the system does not give the list.
+    :raises OSError: the system call failed.
     """
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
@@ -77,6 +78,6 @@ def _read(pointer: int | None) -> IPv4Address | IPv6Address | None:
     if family == socket.AF_INET6:
         data = bytearray(ctypes.string_at(pointer + 8, 16))
         if data[0] == 0xFE and data[1] & 0xC0 == 0x80 and _HAS_SIZE:
-            data[2:4] = b"\0\0"  # BSD stores the scope inside the address, from which it is removed.
+            data[2:4] = b"\0\0"  # BSD stores the scope inside a link-local address, so the scope is removed.
         return IPv6Address(bytes(data))
     return None

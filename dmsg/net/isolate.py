@@ -1,4 +1,4 @@
-"""Isolation of calls: an exception in one call is logged and does not prevent the next call."""
+"""Isolated calls: an exception in one call is logged and does not prevent the next call."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def dispatch(
     handler: object,
     on_lost: Callable[[_T], object],
 ) -> None:
-    """Call the handler of each event by its type. An exception in one handler does not prevent the next call.
+    """Call the handler for the type of each event. An exception in one handler does not prevent the next call.
 
-    :param handlers: methods of ``handler``'s class, by type of event.
-    :param on_lost: called with each event whose handler raised.
+    :param handlers: functions by type of event, which are called with ``handler`` and the event.
+    :param on_lost: called with each event whose handler raised an exception.
     """
     for event in events:
         if not call_isolated(handlers[type(event)], handler, event):

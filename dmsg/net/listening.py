@@ -1,4 +1,4 @@
-"""Base of entities that listen on ports: a service whose ``ready`` fires when its ports are open."""
+"""Base of services that listen on ports. Their ``ready`` Deferred fires once the ports are open."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ ENDPOINT = Text("endpoint string", check_endpoint)
 class ListeningService(Service):
     """Base of services that listen, which opens and closes their ports.
 
-    A subclass has ``_start``, which calls ``_listen``, and ``_stop``, which calls ``_stop_listening`` first.
+    A subclass implements ``_start``, which must call ``_listen``, and ``_stop``, which must first call
+    ``_stop_listening``.
 
     :param listen: Twisted endpoint strings.
     :ivar ports: ports that are open.
-    :ivar ready: Deferred that fires with the ports, or fails with the error of starting or listening.
+    :ivar ready: Deferred that fires with the ports, or fails with the error of ``_start``.
     """
 
     listens_as = "entity"
@@ -78,7 +79,7 @@ class ListeningService(Service):
     async def _listen(self, factory: IProtocolFactory) -> bool:
         """Open the ports.
 
-        :returns: whether connections inherit their options from each port, see
+        :returns: whether accepted connections inherit their socket options from each port, see
             :func:`~dmsg.net.socketopts.tune_listening`.
         """
         tuned = True
@@ -90,7 +91,7 @@ class ListeningService(Service):
         return tuned
 
     async def _stop_listening(self, *others: IListeningPort | None) -> None:
-        """Close the ports and ``others``, also while the ports are still being opened."""
+        """Close the ports and ``others``. If ports are still being opened, cancel that first."""
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
         ports = [port for port in (*self.ports, *others) if port is not None]

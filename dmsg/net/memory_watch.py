@@ -1,4 +1,4 @@
-"""Periodic measurement of how much memory is buffered for peers, and for how long, for :mod:`dmsg.base.memory`."""
+"""Periodic measurement of the memory buffered for peers, and of its age, for :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from dmsg.base.log_throttle import LogThrottle
 from dmsg.base.memory import CHECK_INTERVAL, Holding, Memory, resident
 
 MARKS = 240
-"""Number of checks whose byte counts are remembered for each peer that data are buffered for."""
+"""Number of checks for which the byte count of each peer is remembered."""
 WORTH_GIVING_BACK = 8 * 1024 * 1024
-"""Bytes by which a process must exceed its known needs before the allocator is asked to return memory. If a tenth of
-the process's base size is more, that counts instead.
-"""
+"""Number of bytes by which the process must exceed its known need before the allocator is told to return memory to the
+system. A tenth of the base size of the process applies instead if that is more."""
 TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
-"""Shortest and longest pause in seconds between two requests to the allocator to return memory. The pause doubles after
-each request that had no effect, until the amount of memory changes much.
-"""
+"""Shortest and longest pause, in seconds, between two requests to the allocator to return memory. The pause doubles
+after each request without effect. It is reset when the amount of memory changes much."""
 TRIM_COST = 1000.0
 """Minimum length of a pause, as a multiple of the time that the last request took."""
 
@@ -31,16 +29,15 @@ _log = Logger()
 
 
 def _trim() -> None:
-    """Ask glibc to return freed memory to the system. Until then glibc keeps freed pieces that lie below pieces in
-    use.
-    """
+    """Tell glibc to return freed memory to the system. Without this call, glibc retains freed memory that is below
+    memory in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 class Allocator:
-    """Object that asks the allocator from time to time to return freed memory to the system.
+    """Periodic caller of ``malloc_trim``, which makes the allocator return freed memory to the system.
 
     :param trim: makes the allocator return memory.
     :param resident: returns the resident size of the process in bytes.
@@ -57,16 +54,16 @@ class Allocator:
         self._trim = trim
         self._resident = resident
         self._smallest_size = resident()
-        """Smallest size of the process seen so far, in bytes, without the memory buffered for peers."""
+        """Smallest size of the process so far, in bytes, without the memory buffered for peers."""
         self._known = (0, 0)
         self._pause = TRIM_PAUSE
         self._next = now() + TRIM_PAUSE
         self.releases = 0
 
     def trim(self, held: int) -> None:
-        """Return freed memory to the system, if the pause is over and there may be some.
+        """Make the allocator return freed memory, if the pause is over and the process is larger than expected.
 
-        :param held: bytes known to be buffered for peers.
+        :param held: number of bytes known to be buffered for peers.
         """
         now = self._now()
         if now < self._next and held >= self._known[1] // 2:
@@ -76,8 +73,8 @@ class Allocator:
         self._smallest_size = max(0, min(self._smallest_size, beyond))
         worth = max(WORTH_GIVING_BACK, self._smallest_size // 10)
         if have > self._known[0] + worth or held < self._known[1] - worth:
-            # Much memory was allocated or released since the last attempt. So the pause, which had grown after attempts
-            # without effect, is reset to the shortest.
+            # The pause is reset, because much memory was allocated or released since the last attempt. It may have
+            # grown after attempts without effect.
             self._pause = TRIM_PAUSE
         self._next = now + self._pause
         self._known = have, held
@@ -97,10 +94,10 @@ Holder = TypeVar("Holder", bound=Hashable)
 class MemoryWatch(Generic[Holder]):
     """Base class of sources that report the memory buffered for peers.
 
-    A source calls :meth:`next_check` before it goes through its holders, then :meth:`age` for each.
+    In each check, a subclass calls :meth:`next_check` once, and then :meth:`age` for each peer.
 
     :cvar interval: seconds between checks.
-    :cvar holders: name, for log lines, of the parties for whom data are held.
+    :cvar holders: name in log lines for the kind of peers, such as ``sessions``.
     :ivar now: time when the current check began.
     """
 
@@ -131,10 +128,10 @@ class MemoryWatch(Generic[Holder]):
             self._call.stop()
 
     def note_dropped(self, count: int) -> None:
-        """Record that a check has dropped the buffered data of ``count`` peers."""
+        """Record that a check has dropped the buffered data of ``count`` peers. Subclasses may override this hook."""
 
     def log_dropped(self, holding: Holding) -> None:
-        """Log that a peer's buffered data was dropped, at most one line per interval; this is a callback for
+        """Log that a peer's buffered data was dropped, at most one line per interval. Used as a callback for
         :meth:`dmsg.base.memory.Memory.add`."""
         more = self._log_throttle.suffix()
         if more is None:
@@ -159,8 +156,7 @@ class MemoryWatch(Generic[Holder]):
             return
         if given:
             self.note_dropped(given)
-        # The process may need more than the account says, because it does not cover all memory, such as that of
-        # requests under way.
+        # The process may use more memory than the account counts: for example, requests under way are not counted.
         self._allocator.trim(self._memory.total)
 
     def next_check(self) -> None:
@@ -169,14 +165,15 @@ class MemoryWatch(Generic[Holder]):
         self._before, self._marks = self._marks, {}
 
     def age(self, holder: Holder, departed: int, arrived: int) -> float:
-        """Return the age in seconds of the oldest byte buffered for a peer, as far as past checks show it.
+        """Return the age in seconds of the oldest byte buffered for a peer, with the precision of the check interval.
 
+        :param holder: peer, or another key that identifies the buffer.
         :param departed: total number of bytes that have left the buffer so far.
         :param arrived: total number of bytes that have entered the buffer so far.
         """
         if arrived == departed:
             return 0.0
-        # This is a list, because an empty deque takes 760 bytes, and each peer has one.
+        # The marks are a list, because each peer has one and an empty deque takes 760 bytes.
         marks = self._before.get(holder, [])
         if not marks or marks[-1][0] != arrived:
             marks.append((arrived, self.now))

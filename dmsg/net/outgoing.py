@@ -1,4 +1,4 @@
-"""Endpoints for outgoing connections, made directly or through the proxy that an environment variable names."""
+"""Client endpoints that connect directly, or through the proxy that an environment variable names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outgoing_endpoint(reactor: IReactorTime, host: str, port: int, timeout: floa
 
 def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> IStreamClientEndpoint:
     """Return a client endpoint for a host name or an IP address."""
-    # An IP address gets an endpoint without a resolver, which reports a refused connection at once.
+    # An IP address gets an endpoint without name resolution, which reports a refused connection at once.
     if isIPAddress(host):
         return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
     if isIPv6Address(host):

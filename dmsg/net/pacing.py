@@ -1,4 +1,4 @@
-"""Rate limit shared fairly: a caller that asks more often waits longer."""
+"""Rate limit with a fair queue: a caller with more requests than others waits longer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class PacedQueue:
-    """Queue that releases its waiters at an even rate, round-robin by asker.
+    """Queue that releases its waiters at an even rate. Requesters take turns (round-robin).
 
     :param rate: returns the number of releases per second.
     """
@@ -23,8 +23,8 @@ class PacedQueue:
         self._call: IDelayedCall | None = None
 
     def wait(self, requester: Hashable) -> Deferred[None]:
-        """Return a Deferred that fires when it is the turn of ``requester``. Cancelling the Deferred gives up the place
-        in the queue."""
+        """Return a Deferred that fires when ``requester`` may proceed. Cancelling the Deferred removes it from the
+        queue."""
         now = self._reactor.seconds()
         if not self._lines and self._next <= now:
             self._next = now + 1 / self._rate()
@@ -56,8 +56,8 @@ class PacedQueue:
             self._lines.move_to_end(who)
         else:
             del self._lines[who]
-        # Releases that a busy reactor has missed are made up for, but at most those of one second, so that no larger
-        # burst follows.
+        # A busy reactor may delay releases. The missed releases of at most one second are made up for, so that no
+        # larger burst follows.
         self._next = max(self._next, self._reactor.seconds() - 1.0) + 1 / self._rate()
         self._plan()
         place.callback(None)

@@ -1,7 +1,7 @@
-"""Deferreds that wait for answers of a peer, by id.
+"""Deferreds that wait for answers of a peer, by the id of the request.
 
-Each fires exactly once. When the connection is lost, all pending ones fail, and new ones fail at once with the same
-reason.
+Each Deferred fires exactly once. When the connection is lost, all pending Deferreds fail. Deferreds that are added
+later fail at once for the same reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class Pending(Generic[K, V]):
-    """Table of pending answers: a Deferred by id."""
+    """Table of Deferreds that wait for an answer, by id."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, Deferred[V]] | None = {}
@@ -27,7 +27,8 @@ class Pending(Generic[K, V]):
         return len(self._waiting or ())
 
     def add(self, key: K) -> Deferred[V]:
-        """Return a Deferred for the answer to ``key``. Cancelling it drops the answer."""
+        """Return a Deferred for the answer to the request with id ``key``. If the Deferred is cancelled, a later answer
+        is ignored."""
         if self._waiting is None:
             assert self._reason is not None
             return fail(self._reason)
@@ -41,7 +42,7 @@ class Pending(Generic[K, V]):
         return deferred
 
     def succeed(self, key: K, value: V) -> None:
-        """Deliver the answer to ``key``. An answer that nobody waits for is ignored."""
+        """Fire the Deferred of ``key`` with the answer. Ignore an answer that no Deferred waits for."""
         if self._waiting is not None and (deferred := self._waiting.pop(key, None)) is not None:
             deferred.callback(value)
 
@@ -52,10 +53,10 @@ class Pending(Generic[K, V]):
 
     def fail_all(self, reason: Failure) -> None:
         """Fail all pending Deferreds, and from now on every Deferred that is added."""
-        # The table is replaced by a new one first, because callbacks may add Deferreds.
+        # The table is replaced before the Deferreds fail, because callbacks may add Deferreds.
         waiting, self._waiting = self._waiting, None
         self._reason = reason
         for deferred in list((waiting or {}).values()):
             if not deferred.called:
-                # The Deferred may have fired already, because an earlier callback may have cancelled it.
+                # The Deferred may have fired already: a callback of an earlier one may have cancelled it.
                 deferred.errback(reason)

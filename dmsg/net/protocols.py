@@ -1,4 +1,4 @@
-"""Replacement of a connection's protocol after a handshake, such as that of a proxy."""
+"""Replacement of a connection's protocol after a handshake, such as the handshake with a proxy."""
 
 from __future__ import annotations
 

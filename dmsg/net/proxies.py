@@ -1,8 +1,8 @@
 """Connections through a proxy: HTTP CONNECT (RFC 9110, section 9.3.6) and SOCKS5 (RFC 1928, RFC 1929).
 
-Environment variables name the proxy, as for other programs: the first of ``DMSG_PROXY``, ``HTTPS_PROXY`` and
-``ALL_PROXY`` that is set, each also in lower case. Connections to loopback, and to the hosts in ``NO_PROXY``, are
-direct. When a named proxy fails, no direct connection is tried, because the user may need the proxy for anonymity.
+The proxy is named by an environment variable, as for other programs: the first of ``DMSG_PROXY``, ``HTTPS_PROXY`` and
+``ALL_PROXY`` that is set, each also in lower case. Connections to loopback and to the hosts in ``NO_PROXY`` are direct.
+If the proxy fails, no direct connection is tried, because the user may need the proxy for anonymity.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from dmsg.net.tls_errors import tls_error_text
 VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 """Environment variables that name a proxy; the first one that is set is used."""
 SCHEMES = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
-"""Schemes of proxies, with their default ports. With both schemes of SOCKS5, the proxy resolves host names."""
+"""URL schemes of proxies, with their default ports. With ``socks5`` and with ``socks5h``, the proxy resolves host
+names."""
 MAX_ANSWER = 16 * 1024
-"""Maximum number of bytes of a proxy's answer."""
+"""Maximum number of bytes that a proxy may answer before the connection is open."""
 _REFUSALS = {
     1: "general failure",
     2: "not allowed by its rules",
@@ -46,20 +47,20 @@ _REFUSALS = {
     7: "command not supported",
     8: "address type not supported",
 }
-"""Texts for the reply codes of SOCKS5 (RFC 1928, section 6) with which a proxy refuses."""
+"""Messages for the SOCKS5 reply codes (RFC 1928, section 6) by which a proxy refuses a connection."""
 _NO_AUTHENTICATION, _PASSWORD = 0, 2
 
 
 class ProxyError(DmsgError):
-    """A proxy does not connect to a host, or its URL cannot be used."""
+    """Error: a proxy failed to connect to a host, or the URL of the proxy is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """Proxy with its address and credentials.
+    """Address and credentials of a proxy.
 
     :ivar scheme: ``http``, ``https`` (TLS to the proxy), ``socks5`` or ``socks5h``.
-    :ivar user: user name; empty without one.
+    :ivar user: user name; empty for a proxy without authentication.
     """
 
     scheme: str
@@ -70,7 +71,7 @@ class Proxy:
 
     @property
     def display_url(self) -> str:
-        """URL without user and password."""
+        """URL without user and password, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
@@ -78,7 +79,7 @@ class Proxy:
 def parse_proxy(url: str) -> Proxy:
     """Parse ``SCHEME://[USER:PASSWORD@]HOST[:PORT]``.
 
-    :raises ProxyError: the URL is malformed, or has another scheme; the text does not contain the password.
+    :raises ProxyError: the URL is malformed, or its scheme is unknown. The error does not contain the password.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -93,9 +94,9 @@ def parse_proxy(url: str) -> Proxy:
 
 
 def proxy_for(host: str, environment: Mapping[str, str] | None = None) -> Proxy | None:
-    """Return the proxy for connections to a host; None to connect directly.
+    """Return the proxy for connections to a host, or None for direct connections.
 
-    :raises ProxyError: the variable that names the proxy is malformed.
+    :raises ProxyError: the environment variable contains a malformed URL.
     """
     environment = os.environ if environment is None else environment
     named = next((found for name in VARIABLES if (found := _variable(environment, name))), "")
@@ -123,7 +124,7 @@ class ProxyEndpoint:
     """Client endpoint that connects to a host through a proxy.
 
     :param endpoint: endpoint of the proxy.
-    :param timeout: seconds for the proxy's answer.
+    :param timeout: seconds to wait for the proxy's answer.
     """
 
     def __init__(
@@ -145,11 +146,12 @@ class ProxyEndpoint:
         self._timeout = timeout
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; the Deferred fails with :class:`ProxyError` or an error of the connection to the proxy."""
+        """Connect the factory's protocol. The Deferred fails with :class:`ProxyError`, or with an error of the
+        connection to the proxy."""
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, inner_factory: IProtocolFactory) -> IProtocol:
-        # The host is checked, because one with a line end would add lines to the request.
+        # The host is checked, because a line end in it would add lines to the HTTP request.
         if not is_host(self._host):
             raise ProxyError(f"{self._host[:80]!r} is neither a name in ASCII nor an IP address")
         kind = _Socks if self._proxy.scheme.startswith("socks") else _HTTPConnect
@@ -173,7 +175,8 @@ class ProxyEndpoint:
 
 
 class _Handshake(Protocol):
-    """Base of protocols that ask a proxy for a connection, and then give the connection to the protocol of the caller.
+    """Base of protocols that request a connection from a proxy, and then pass the open connection on to the caller's
+    protocol.
 
     :ivar opened: Deferred that fires with the caller's protocol.
     """
@@ -205,7 +208,7 @@ class _Handshake(Protocol):
             self.opened.errback(self._error(f"cannot be used: {why}" if why else "closed the connection"))
 
     def give_up(self) -> None:
-        """End the connection."""
+        """Abort the connection to the proxy."""
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -226,7 +229,7 @@ class _Handshake(Protocol):
         protocol = self._factory.buildProtocol(address)
         if protocol is None:
             raise self._error("connected, but the attempt was cancelled meanwhile")
-        # From here on the transport belongs to the caller's protocol, as if it had connected itself.
+        # The transport now belongs to the caller's protocol, as if that protocol had connected directly.
         change_protocol(transport, protocol)
         protocol.makeConnection(transport)
         rest, self._received = self._received, b""

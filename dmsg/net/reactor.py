@@ -1,8 +1,8 @@
-"""Type of the reactor, for code that needs more than timers, and the monotonic clock that drives its timers.
+"""Type of the reactor, and the monotonic clock that drives the reactor's timers.
 
-Code that only waits takes :class:`~twisted.internet.interfaces.IReactorTime`, so tests can pass a
-:class:`~twisted.internet.task.Clock`. ``reactor.seconds()`` only measures durations. Code that needs dates takes the
-system's clock as a separate parameter.
+Code that needs only timers takes :class:`~twisted.internet.interfaces.IReactorTime`, so tests can pass a
+:class:`~twisted.internet.task.Clock`. Code that also needs sockets or processes takes :class:`Reactor`.
+``reactor.seconds()`` only measures durations. Code that needs dates takes the system's clock as a separate parameter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
 
     class Reactor(IReactorCore, IReactorTime, IReactorFDSet, IReactorTCP, IReactorProcess):
-        """Reactor with sockets, processes, timers, and a start and stop."""
+        """Reactor with sockets, processes and timers, which can be started and stopped."""
 
 
 if hasattr(time, "CLOCK_BOOTTIME"):
@@ -35,8 +35,8 @@ if hasattr(time, "CLOCK_BOOTTIME"):
     def monotonic() -> float:
         """Return the seconds since this machine started.
 
-        Nobody can set this clock. Unlike ``time.monotonic`` it includes the time for which the machine was suspended.
-        After a suspension, entries must be posted again at once.
+        Nobody can set this clock. Unlike ``time.monotonic``, it includes the time for which the machine was suspended.
+        So timers that expired during a suspension fire right after it: entries, for example, are posted again at once.
         """
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -45,13 +45,14 @@ else:
 
 
 def use_monotonic_clock(reactor: object) -> None:
-    """Make all timers of ``reactor`` use a clock that nobody can set.
+    """Make all timers of ``reactor`` use the monotonic clock.
 
-    By default Twisted uses the system's clock. When that is set back by an hour, each timer fires an hour late:
-    entries are not refreshed, and dead peers are not noticed. Call this function before anything is started. Calls
-    that are already scheduled keep their remaining delay. From then on ``reactor.seconds()`` is not a date.
+    By default, Twisted uses the system's clock. If that clock is set back by an hour, each timer fires an hour late:
+    entries are not refreshed, and dead peers are not detected. Call this function before the program starts anything.
+    Calls that are already scheduled keep their remaining delay. After this call, ``reactor.seconds()`` is not a date.
 
-    :param reactor: a reactor of Twisted; others, such as a :class:`~twisted.internet.task.Clock`, are not changed.
+    :param reactor: one of Twisted's reactors. Any other object, such as a :class:`~twisted.internet.task.Clock`, is not
+        changed.
     """
     from twisted.internet.base import ReactorBase
 
@@ -59,17 +60,16 @@ def use_monotonic_clock(reactor: object) -> None:
         return
     gained = monotonic() - reactor.seconds()
     reactor.seconds = monotonic
-    # Cancelled calls are moved too, which getDelayedCalls leaves out: the heap stays ordered only if all calls move by
-    # the same time.
+    # Cancelled calls, which getDelayedCalls omits, are shifted too: the heap stays ordered only if all calls are
+    # shifted by the same time.
     for call in (*reactor._pendingTimedCalls, *reactor._newTimedCalls):  # noqa: SLF001
         call.time += gained
         call.seconds = monotonic
 
 
 def the_reactor(given: Reactor | None = None) -> Reactor:
-    """Return the given reactor or, without one, the reactor of this process, after switching its timers to the
-    monotonic clock.
-    """
+    """Return the given reactor. Without one, return the reactor of this process, and make its timers use the monotonic
+    clock."""
     if given is not None:
         return given
     from twisted.internet import reactor
@@ -79,6 +79,6 @@ def the_reactor(given: Reactor | None = None) -> Reactor:
 
 
 def cancel_call(call: IDelayedCall | None) -> None:
-    """Cancel a delayed call, unless it has run, was cancelled, or is None."""
+    """Cancel a delayed call. Do nothing if the call has run, was cancelled, or is None."""
     if call is not None and call.active():
         call.cancel()

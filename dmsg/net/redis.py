@@ -1,4 +1,4 @@
-"""Connections to Redis by URL, which reconnect by themselves."""
+"""Connections to Redis by URL, which reconnect automatically."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _T = TypeVar("_T")
 
 REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
 CONNECT_TIMEOUT = 5
-"""Seconds to wait for a connection to Redis, and for the first ping."""
+"""Seconds to wait for a connection to Redis, and again for the answer to the first ping."""
 REPLY_TIMEOUT = 10
-"""Seconds to wait for the reply to a command, by default."""
+"""Default number of seconds to wait for the reply to a command."""
 GRACE = 1.0
-"""Seconds that calls wait while a connection is being made or was just lost. After that, calls fail at once."""
+"""Seconds for which calls wait while the first connection is being made, or after a connection was lost. After this
+time, calls fail at once until there is a connection."""
 MAX_DELAY = 2.0
 """Maximum number of seconds between two attempts to connect."""
 
 
 class RedisUnavailable(DmsgError):
-    """The URL does not name a Redis, or Redis does not answer."""
+    """Error: the URL is not a URL of Redis, or Redis does not answer."""
 
 
 class RedisConnection(Protocol):
-    """Interface of a connection of txredisapi, which has no type annotations."""
+    """Interface of a txredisapi connection, because txredisapi has no type annotations."""
 
     def eval(self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes]) -> Deferred[Any]:
         """Run a Lua script and return its result."""
@@ -81,12 +82,12 @@ def redis_address(url: str) -> tuple[str, int, int]:
 
 # Ruff counts the methods of the inner classes as part of this function.
 def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa: C901
-    """Return two subclasses of the factory of txredisapi: one for commands, one for subscriptions.
+    """Return two subclasses of txredisapi's connection factory: one for commands, one for subscriptions.
 
-    txredisapi is an optional dependency, so it is imported here.  The subclasses differ from its factory in two ways.
-    There, calls wait without limit while there is no connection; here they fail :data:`GRACE` seconds after the
-    connection was lost.  There, the factory stops reconnecting for good when SELECT or AUTH is not answered in time;
-    here it continues.
+    txredisapi is an optional dependency, so it is imported here. The subclasses differ from its factory in two ways. In
+    txredisapi, calls without a connection wait without limit; in the subclass for commands, they fail :data:`GRACE`
+    seconds after the connection was lost. In txredisapi, the factory stops reconnecting for good if SELECT or AUTH is
+    not answered in time; both subclasses continue.
     """
     from twisted.internet import reactor
     from txredisapi import ConnectionError as NotConnected, RedisFactory, RedisProtocol
@@ -112,7 +113,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             super().startConnecting(endpoint)
 
         def _without(self) -> None:
-            """Record that there is no connection, and start the grace period of calls."""
+            """Record that there is no connection, and start the grace period of waiting calls."""
             self._since = clock.seconds()
             self._stop_timer()
             if not self.stopped:
@@ -138,8 +139,8 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
         def delConnection(self, conn: RedisProtocol) -> None:
             super().delConnection(conn)
-            # The base class also has a queue beside the pool. The connection is removed from it, because nobody uses
-            # the queue here, and it would keep the connection in memory.
+            # The base class has a queue of connections beside the pool. Nobody uses that queue here. The lost
+            # connection is removed from it, because the queue would keep it in memory.
             if conn in self.connectionQueue.pending:
                 self.connectionQueue.remove(conn)
             self._without()
@@ -164,7 +165,8 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
 
 class _ReconnectingProxy:
-    """Proxy object through which a connection uses its factory, so that the connection cannot stop the reconnecting."""
+    """Proxy for a factory, which a connection gets instead of the factory itself. Through the proxy, the connection
+    cannot stop the factory from reconnecting."""
 
     def __init__(self, factory: RedisFactory) -> None:
         self._factory = factory
@@ -173,21 +175,20 @@ class _ReconnectingProxy:
         """Ignore the request to stop reconnecting."""
 
     def connectionError(self, why: str) -> None:
-        """Ignore the error, which txredisapi logs. Nobody has the factory's own Deferred, so failing it would only be
-        logged as unhandled.
-        """
+        """Ignore the error, which txredisapi logs. It would fail the factory's own Deferred, which nobody handles, so
+        the error would only be logged a second time."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._factory, name)
 
 
 def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> ConnectionHandler:
-    """Return a connection that is made when needed.
+    """Return a handler of a connection that is made in the background and remade whenever it is lost.
 
-    While Redis does not answer, calls fail :data:`GRACE` seconds after the connection was lost.
+    While there is no connection, calls wait for one. They fail :data:`GRACE` seconds after the connection was lost.
 
     :param reply_timeout: seconds to wait for a reply; None for commands that may block forever.
-    :raises RedisUnavailable: the URL is wrong, or txredisapi is not installed.
+    :raises RedisUnavailable: the URL is malformed, or txredisapi is not installed.
     """
     try:
         from txredisapi import ConnectionHandler
@@ -212,9 +213,9 @@ def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Conn
 
 
 async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = REPLY_TIMEOUT) -> ConnectionHandler:
-    """Return a connection to Redis once Redis has answered a ping.
+    """Connect to Redis, and return the connection after Redis has answered a ping.
 
-    :raises RedisUnavailable: the URL is wrong, the package is missing, or Redis does not answer.
+    :raises RedisUnavailable: the URL is malformed, txredisapi is not installed, or Redis does not answer.
     """
     connection = lazy_redis(url, reply_timeout=reply_timeout)
     try:
@@ -227,9 +228,9 @@ async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = 
 
 
 def with_timeout(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Deferred[_T]:
-    """Return the result of a call, or fail with TimeoutError after ``seconds``.
+    """Return a Deferred for the result of ``call`` that fails with TimeoutError after ``seconds``.
 
-    The call itself is not cancelled; a late result is dropped.
+    ``call`` itself is not cancelled. If its result comes too late, the result is dropped.
     """
     result: Deferred[_T] = Deferred(lambda _: timer.cancel() if timer.active() else None)
     timer = clock.callLater(seconds, lambda: result.errback(TimeoutError("Redis does not answer")))
@@ -246,9 +247,9 @@ def with_timeout(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Def
 def subscribe(reactor: IReactorTime, url: str, channel: str, on_message: Callable[[bytes], None]) -> RedisFactory:
     """Subscribe to a channel, and call ``on_message`` with each message.
 
-    The connection is re-established when it is lost.
+    A lost connection is made again, with the subscription.
 
-    :returns: factory whose ``disconnect()`` returns a Deferred.
+    :returns: factory of the connection. Its ``disconnect()`` ends the subscription and returns a Deferred.
     """
     from txredisapi import ConnectionHandler, SubscriberProtocol
 

@@ -1,4 +1,4 @@
-"""Repeated work that depends on other machines. The next run is scheduled even if the last one raised."""
+"""Repeated work that depends on other machines. The next run is scheduled even if the last run raised an exception."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _log = Logger()
 
 
 class RetryLoop:
-    """Repeater of one piece of work, which never runs twice at a time.
+    """Loop that runs one piece of work repeatedly, and never twice at the same time.
 
-    :param work: returns the seconds until the next run; None to run only after :meth:`soon`.
-    :param retry: returns the seconds until the next try, given the number of failures in a row.
-    :param task: the work in words for the log, as in "looking for servers".
+    :param work: does the work, and returns the seconds until the next run. After None, the next run waits for
+        :meth:`soon` or :meth:`now`.
+    :param retry: returns the seconds until the next attempt after a failure, given the number of consecutive failures.
+    :param task: description of the work for the log, such as "looking for servers".
     :ivar busy: whether the work is running.
     """
 
@@ -45,11 +46,11 @@ class RetryLoop:
         return self._call is not None
 
     def start(self) -> None:
-        """Enable :meth:`soon`, which has no effect before."""
+        """Start the loop without running the work. Before this call, :meth:`soon` has no effect."""
         self._running = True
 
     def stop(self) -> None:
-        """Schedule no further run. A running one continues to its end."""
+        """Cancel the next run, and schedule no further one. A run that has begun is not interrupted."""
         self._running = False
         self._cancel()
 
@@ -59,7 +60,8 @@ class RetryLoop:
             call.cancel()
 
     def soon(self, delay: float) -> None:
-        """Run within ``delay`` seconds. If the work is running, wait ``delay`` seconds after its end."""
+        """Schedule a run ``delay`` seconds from now, unless one is scheduled earlier. If the work is running, the delay
+        begins at its end."""
         if not self._running:
             return
         if self.busy:
@@ -76,7 +78,7 @@ class RetryLoop:
         self.now()
 
     def now(self) -> None:
-        """Run now, or right after the current run."""
+        """Run the work now. If it is already running, run it again right afterwards."""
         if self.busy:
             self._next = 0.0
             return

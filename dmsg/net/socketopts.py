@@ -1,7 +1,7 @@
-"""Options and queues of TCP sockets that Twisted's interfaces do not offer.
+"""Options of TCP sockets, and sizes of their queues, which Twisted's interfaces do not offer.
 
-For other transports (TLS, in-memory) the documented interface is used instead. Such transports work too, with less
-speed and without exact numbers.
+The functions also accept other transports, such as TLS and connections in memory, and use Twisted's documented
+interface for them. Such transports are slower, and the sizes of their queues are unknown.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from twisted.internet.interfaces import ITransport
 from twisted.internet.tcp import Connection, Port
 
 KEEPALIVE_IDLE = 30
-"""Seconds of silence before the kernel probes a peer."""
+"""Seconds without received data after which the kernel begins to probe the peer."""
 KEEPALIVE_INTERVAL = 10
-"""Seconds between probes."""
+"""Seconds between keepalive probes."""
 KEEPALIVE_PROBES = 3
-"""Unanswered probes after which the connection is dead."""
+"""Number of unanswered keepalive probes after which the kernel drops the connection."""
 USER_TIMEOUT_MS = 30_000
-"""Milliseconds after which the kernel drops a connection whose data are not acknowledged or whose window stays closed.
-"""
+"""Milliseconds after which the kernel drops a connection if the peer does not acknowledge data or keeps its window
+closed."""
 
 
 SEND_SIZE = 256 * 1024 + 64
 """Maximum number of bytes passed to the socket in one call: four full records of a link."""
 WORTH_SHEDDING = 256 * 1024
-"""Minimum number of sent bytes in Twisted's buffer from which on the unsent rest is copied, to free their memory."""
+"""Number of sent bytes in Twisted's buffer above which the unsent bytes are copied to a new buffer, which frees the
+memory of the sent bytes."""
 BACKLOG = 1024
-"""Number of connections that may wait to be accepted; the kernel may have a lower limit."""
+"""Maximum number of connections that wait to be accepted. The kernel may have a lower limit."""
 
 _OPTIONS = (
     (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
@@ -55,7 +56,8 @@ def _set_options(handle: socket.socket) -> bool:
 
 
 def _is_set(handle: socket.socket) -> bool:
-    """Return whether the socket inherited our options: no other code sets the last option to this number."""
+    """Return whether the socket inherited the options from its listening socket. Only the last option is compared,
+    because nothing else sets it to this value."""
     level, name, value = _OPTIONS[-1]
     option = getattr(socket, name, None)
     try:
@@ -65,7 +67,7 @@ def _is_set(handle: socket.socket) -> bool:
 
 
 def tune(transport: object) -> None:
-    """Set the options of a connection: small writes are sent without delay, and the kernel detects dead peers."""
+    """Set the options of a TCP connection: small writes are sent without delay, and the kernel detects dead peers."""
     if isinstance(transport, Connection):
         send_more(transport)
         handle = transport.getHandle()
@@ -74,17 +76,17 @@ def tune(transport: object) -> None:
 
 
 def send_more(transport: object) -> None:
-    """Raise the number of bytes that Twisted passes to the socket in one call."""
+    """Raise the number of bytes that Twisted passes to the socket in one call to ``SEND_SIZE``."""
     if isinstance(transport, Connection):
         transport.SEND_LIMIT = SEND_SIZE
 
 
 def tune_listening(port: object) -> bool:
-    """Set the options of all connections that a port will accept, and let ``BACKLOG`` of them wait.
+    """Set the options of all connections that a port will accept, and raise its backlog to ``BACKLOG``.
 
-    Twisted's default backlog of 50 is not enough: when another server goes down, its clients all come at once.
+    Twisted's default backlog of 50 is too small: when another server stops, all its clients connect at once.
 
-    :returns: whether accepted sockets inherit the options, as on Linux, and need not be tuned one by one.
+    :returns: whether accepted sockets inherit the options, as on Linux. If not, call :func:`tune` for each of them.
     """
     if not isinstance(port, Port):
         return False
@@ -100,9 +102,9 @@ def queued_bytes(transport: object) -> int | None:
 
 
 def held_bytes(transport: object) -> int:
-    """Return the number of bytes that the transport's buffer occupies.
+    """Return the number of bytes that the transport's buffer occupies; 0 if that is unknown.
 
-    This includes sent bytes if they are in one object with unsent ones.
+    This includes sent bytes that are in the same object as unsent bytes.
     """
     if isinstance(transport, Connection) and not transport.TLS:
         return len(transport.dataBuffer) + transport._tempDataLen
@@ -110,14 +112,15 @@ def held_bytes(transport: object) -> int:
 
 
 def shed_sent_bytes(transport: object) -> None:
-    """Free the sent part of the transport's buffer, if it is larger than the unsent part."""
+    """Free the memory of sent bytes in the transport's buffer, if these are many and more than the unsent bytes."""
     if isinstance(transport, Connection) and transport.offset > max(WORTH_SHEDDING, len(transport.dataBuffer) // 2):
         transport.dataBuffer = bytes(memoryview(transport.dataBuffer)[transport.offset :])
         transport.offset = 0
 
 
 def unacknowledged_bytes(transport: object) -> int:
-    """Return the number of bytes that the peer's kernel has not acknowledged; 0 if that is unknown (not on Linux)."""
+    """Return the number of sent or queued bytes that the peer's kernel has not acknowledged. The result is 0 if that is
+    unknown, as on systems other than Linux."""
     if isinstance(transport, Connection) and transport.connected and sys.platform == "linux":
         try:
             return int.from_bytes(fcntl.ioctl(transport.getHandle(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
@@ -127,15 +130,15 @@ def unacknowledged_bytes(transport: object) -> int:
 
 
 def can_half_close(transport: object) -> bool:
-    """Whether one direction of the transport can be ended while the other stays open: on plain TCP, but not on TLS."""
+    """Whether the transport supports half-close: plain TCP does, TLS does not."""
     return isinstance(transport, Connection) and not transport.TLS
 
 
 def set_reset_on_close(transport: object, enabled: bool) -> None:
-    """Choose whether the kernel resets the connection when the socket is closed, also at the death of the process.
+    """Choose whether the kernel resets the connection when the socket is closed, even because the process was killed.
 
-    Without the reset, the kernel of a killed process ends the connection cleanly, and the peer takes that for an
-    orderly end.  Disable the reset before an orderly close, because a reset discards sent data that the peer has not
+    Without a reset, the kernel closes the connection of a killed process cleanly, and the peer mistakes that for an
+    orderly end. Disable the reset before an orderly close, because a reset discards data that the peer has not
     acknowledged.
     """
     if isinstance(transport, Connection) and transport.connected:
@@ -143,11 +146,12 @@ def set_reset_on_close(transport: object, enabled: bool) -> None:
             linger = struct.pack("ii", int(enabled), 0)
             transport.getHandle().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         except OSError:
-            pass  # The error is ignored: the peer has already disconnected.
+            pass  # The peer has already disconnected.
 
 
 def forget_unsent(transport: object) -> None:
-    """Free the unsent data of a lost connection. Twisted keeps them until the transport is garbage-collected."""
+    """Free the unsent data of a lost connection. Otherwise Twisted keeps these data until the transport is
+    garbage-collected."""
     if isinstance(transport, Connection):
         transport.dataBuffer = b""
         transport._tempDataBuffer = []
@@ -155,10 +159,11 @@ def forget_unsent(transport: object) -> None:
 
 
 def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview) -> None:
-    """Write data, directly to the socket if nothing is queued. ``data`` is not kept after the call.
+    """Write data directly to the socket if no earlier data are queued; otherwise queue the data. ``data`` may be reused
+    after the call.
 
-    This saves the two calls of ``epoll_ctl`` of each ``transport.write``, a fifth of the CPU time of sparse traffic.
-    Call this function once per reactor turn, and not for each frame.
+    A direct write saves the two ``epoll_ctl`` calls of ``transport.write``, which take a fifth of the CPU time if
+    traffic is sparse. Call this function once per reactor turn, not once per frame.
     """
     if (
         isinstance(transport, Connection)
@@ -169,9 +174,9 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
         and not transport._tempDataLen
     ):
         while data:
-            # The type is ignored here, because the socket accepts any kind of buffer.
+            # The type check is disabled, because the socket accepts any kind of buffer.
             sent = transport.writeSomeData(data)
-            # The error is ignored, because write() below gets it again, and reports it where Twisted expects it.
+            # The error is ignored here: write() below meets it again, and reports it in Twisted's usual way.
             if not isinstance(sent, int) or sent <= 0:
                 break
             if sent == len(data):
@@ -179,6 +184,6 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
             tried = min(len(data), transport.SEND_LIMIT)
             data = memoryview(data)[sent:]
             if sent < tried:
-                break  # Nothing was written, because the socket's buffer is full.
+                break  # The socket's buffer is full.
     assert transport is not None
     transport.write(bytes(data))

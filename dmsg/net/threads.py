@@ -1,4 +1,4 @@
-"""Running blocking calls in threads of the reactor."""
+"""Blocking calls in threads of the reactor's pool."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 PART = 0.001
-"""Seconds for which a thread computes before it sleeps for the same time, so that the reactor's thread can run.
-Without this pause the reactor's thread would wait up to 5 ms for the interpreter's lock after each of its system calls.
-One answer needs about ten system calls.
-"""
+"""Seconds for which a thread computes before it sleeps for the same time, so that the reactor's thread can run. Without
+these pauses, the reactor's thread would wait up to 5 ms for the interpreter's lock after each of its system calls, and
+one request needs about ten of them."""
 
 
 def in_thread(
@@ -27,7 +26,7 @@ def in_thread(
 ) -> Deferred[_T]:
     """Call a function in a thread of the reactor's pool.
 
-    Without a reactor, or with a test's clock, which has no threads, call it at once in this thread.
+    If there is no reactor, or a test's clock without threads, call the function at once in the current thread.
     """
     pool = getattr(reactor, "getThreadPool", None)
     if pool is None:
@@ -36,7 +35,7 @@ def in_thread(
 
 
 def paced(items: Iterable[_T]) -> Iterator[_T]:
-    """Yield the items of an iterable in a thread, with pauses that leave half of the time to the reactor's thread."""
+    """Iterate over ``items`` in a thread, with pauses that leave half of the time to the reactor's thread."""
     began = time.monotonic()
     for item in items:
         yield item
@@ -46,9 +45,10 @@ def paced(items: Iterable[_T]) -> Iterator[_T]:
 
 
 def let_process_end(reactor: object) -> None:
-    """Make the threads of the reactor's pool daemonic, in a program that never stops its reactor.
+    """Make the threads of the reactor's pool daemonic, for a program that never stops its reactor.
 
-    These threads resolve host names. They end only when the reactor is stopped, so the interpreter would wait for them.
+    The threads of the pool, which resolve host names, end only when the reactor is stopped. Without this call, the
+    interpreter would wait for them at its exit for ever.
     """
     pool: Any = cast(Any, reactor).getThreadPool()
     pool.threadFactory = partial(Thread, daemon=True)

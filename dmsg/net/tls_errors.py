@@ -1,4 +1,5 @@
-"""Errors of TLS in words that say what to do. OpenSSL is not imported, because that takes a tenth of a second."""
+"""Messages for TLS errors that tell the user what to do. This module does not import OpenSSL, which takes a tenth of a
+second."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ OTHER_HOST = "its certificate is for another host"
 
 
 def tls_error_text(error: BaseException | None) -> str:
-    """Return the text for an error of TLS, about the other side; an empty text for an error of another kind."""
+    """Return a message about the other end of a connection that failed with a TLS error; an empty text for any other
+    error."""
     module = type(error).__module__
     if module.partition(".")[0] == "service_identity":
         return OTHER_HOST
     if module != "OpenSSL.SSL" or error is None:
         return ""
-    # The argument is OpenSSL's queue of errors: tuples of library, function and reason.
+    # The first argument is OpenSSL's error queue: a list of tuples of library, function and reason.
     queue = error.args[0] if error.args and isinstance(error.args[0], list) else []
     reasons = ", ".join(str(one[-1]) for one in queue if isinstance(one, tuple) and one)
     if "certificate verify failed" in reasons:

@@ -28,11 +28,11 @@ from twisted.internet.interfaces import IReactorTime
 from dmsg.net.isolate import call_isolated
 
 AtTurnEnd = Callable[[Callable[[], object]], object]
-"""Function that calls its argument at the end of the turn."""
+"""Function that schedules a call for the end of the reactor turn."""
 
 
 class _Iteration:
-    """Hook in the iteration of one reactor, which runs the scheduled calls."""
+    """Hook in the iteration of one reactor that runs the scheduled calls."""
 
     def __init__(self, reactor: ReactorBase) -> None:
         self._calls: list[Callable[[], object]] = []
@@ -43,7 +43,7 @@ class _Iteration:
 
     def _run(self) -> None:
         batch = self._calls[:]
-        # The list is emptied and not replaced, because ``add`` is a method of this object.
+        # The list is emptied in place, because ``add`` is bound to this list object.
         del self._calls[: len(batch)]
         for call in batch:
             call_isolated(call)
@@ -57,11 +57,11 @@ class _Iteration:
             self._run()
 
     def _shorten(self, delay: float | None) -> float | None:
-        """Return the time that the poll may wait, computed again because the calls may have set timers or stopped the
-        reactor."""
+        """Return the maximum number of seconds that the poll may wait. It is computed again, because the calls may have
+        set timers or stopped the reactor."""
         reactor = self._reactor
         if not reactor.running or reactor._stopped:  # noqa: SLF001
-            return 0  # The poll must not wait, because the next iteration fires the events of the shutdown.
+            return 0  # The poll must not wait, because the next iteration runs the shutdown triggers.
         due = reactor.timeout()
         if due is None or delay is None:
             return due if delay is None else delay
@@ -74,8 +74,8 @@ _schedulers: WeakKeyDictionary[object, AtTurnEnd] = WeakKeyDictionary()
 def at_turn_end(reactor: IReactorTime) -> AtTurnEnd:
     """Return the function that schedules a call for the end of the reactor's turn.
 
-    Calls run in the order in which they were scheduled. An exception in one is logged, and the others run. A call that
-    is scheduled outside of the reactor's loop runs in its next turn.
+    Calls run in the order in which they were scheduled. If a call raises an exception, it is logged, and the other
+    calls run. A call that is scheduled while the reactor is not running a turn is made in the next turn.
     """
     if not isinstance(reactor, ReactorBase):
         return partial(reactor.callLater, 0)

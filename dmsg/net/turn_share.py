@@ -1,10 +1,10 @@
-"""Fair division of the time of a reactor turn, so that no owner of connections keeps the others waiting.
+"""Fair division of the time of a reactor turn, so that no owner of connections delays the other owners.
 
-The cost of a read depends on its content: 64 KiB may be one frame or thirteen thousand. So time is measured. Each
-*owner*, such as an address block, has a share of the turn's time.  A wider block has a share that is its factor times
-as large (:mod:`dmsg.net.blocks`). An owner that has used up its share waits for the next turn, with the data received
-so far. In the next turn, the owners that have waited longest come first. When nobody else has work, the next turn
-begins at once.
+The time to process a read depends on its content: 64 KiB may be one frame or thirteen thousand. So the time itself is
+measured. Each *owner*, such as an address block, has a share of the turn's time. The share of a wider block is that of
+a narrow block times the wider block's factor (:mod:`dmsg.net.blocks`). An owner that has used up its share is served
+again in the next turn, together with the data received so far. The next turn begins with the owners that have waited
+longest. If no other owner has work, the next turn begins at once.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from dmsg.net.blocks import LEAST_FACTOR, blocks_of
 from dmsg.net.isolate import call_isolated
 
 TURN = 0.008
-"""Seconds that all owners together have in one turn."""
+"""Seconds of a turn that all owners together may use."""
 MOST = 0.002
-"""Maximum seconds of one owner in a turn, even if there are few owners."""
+"""Maximum share of one owner in seconds of a turn, if there are few owners."""
 LEAST = 0.0002
-"""Minimum seconds of one owner in a turn, even if there are many owners.  A piece of work that has begun is finished
-even if it takes longer."""
+"""Minimum share of one owner in seconds of a turn, if there are many owners. Work that has begun is finished even if it
+exceeds the share."""
 STEPS = 256
-"""Maximum number of frames of one read that a server handles one by one; the rest is offered again in the next turn."""
+"""Maximum number of frames of one read that a server processes one by one. The rest is processed in the next turn."""
 FRAMES = 1024
-"""Maximum number of frames of one read that a client handles; the rest is offered again in the next turn."""
+"""Maximum number of frames of one read that a client processes. The rest is processed in the next turn."""
 
 
 class TurnWaiter(Protocol):
-    """Interface of a receiver that waits for the next turn, because it has more data than it may handle in this one."""
+    """Interface of a receiver that continues in the next turn, because its owner's share of this turn is used up."""
 
     def proceed(self) -> None:
         """Continue; called in the next turn."""
@@ -41,7 +41,7 @@ class TurnWaiter(Protocol):
 class TurnShare:
     """Account of the time that each owner has used in the current turn.
 
-    :ivar waited: number of times that a receiver had to wait for the next turn.
+    :ivar waited: number of times that a receiver was deferred to the next turn.
     """
 
     def __init__(self, reactor: IReactorTime) -> None:
@@ -59,16 +59,14 @@ class TurnShare:
 
     def allows(self, owner: Hashable) -> bool:
         """Whether ``owner`` has time left in this turn."""
-        if (
-            self._most_around < self._part * LEAST_FACTOR
-        ):  # No wide block has used as much as its smallest share, so only the owner's own time counts.
+        # If no wide block has used as much as the smallest share of a wide block, only the owner's own time matters.
+        if self._most_around < self._part * LEAST_FACTOR:
             return self._used.get(owner, 0.0) < self._part
         return self.seconds_left(owner) > 0.0
 
     def seconds_left(self, owner: Hashable) -> float:
-        """Return the seconds left to ``owner`` in this turn. Receivers that work frame by frame check the clock after
-        each frame.
-        """
+        """Return the seconds left to ``owner`` in this turn. Receivers that process one frame at a time compare the
+        clock with this number after each frame."""
         left = self._part - self._used.get(owner, 0.0)
         if self._used_around and isinstance(owner, str):
             for name, factor in blocks_of(owner)[1:]:
@@ -76,16 +74,16 @@ class TurnShare:
         return left
 
     def used(self, owner: Hashable, seconds: float) -> None:
-        """Add the seconds that a read of ``owner`` took."""
+        """Charge ``owner`` for a read that took ``seconds``."""
         self._is_used = True
         if not self._is_due:
-            # Nobody waits for the next turn, which would reset the account, so the clock shows when a new turn has
-            # begun.
+            # No receiver is waiting, so no callback will reset the account in the next turn. The clock shows whether a
+            # new turn has begun.
             now = self.now()
             if not 0.0 <= now - self._began < TURN:
                 self._next(now)
         self._used[owner] = self._used.get(owner, 0.0) + seconds
-        # Other owners, such as single connections behind a proxy, belong to no wider block.
+        # Any other owner, such as a single connection behind a proxy, belongs to no wider block.
         if isinstance(owner, str):
             for name, _ in blocks_of(owner)[1:]:
                 around = self._used_around[name] = self._used_around.get(name, 0.0) + seconds
@@ -115,7 +113,7 @@ class TurnShare:
             self._is_used = False
             call_isolated(one.proceed)
             if not self._is_used and self._waiting and self._waiting[-1] is one:
-                # Another connection of the same owner has used up this turn. This one keeps its place at the front;
-                # otherwise it could wait behind that connection for ever.
+                # Another connection of the same owner has used up this turn. This receiver stays at the front of the
+                # queue; otherwise the other connection could go first in each turn, and this one would never continue.
                 passed_over.append(self._waiting.pop())
         self._waiting.extendleft(reversed(passed_over))

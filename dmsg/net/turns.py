@@ -1,14 +1,14 @@
 """Processing of received data in portions, one per reactor turn, and the reasons for which reading from a connection is
-stopped.
+paused.
 
-A peer may send more in one read than its owner's share of a reactor turn allows. The receiver handles as much as fits,
-keeps the rest, and continues in the next turn. Until then the connection is not read. Other parts of the program can
-stop reading, too, each for a reason of its own; reading continues when no reason is left.  So no part has to know which
-other parts have stopped it.
+A peer may send more in one read than its owner's share of a reactor turn allows. The receiver processes as much as the
+share allows, buffers the rest, and continues in the next turn. Until then, reading from the connection is paused. Other
+parts of the program can pause reading as well, each for a reason of its own. Reading resumes when no reason is left. So
+no part needs to know which other parts have paused reading.
 
-Data keep their order, because the rest of a read is handled before the connection is read again. Every receiver with a
-rest continues in a later turn, whatever the others do. This module needs neither Twisted nor a clock: both come with
-the share (:class:`dmsg.net.turn_share.TurnShare`).
+Data stay in order, because the rest of a read is processed before the connection is read again. Every receiver with a
+rest continues in a later turn, whatever the other receivers do. This module uses neither Twisted nor a clock directly;
+the share (:class:`dmsg.net.turn_share.TurnShare`) has both.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from typing import Protocol
 
 
 class HoldReason(StrEnum):
-    """Reason for which reading from a connection is stopped."""
+    """Reason for which reading from a connection is paused."""
 
     TURN = "turn"
-    """The next reactor turn has to process the rest of the last read first."""
+    """The rest of the last read must be processed first, in the next reactor turn."""
     CONGESTED = "congested"
-    """The peer sends faster than the receiver of its data reads."""
+    """The receivers of the peer's data read more slowly than the peer sends."""
     UNREAD = "unread"
-    """The application has paused, and its queue is full."""
+    """The application has paused its stream, and the buffer of unread data is full."""
     PENDING = "pending"
-    """The check whether the peer is admitted is not finished."""
+    """The decision whether the peer is admitted is still pending."""
     THROTTLED = "throttled"
-    """The peer has sent more bytes a second than it may."""
+    """The peer has exceeded its limit of bytes per second."""
     TOO_FAST = "too fast"
-    """The peer's address has sent more frames a second than it may."""
+    """The peer's address has exceeded its limit of frames per second."""
     COALESCE = "coalesce"
-    """The peer has sent very many segments of a few bytes, which the kernel joins meanwhile."""
+    """The peer has sent many tiny TCP segments. While reading is paused, the kernel joins further ones."""
     UNSENT = "unsent"
     """The peer does not read the data sent to it."""
     PARKED = "parked"
-    """The peer's messages are buffered because a receiver is slow, and the buffer is full."""
+    """The peer's messages are buffered, because the receiver of one of them is slow, and the buffer is full."""
     UNSETTLED = "unsettled"
     """The peer has sent too many messages that are not settled yet."""
     UNHANDLED = "unhandled"
-    """The peer has sent too many messages that no handler has taken yet."""
+    """The peer has sent too many messages that no handler has accepted yet."""
     LOOKUPS = "lookups"
-    """The registry look-ups of receivers of this peer's messages have reached their maximum."""
+    """Too many registry look-ups for the receivers of this peer's messages are pending."""
     REGISTRY = "registry"
-    """The messages of all peers that wait for the registry have reached their limit."""
+    """Too many messages, of all peers together, wait for registry look-ups."""
     OVER = "over"
     """The connection is being closed."""
 
 
 class HeldReading:
-    """Base of a connection whose reading can be stopped for several reasons at once.
+    """Base of a connection whose reading can be paused for several reasons at once.
 
-    :ivar held_by: reasons for which reading is stopped now.
+    :ivar held_by: reasons for which reading is paused now.
     """
 
     held_by: frozenset[HoldReason] = frozenset()
 
     def _stop_reading(self) -> None:
-        """Stop reading."""
+        """Pause reading."""
         raise NotImplementedError
 
     def _read_on(self) -> None:
@@ -69,17 +69,18 @@ class HeldReading:
 
     @property
     def held(self) -> bool:
-        """Whether reading is stopped."""
+        """Whether reading is paused."""
         return bool(self.held_by)
 
     def hold(self, reason: HoldReason) -> None:
-        """Stop reading until :meth:`release` with the same reason. A second call has no effect."""
+        """Pause reading until :meth:`release` is called with the same reason. A second call with this reason has no
+        effect."""
         if not self.held_by:
             self._stop_reading()
         self.held_by |= {reason}
 
     def release(self, reason: HoldReason) -> None:
-        """Resume reading, unless another reason is left."""
+        """Remove a reason. Resume reading if no other reason is left."""
         if reason in self.held_by:
             self.held_by -= {reason}
             if not self.held_by:
@@ -87,7 +88,7 @@ class HeldReading:
 
 
 class TurnAccount(Protocol):
-    """Interface of the account of time in a turn: :class:`dmsg.net.turn_share.TurnShare`."""
+    """Interface of the account of time in a turn, which :class:`dmsg.net.turn_share.TurnShare` implements."""
 
     now: Callable[[], float]
 
@@ -95,7 +96,7 @@ class TurnAccount(Protocol):
         """Whether ``owner`` has time left in this turn."""
 
     def seconds_left(self, owner: Hashable) -> float:
-        """Seconds that ``owner`` may still use in this turn."""
+        """Return the seconds of this turn that ``owner`` may still use."""
 
     def used(self, owner: Hashable, seconds: float) -> None:
         """Charge ``seconds`` of work to ``owner``."""
@@ -105,32 +106,32 @@ class TurnAccount(Protocol):
 
 
 class TurnTaker:
-    """Base of a receiver that may get more than it can handle in one turn.
+    """Base of a receiver that may receive more data than it may process in one turn.
 
-    :ivar share: account that divides a turn's time fairly among owners; None if turns are not shared.
-    :ivar owner: owner to whom the work is charged.
+    :ivar share: account that divides a turn's time fairly among owners; None to use no account.
+    :ivar owner: owner to whom the time of the work is charged.
     """
 
     share: TurnAccount | None
     owner: Hashable
     _waits: bool
-    """Whether the next turn has been requested."""
+    """Whether a call in the next turn is scheduled."""
     _since: float
-    """Time of the share's clock when the current work began, or was last counted."""
+    """Time of the share's clock up to which the current work is charged, or at which it began."""
 
     def _work(self) -> None:
-        """Continue with the rest; called in the next turn."""
+        """Process more of the buffered data; called in the next turn."""
         raise NotImplementedError
 
     def _is_idle(self) -> bool:
-        """Whether there is nothing to do in the next turn."""
+        """Whether no buffered data are left to process."""
         return False
 
     def _turn_is_over(self) -> None:
-        """Handle that work is left for the next turn; called at most once per turn."""
+        """Hook that is called when work is left for the next turn, at most once per turn."""
 
     def _later(self, call: Callable[[], None]) -> object:
-        """Schedule ``call`` for the next turn. Used only if turns are not shared."""
+        """Schedule ``call`` for the next turn. Called only if ``share`` is None."""
         raise NotImplementedError
 
     def _may_work(self) -> bool:
@@ -139,12 +140,12 @@ class TurnTaker:
         return share is None or share.allows(self.owner)
 
     def _spend(self, work: Callable[..., object], *arguments: object) -> None:
-        """Do a piece of work, and charge its time to the owner."""
+        """Call ``work``, and charge the time of the call to the owner."""
         share = self.share
         if share is None:
             work(*arguments)
             return
-        owner = self.owner  # The owner is read before the work, which may clear it.
+        owner = self.owner  # The owner is read before the call, because ``work`` may clear it.
         self._since = share.now()
         try:
             work(*arguments)
@@ -152,7 +153,7 @@ class TurnTaker:
             share.used(owner, share.now() - self._since)
 
     def _count(self) -> None:
-        """Charge the time of the current work so far to the owner."""
+        """Charge the time of the current work up to now to the owner."""
         share = self.share
         if share is not None:
             now = share.now()
@@ -160,7 +161,7 @@ class TurnTaker:
             self._since = now
 
     def _next_turn(self) -> None:
-        """Continue in the next turn."""
+        """Schedule a call of :meth:`proceed` in the next turn, unless one is scheduled."""
         if self._waits:
             return
         self._waits = True
@@ -171,7 +172,7 @@ class TurnTaker:
             self._later(self.proceed)
 
     def proceed(self) -> None:
-        """Continue if the owner has time left in the turn that has begun, else in the next one."""
+        """Process buffered data if the owner has time left in this turn; otherwise wait for the next turn."""
         self._waits = False
         if self._is_idle():
             return

@@ -1,4 +1,4 @@
-"""Watch that notices when this machine was suspended, such as a laptop whose lid was closed."""
+"""Detection of suspensions of this machine, such as a laptop whose lid was closed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 
 CHECK_INTERVAL = 1.0
-"""Seconds between checks. After a suspension Linux continues to wait for the rest of the time for which the process
-was about to wait, so this is also the longest time until any timer notices the suspension.
-"""
+"""Seconds between checks. After a suspension, Linux still waits for the rest of the time for which the process was
+about to sleep. So this is also the maximum delay until any timer detects the suspension."""
 MIN_SLEEP = 10.0
-"""Seconds by which a check must be late to count as after a suspension, because a busy process is late, too."""
+"""Seconds by which a check must be late to count as a suspension. Smaller delays also occur if the process is busy."""
 
 
 class WakeWatch:
-    """Calls a function after each suspension of the machine.
+    """Watch that calls a function after each suspension of the machine.
 
-    The reactor's clock must go on during the suspension, as that of :func:`~dmsg.net.reactor.use_monotonic_clock` does.
+    The reactor's clock must include the time of the suspension, as it does after
+    :func:`~dmsg.net.reactor.use_monotonic_clock`.
 
     :param on_wake: called with the seconds by which the check was late.
     """
@@ -32,12 +32,12 @@ class WakeWatch:
         self._call: IDelayedCall | None = None
 
     def start(self) -> None:
-        """Start to watch; the watch must not run."""
+        """Start the checks, which must not be running."""
         self._due = self._reactor.seconds() + CHECK_INTERVAL
         self._call = self._reactor.callLater(CHECK_INTERVAL, self._check)
 
     def stop(self) -> None:
-        """Stop to watch."""
+        """Stop the checks."""
         cancel_call(self._call)
         self._call = None
 

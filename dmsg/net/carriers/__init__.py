@@ -1,1 +1,1 @@
-"""Carrier protocols, inside which a client and a server connect, such as a websocket on the port of a web server."""
+"""Carriers: protocols such as a websocket, inside which a client connects to a server where plain TCP does not work."""

@@ -10,14 +10,15 @@ from dmsg.net.carriers.websocket import WebSocketEndpoint
 from dmsg.net.outgoing import outgoing_endpoint
 
 _HTTP = b"http/1.1"
-"""Name of HTTP/1.1 for ALPN in TLS.  Without it, a web server may answer in HTTP/2, whose websockets work
-differently."""
+"""ALPN name of HTTP/1.1. If TLS does not negotiate HTTP/1.1, a web server may answer in HTTP/2, which opens websockets
+in another way."""
 
 
 def carrier_endpoint(
     reactor: IReactorTime, address: str, carrier: Carrier, *, encrypted: bool, timeout: float
 ) -> IStreamClientEndpoint:
-    """Return the endpoint of one carrier of a server, through the proxy of the environment if there is one.
+    """Return the client endpoint for one carrier of a server. The endpoint connects through the proxy that the
+    environment names, if there is one.
 
     :param address: the server's ``host:port``.
     :param encrypted: whether links write ciphertext, see :class:`~dmsg.net.carriers.transport.WebSocketTransport`.
@@ -38,19 +39,21 @@ def over_carrier(
     encrypted: bool,
     timeout: float,
 ) -> IStreamClientEndpoint:
-    """Return the endpoint of a carrier that connects through a TCP endpoint.
+    """Return the client endpoint for a carrier, on top of a given TCP endpoint.
 
-    :param host: host of the server's address, as TLS and HTTP name it.
+    :param host: host of the server's address, which TLS (SNI) and HTTP (Host) send.
     :param port: port of the server's address.
     """
     if carrier.secure:
-        # The import is here, because OpenSSL takes a tenth of a second to import, and plain TCP does not need it.
+        # The import is inside the function, because importing OpenSSL takes a tenth of a second and plain TCP does not
+        # need OpenSSL.
         from dmsg.net.carriers.tls import ALPN, tls_endpoint
 
         endpoint = tls_endpoint(endpoint, host, ALPN if carrier.kind == TLS else _HTTP)
     if carrier.kind not in (WEBSOCKET, SECURE_WEBSOCKET):
         return endpoint
-    # The zone of an address is removed: it has a meaning only on this machine, and web servers refuse it.
+    # The zone of an IPv6 address is removed, because the zone has a meaning on this machine only and web servers refuse
+    # it.
     named = f"[{host.partition('%')[0]}]" if ":" in host else host
     if carrier.port != 443:
         named = f"{named}:{carrier.port or port}"

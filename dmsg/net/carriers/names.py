@@ -19,10 +19,10 @@ MAX_CARRIERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """Carrier: protocol and port by which a server is reached.
+    """Carrier by which a server is reached, and its port.
 
     :ivar kind: ``tcp``, ``ws``, ``wss`` or ``tls``.
-    :ivar port: port on the host of the server's address; 0 is the port of the address.
+    :ivar port: port on the host of the server's address; 0 for the port in that address.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Carrier:
 
     @property
     def feature(self) -> str:
-        """Name of the carrier as a feature of an entry."""
+        """Feature by which an entry announces the carrier, such as ``wss-443``."""
         return f"{self.kind}-{self.port}" if self.port else self.kind
 
     @property
@@ -61,13 +61,13 @@ def parse_carrier(text: str) -> Carrier:
 
 
 def carriers_of(features: Iterable[str], port: int = 0) -> list[Carrier]:
-    """Return the carriers that the features of an entry name, plain TCP first; other features are ignored.
+    """Return the carriers that the features of an entry name, plain TCP first. Other features are ignored.
 
-    :param port: port of the server's address. If a carrier with TLS is named for this port, the other carriers of the
-        port are left out.
+    :param port: port of the server's address. If the features name a TLS carrier at this port, the port speaks TLS
+        only. The result then begins with that carrier and contains neither plain TCP nor ``ws``.
     """
     found = [_carrier(*feature.partition("-")[::2]) for feature in sorted(features)]
-    # ``ws`` is tried before ``wss``, because it needs no proxy.
+    # ``ws`` is tried before ``wss``, because ``ws`` needs no reverse proxy.
     others = sorted((one for one in found if one is not None), key=lambda one: (one.secure, one.port, one.kind))
     here = [one for one in others if one.port == port and port]
     elsewhere = [one for one in others if one.port and one not in here]

@@ -10,11 +10,11 @@ import re
 from ipaddress import IPv4Address, IPv6Address
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
-"""First bytes of version 2. They are no beginning of another protocol."""
+"""First bytes of version 2. No other protocol begins with these bytes."""
 MAX_LINE = 107
-"""Maximum number of bytes of version 1 with its line end, as the specification says."""
+"""Maximum number of bytes of a version 1 header with its line end, as the specification says."""
 MAX_LENGTH = 2048
-"""Maximum number of bytes behind the fixed part of version 2: the addresses, and extensions that are skipped."""
+"""Maximum number of bytes after the fixed part of version 2: the addresses, and extensions, which are skipped."""
 _BEGINNING = b"PROXY "
 _FIXED = 16
 """Number of bytes of the fixed part of version 2."""
@@ -22,22 +22,22 @@ _LINE = re.compile(rb"PROXY TCP([46]) ([0-9A-Fa-f:.]{2,39}) ([0-9A-Fa-f:.]{2,39}
 _UNKNOWN = re.compile(rb"PROXY UNKNOWN( [^\r\n]*)?\r\n")
 _LOCAL, _PROXY = 0, 1
 _ADDRESSES = {0: 0, 1: 12, 2: 36, 3: 216}
-"""Number of bytes of the addresses by family: unspecified, IPv4, IPv6, UNIX."""
+"""Number of bytes of the address block by address family: unspecified, IPv4, IPv6, UNIX."""
 _PROTOCOLS = 3
-"""Number of transport protocols: unspecified, stream, datagram."""
+"""Number of known transport protocols: unspecified, stream, datagram."""
 _STREAM = 1
 
 
 class ProxyHeaderError(ValueError):
-    """The first bytes of a connection are not a header of the PROXY protocol."""
+    """Error: the first bytes of a connection are not a valid header of the PROXY protocol."""
 
 
 class ProxyHeader:
-    """Header that is being received.
+    """Parser of one header.
 
-    :ivar client: address of the client once the header is complete; empty if the proxy connects for itself, or does
-        not know the client.
-    :ivar rest: bytes that came behind the header.
+    :ivar client: address of the client once the header is complete; empty if the proxy opened the connection for
+        itself, or does not know the client.
+    :ivar rest: bytes that arrived after the header.
     """
 
     __slots__ = ("_data", "client", "rest")
@@ -48,9 +48,9 @@ class ProxyHeader:
         self.rest = b""
 
     def feed(self, data: bytes) -> bool:
-        """Process the next bytes, and return whether the header is complete; then no more may follow.
+        """Process the next bytes, and return whether the header is complete. Do not call the method again after that.
 
-        :raises ProxyHeaderError: the bytes are not a header.
+        :raises ProxyHeaderError: the bytes are not a valid header.
         """
         self._data += data
         data = self._data
@@ -72,7 +72,7 @@ class ProxyHeader:
         return True
 
     def _size(self) -> int:
-        """Return the size of a header of version 2, or 0 if too little is there to tell."""
+        """Return the size of a version 2 header in bytes; 0 if too few bytes have arrived to know the size."""
         data = self._data
         if len(data) > len(SIGNATURE) and data[len(SIGNATURE)] not in (0x20 | _LOCAL, 0x20 | _PROXY):
             raise ProxyHeaderError("the version or the command is unknown")
@@ -102,7 +102,7 @@ def _client_of_line(line: bytes) -> str:
 
 def _client_of_block(header: bytes) -> str:
     if header[12] & 0x0F == _LOCAL:
-        return ""  # The rest has no meaning, whatever it is.
+        return ""  # The proxy connects for itself, so the rest of the header has no meaning.
     family, protocol = header[13] >> 4, header[13] & 0x0F
     size = _ADDRESSES.get(family)
     if size is None or protocol >= _PROTOCOLS:
@@ -111,7 +111,7 @@ def _client_of_block(header: bytes) -> str:
     if len(block) < size:
         raise ProxyHeaderError("the addresses are cut off")
     if not family:
-        return ""  # The block has a format that only its sender knows.
+        return ""  # The format of an unspecified address is unknown.
     _check_extensions(block[size:])
     if protocol != _STREAM:
         return ""
@@ -121,7 +121,8 @@ def _client_of_block(header: bytes) -> str:
 
 
 def _check_extensions(data: bytes) -> None:
-    """Check that extensions, each a type of 1 byte, a length of 2 bytes and a value, fill ``data`` exactly."""
+    """Check that the extensions fill ``data`` exactly. An extension has a type of 1 byte, a length of 2 bytes, and a
+    value."""
     at = 0
     while at < len(data):
         at += 3 + int.from_bytes(data[at + 1 : at + 3], "big")

@@ -1,4 +1,4 @@
-"""Answers of a server to HTTP requests that arrive at the port for clients. No I/O."""
+"""HTTP requests that arrive at a server's port for clients, and the server's answers. No I/O."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ _METHODS = frozenset((b"GET", b"HEAD"))
 
 
 def is_http(data: bytes) -> bool:
-    """Return whether the first bytes of a connection begin an HTTP request.
+    """Return whether a connection begins with an HTTP request, by its first byte.
 
-    A method begins with a capital letter. No protocol family's handshake does: a message of Noise begins with the high
-    byte of its length, at most 15, and a message of the Messaging System with a brace.
+    An HTTP method begins with a capital letter. No handshake of a protocol family does. A Noise message begins with the
+    high byte of its length, which is at most 15. A message of the Messaging System begins with a brace.
     """
     return data[:1].isalpha() and data[:1].isupper()
 
 
 class Request:
-    """Request that is being received.
+    """Parser of one HTTP request.
 
-    :ivar upgrade: the upgrade to a websocket at ``PATH``, once it is complete.
-    :ivar answer: the answer to any other request, once it is complete; the connection is closed after it.
+    :ivar upgrade: the request, once it is complete, if it asks for a websocket at ``PATH``.
+    :ivar answer: the bytes to answer any other request with, once it is complete. The server closes the connection
+        after the answer.
     """
 
     __slots__ = ("_data", "answer", "upgrade")
@@ -53,7 +54,8 @@ class Request:
         if len(head) > MAX_HEAD:
             self.answer = answer(431)
         elif (end or line_end) and not _is_request_line(first):
-            # Another protocol may never send an empty line.
+            # The request line is checked before the head is complete, because another protocol may never send an empty
+            # line.
             self.answer = answer(400)
         elif end:
             self._decide(first)
@@ -76,9 +78,9 @@ def _is_request_line(line: bytes) -> bool:
 
 
 def answer(status: int, *, body: bool = True) -> bytes:
-    """Return the bytes of an answer after which the connection is closed.
+    """Return an HTTP answer that closes the connection.
 
-    :param body: whether the page is sent, as for all methods but HEAD.
+    :param body: whether the answer contains the page; False for a HEAD request.
     """
     page = _PAGE.encode() if status == 200 else f"{status} {_REASONS[status]}\n".encode()
     lines = [

@@ -1,4 +1,5 @@
-"""TLS as a carrier: the handshake inside TLS authenticates the server by its key, so the certificate is not checked."""
+"""TLS as a carrier. The certificate is not checked, because the handshake inside TLS authenticates the server by its
+key."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 ALPN = b"dmsg"
-"""Protocol that a client names in TLS, so that a proxy can share one port between servers of several kinds."""
+"""ALPN name that a client offers, by which a reverse proxy can share one port between servers of several protocols."""
 
 
 @implementer(IOpenSSLClientConnectionCreator)
 class _AnyCertificate:
-    """Creator of TLS connections that accept every certificate.
+    """Creator of TLS client connections that accept every certificate.
 
-    The handshake inside TLS proves the server's key and encrypts what follows, so a certificate would add nothing.
-    Checking it would lock out clients behind a company's proxy, which presents a certificate of its own.
+    The handshake inside TLS proves the server's key and encrypts all data after it, so a certificate would add nothing.
+    Checking certificates would exclude clients behind a company's proxy that replaces certificates by its own.
     """
 
     def __init__(self, host: str, protocol: bytes) -> None:
@@ -35,9 +36,9 @@ class _AnyCertificate:
 
 
 def tls_endpoint(endpoint: IStreamClientEndpoint, host: str, protocol: bytes = ALPN) -> IStreamClientEndpoint:
-    """Return an endpoint for TLS over another endpoint.
+    """Return an endpoint that starts TLS on the connections of another endpoint.
 
-    :param host: server name that the client sends in TLS (SNI); an IP address is not sent.
+    :param host: server name that the client sends in TLS (SNI). An IP address is not sent.
     :param protocol: protocol that the client offers by ALPN.
     """
     found: IStreamClientEndpoint = wrapClientTLS(_AnyCertificate(host, protocol), endpoint)

@@ -1,4 +1,4 @@
-"""Transport for a link inside a websocket: sends the link's bytes in binary messages."""
+"""Transport of a link inside a websocket, which sends the link's bytes in binary messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dmsg.net.websocket.byte_stream import NORMAL, StreamReader, close_frame
 from dmsg.net.websocket.frames import BINARY, NO_MASK, PING, encode
 
 PING_INTERVAL = 25.0
-"""Seconds between pings of a client. Common proxies cut a connection after 60 silent seconds."""
+"""Seconds between websocket pings of a client. Common proxies close a connection after 60 seconds without traffic."""
 MAX_UNREAD = 64 * 1024
-"""Number of unsent bytes above which no ping is answered, because the other end does not read."""
+"""Number of unsent bytes above which pings are not answered, because the other end does not read."""
 
 
 class TCPTransport(ITCPTransport, IPushProducer):
@@ -24,13 +24,12 @@ class TCPTransport(ITCPTransport, IPushProducer):
 
 
 class IUnpacks(Interface):
-    """Marker interface for protocols that unpack the frames of a websocket themselves: TCP delivers its bytes to them,
-    and their transport is a :class:`WebSocketTransport`.
-    """
+    """Marker interface for protocols that parse websocket frames themselves. Such a protocol receives the bytes of TCP
+    directly, and its transport is a :class:`WebSocketTransport`."""
 
 
 def tcp_of(transport: object) -> object:
-    """Return the TCP transport below a transport, or the transport itself."""
+    """Return the TCP transport below a websocket transport. Return any other transport unchanged."""
     return transport.tcp if isinstance(transport, WebSocketTransport) else transport
 
 
@@ -38,13 +37,13 @@ def tcp_of(transport: object) -> object:
 class WebSocketTransport:
     """Transport that wraps written bytes in websocket frames and passes every other call on to TCP.
 
-    Received bytes bypass this class: the link gets them from TCP, and unpacks them with ``reader``.
+    Received bytes bypass this class: the link receives them from TCP, and parses the frames with ``reader``.
 
-    :param tcp: transport of the connection.
+    :param tcp: transport of the TCP connection.
     :param client: whether this is the client's end, which masks its frames and sends pings.
-    :param encrypted: whether the link writes ciphertext. Then the mask is zero, which costs nothing: a mask protects
-        intermediaries from bytes that a third party chose, and nobody can choose ciphertext.
-    :ivar reader: reader of the frames of the other end.
+    :param encrypted: whether the link writes ciphertext. If so, the mask is zero, which saves its computation. A mask
+        protects intermediaries from bytes that an attacker chose, and nobody can choose ciphertext.
+    :ivar reader: parser of the frames from the other end.
     """
 
     def __init__(self, reactor: IReactorTime, tcp: TCPTransport, *, client: bool, encrypted: bool) -> None:
@@ -68,18 +67,18 @@ class WebSocketTransport:
         write_now(self.tcp, encode(PING, b"", self._key()))
 
     def answer(self) -> None:
-        """Answer the newest ping that was read, unless the other end does not read."""
+        """Answer the newest ping that was parsed, unless more than ``MAX_UNREAD`` bytes are unsent."""
         answer = self.reader.take_answer(self._key())
         if answer and not self._closed and (queued_bytes(self.tcp) or 0) < MAX_UNREAD:
             write_now(self.tcp, answer)
 
     def stop(self) -> None:
-        """Stop the pings: the connection has ended."""
+        """Stop sending pings and frames, because the connection has ended or is being closed."""
         self._closed = True
         pinging, self._pinging = self._pinging, None
         cancel_call(pinging)
 
-    # --- interface of a transport that links use ---
+    # --- methods of a transport that links call ---
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send ``data`` in a binary message."""
@@ -91,24 +90,24 @@ class WebSocketTransport:
         self.write(b"".join(iovec))
 
     def loseConnection(self, code: int = NORMAL) -> None:
-        """Send a close frame, and end the connection when everything is sent."""
+        """Send a close frame, and close the TCP connection once everything is sent."""
         self._send_close(code)
         self.tcp.loseConnection()
 
     def end_writing(self) -> None:
-        """Send a close frame, and end the direction to the peer when everything is sent. The TCP transport must support
+        """Send a close frame, and half-close the TCP connection once everything is sent. TCP's transport must support
         half-close."""
         self._send_close(NORMAL)
         self.tcp.loseWriteConnection()
 
     def _send_close(self, code: int) -> None:
-        """Send a close frame, unless one was sent. Nothing is sent after a close frame."""
+        """Send a close frame, unless one was sent already. No frame may follow a close frame."""
         if not self._closed:
             write_now(self.tcp, close_frame(code, self._key()))
         self.stop()
 
     def abortConnection(self) -> None:
-        """End the connection at once."""
+        """Close the TCP connection at once."""
         self.stop()
         self.tcp.abortConnection()
 
@@ -129,7 +128,7 @@ class WebSocketTransport:
         self.tcp.resumeProducing()
 
     def stopProducing(self) -> None:
-        """End the connection."""
+        """Close the connection; the same as :meth:`loseConnection`."""
         self.loseConnection()
 
     def getPeer(self) -> IAddress:

@@ -1,4 +1,4 @@
-"""Client side of a websocket's opening: sends the request, and checks the answer."""
+"""Client side of a websocket upgrade: sends the HTTP request, and checks the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dmsg.net.websocket.upgrade import MAX_HEAD, accept_of
 
 
 class WebSocketError(HandshakeError):
-    """The other end did not accept a websocket."""
+    """Error: the server did not accept the websocket."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, DropReason.BAD_WEBSOCKET)
@@ -30,11 +30,12 @@ class WebSocketError(HandshakeError):
 
 @implementer(IStreamClientEndpoint)
 class WebSocketEndpoint:
-    """Endpoint that asks for a websocket through another endpoint, and connects a protocol inside it.
+    """Client endpoint that opens a websocket through another endpoint, and connects a protocol inside the websocket.
 
-    :param host: value of the header Host, with the port if it is not the default one.
-    :param encrypted: whether ciphertext is written, see :class:`~dmsg.net.carriers.transport.WebSocketTransport`.
-    :param timeout: seconds for the answer.
+    :param host: value of the Host header, with the port unless it is the default port.
+    :param encrypted: whether the protocol writes ciphertext, see
+        :class:`~dmsg.net.carriers.transport.WebSocketTransport`.
+    :param timeout: seconds to wait for the answer to the request.
     """
 
     def __init__(
@@ -47,7 +48,8 @@ class WebSocketEndpoint:
         self._timeout = timeout
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; the Deferred fails with :class:`WebSocketError` or an error of the endpoint below."""
+        """Connect the factory's protocol. The Deferred fails with :class:`WebSocketError`, or with an error of the
+        endpoint below."""
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, wanted: IProtocolFactory) -> IProtocol:
@@ -67,9 +69,9 @@ class WebSocketEndpoint:
 
 
 class _Upgrade(Protocol):
-    """Protocol that asks for a websocket, and then gives the connection to the protocol inside it.
+    """Protocol that requests a websocket, and then passes the connection on to the protocol inside the websocket.
 
-    :ivar opened: Deferred that fires with the protocol inside.
+    :ivar opened: Deferred that fires with the protocol inside the websocket.
     """
 
     def __init__(self, reactor: IReactorTime, host: str, wanted: IProtocolFactory, encrypted: bool) -> None:
@@ -90,7 +92,7 @@ class _Upgrade(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         if self.opened.called:
-            return  # TLS may still deliver data after the connection was given up.
+            return  # TLS may still deliver data after the request has failed or timed out.
         self._data += data
         head, end, rest = self._data.partition(b"\r\n\r\n")
         if not end and len(head) <= MAX_HEAD:
@@ -108,7 +110,7 @@ class _Upgrade(Protocol):
             self.opened.errback(WebSocketError("the connection was closed instead of becoming a websocket"))
 
     def give_up(self) -> None:
-        """End the connection."""
+        """Abort the connection."""
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -135,7 +137,7 @@ class _Upgrade(Protocol):
         carrier = WebSocketTransport(
             self._reactor, cast(TCPTransport, transport), client=True, encrypted=self._encrypted
         )
-        # A link unpacks the frames itself, because its time in a reactor turn is limited.
+        # A link parses the frames itself, because its time in a reactor turn is limited.
         below = protocol if IUnpacks.providedBy(protocol) else _Unpacking(protocol, carrier)
         change_protocol(transport, below)
         protocol.makeConnection(carrier)  # type: ignore[arg-type]  # has what a transport has
@@ -145,7 +147,7 @@ class _Upgrade(Protocol):
 
 
 class _Unpacking(Protocol):
-    """Protocol that unpacks the frames of a websocket for another protocol."""
+    """Protocol that parses websocket frames, and passes their payload on to another protocol."""
 
     def __init__(self, protocol: IProtocol, carrier: WebSocketTransport) -> None:
         self._protocol = protocol

@@ -1,9 +1,9 @@
 """Listening side of a server: accepts connections, runs their handshakes, and limits their number in all and per
 address.
 
-Handshakes are independent of each other. Handshakes that fail, stall or exceed a limit are closed and counted.  When
-the server has its maximum number of clients, the address block with most clients loses its newest idle one.  So nobody
-can fill a server from a few addresses.
+Handshakes are independent of each other. A handshake that fails, stalls or exceeds a limit is closed and counted. If
+the server has its maximum number of clients, a newcomer evicts an idle client of a block with more clients than its
+own. So nobody can fill a server from a few addresses.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.turn_share import TurnShare
 
 MAX_HANDSHAKES = 512
-"""Maximum number of handshakes under way. A further one evicts a handshake of the block with most handshakes: the
-oldest that has sent no valid message, otherwise the oldest.
-"""
+"""Maximum number of handshakes in progress. Above it, a handshake of the block with most handshakes is evicted: the
+oldest that has sent no valid message, otherwise the oldest."""
 MAX_TOLD = 32
-"""Maximum number of handshakes completed only to tell the client that there is no room. Further clients are cut off."""
+"""Maximum number of refused clients whose handshake is completed, so that they learn the reason. Above it, the
+connections of refused clients are closed at once."""
 TOLD_PER_ADDRESS = 4
-"""Maximum number of handshakes for one address that are completed only to tell the client that there is no room."""
+"""Maximum number of refused clients of one address block whose handshake is completed, so that they learn the
+reason."""
 FLOOD_BURST = 2.0
-"""Number of connections of one key that may end for flooding before its further connections are refused. Other keys
-behind its address are not affected: many people may share an address, and a flooder only ends his own connections.
-"""
+"""Number of connections of one key that may end for flooding before new connections of the key are refused. Other keys
+at the same address are not affected: many people may share an address, and flooding ends only the flooder's own
+connections."""
 FLOOD_RATE = 0.05
-"""Rate, per second, at which the floods of one key are forgotten."""
+"""Rate, per second, at which a key's floods are forgotten."""
 FAILED_BURST = 256.0
-"""Number of failed handshakes of one address before its connections are refused. A failed handshake shows no key, so
-only the address can be charged.
-"""
+"""Number of failed handshakes of one address before its connections are refused. The address is charged, because a
+failed handshake proves no key."""
 FAILED_RATE = 8.0
-"""Rate, per second, at which the failed handshakes of one address are forgotten."""
+"""Rate, per second, at which an address's failed handshakes are forgotten."""
 ROOM_AGAIN = 0.9
-"""Fraction of the limit of clients below which a server that was full logs that it accepts clients again."""
+"""Fraction of the maximum number of clients. After a server was full, it logs that it accepts clients again when fewer
+are connected."""
 _SILENT = frozenset(
     {
         DropReason.HANDSHAKE_ABANDONED,
@@ -61,13 +62,13 @@ _SILENT = frozenset(
         DropReason.TOO_MANY_CONNECTIONS,
     }
 )
-"""Reasons that are not logged each time: for example, a port scan would fill the log."""
+"""Reasons of refusals that are counted and not logged one by one. For example, a port scan would fill the log."""
 
 _log = Logger()
 
 
 class AcceptedSession(Protocol):
-    """Interface of the session that uses an accepted link."""
+    """Interface of a session over an accepted link."""
 
     link: Link | None
 
@@ -76,17 +77,20 @@ class AcceptedSession(Protocol):
         """Whether the client has no transport or channel open."""
 
     def refuse(self, reason: DropReason = ..., /) -> None:
-        """Tell the peer why it is refused, if the protocol can, and end the link."""
+        """Send the peer the reason for the refusal, if the protocol has a message for it, and end the link."""
 
     def crowd_out(self) -> None:
-        """End the link to give its place to another client, and tell this client to use another server."""
+        """End the link, because the server needs its place for another client, and advise this client to use another
+        server."""
 
 
 class Acceptor(Factory):
     """Factory that accepts the connections of one server.
 
+    A client that counts towards the maximum number of clients has a *place*.
+
     :param drops: counter of refusals by reason.
-    :param counted: reasons that are counted elsewhere when a session ends.
+    :param counted: reasons that the caller counts itself when a session ends for them.
     :ivar sessions: sessions of connected clients.
     """
 
@@ -109,29 +113,28 @@ class Acceptor(Factory):
         self._shaking_of = BlockCounts()
         self._places: Places[AcceptedSession] = Places(reactor)
         self._counted_as: dict[Link, str] = {}
-        """Block for which each link is counted: an address block, or a name of its own if the client's address is
+        """Name under which each link is counted: its address block, or a unique name if the client's address is
         unknown."""
         self._unnamed: set[Link] = set()
-        """Connections from proxies that have not named the client yet, so that the limits of its address are not
-        checked yet."""
+        """Connections from proxies that have not named the client yet. The limits per address are applied once the
+        client is named."""
         self._owners = 0
-        """Number of connections so far that were counted under a name of their own."""
+        """Number of connections so far that were counted under a unique name."""
         self._refused_links: dict[Link, DropReason] = {}
         self._said_full = False
         self.strangers = RefusalLog(reactor)
         self.share = TurnShare(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self._failures = RateLimit(FAILED_RATE, FAILED_BURST, blocks_of)
-        # These are dictionaries and no sets: the order of a set depends on addresses in memory, so a run of the lab
-        # could not be repeated from its seed.
+        # These are dictionaries instead of sets, because the order of a set depends on addresses in memory. A run of
+        # the lab could then not be repeated from its seed.
         self.sessions: dict[AcceptedSession, None] = {}
         self.active_links: dict[Link, None] = {}
-        """Links that have read or written since the last check of held memory, and so may have buffered data.  The
-        check removes those that have none.
-        """
+        """Links that have read or written since the last memory check, and so may have buffered data. The check removes
+        links without buffered data."""
         self.connections_opened = 0
         self.tuned = False
-        """Whether accepted sockets inherit the options of the listening ones."""
+        """Whether accepted sockets inherit the options of their listening sockets."""
         self.proxies = TrustedProxies()
         self._drained: Deferred[None] | None = None
 
@@ -147,45 +150,45 @@ class Acceptor(Factory):
         raise NotImplementedError
 
     def _failed(self, reason: DropReason, host: str | None) -> None:
-        """Log a failed handshake; the caller has already counted it."""
+        """Log a failed handshake, which the caller has already counted."""
 
     def _sessions_changed(self) -> None:
-        """Handle a change of the number of sessions."""
+        """Hook that is called after the number of sessions has changed."""
 
     @property
     def draining(self) -> bool:
-        """Whether the server is shutting down (draining) and accepts no new clients."""
+        """Whether the server drains: it stops soon, and accepts no new clients."""
         raise NotImplementedError
 
     # --- numbers of clients and handshakes ---
 
     @property
     def available_connections(self) -> int:
-        """Number of clients that can still connect."""
+        """Number of clients that can still connect without an eviction."""
         return max(0, self.limits.max_connections - len(self._places))
 
     @property
     def places(self) -> int:
         """Number of free places that this server announces in discovery.
 
-        A full server evicts a client of the block with most clients when a newcomer arrives. Such a server therefore
-        announces as many places as it can free in this way, because clients choose only servers with free places.
+        A full server evicts a client of the block with most clients when a newcomer arrives. Such a server announces
+        the number of clients that it could evict in this way, because clients choose only servers with free places.
         """
         free = self.available_connections
         return free if free or not self._by_block else self._places.evictable
 
     @property
     def is_full(self) -> bool:
-        """Whether all places are taken, so that another client must leave first."""
+        """Whether all places are taken, so that a new client needs an eviction."""
         return len(self._places) >= self.limits.max_connections
 
     @property
     def _by_block(self) -> bool:
-        """Whether limits by address apply.  They do not if all clients connect through one proxy."""
+        """Whether limits per address apply. An operator disables them if all clients connect through one proxy."""
         return self.limits.max_per_address > 0
 
     def by_connections(self) -> dict[str, int]:
-        """Return how many addresses have 1, 2 to 9, 10 to 99, and 100 or more connections."""
+        """Return the number of addresses with 1, 2 to 9, 10 to 99, and 100 or more connections."""
         found = {"1": 0, "2-9": 0, "10-99": 0, "100-": 0}
         for _, count in self._of_address.narrow_blocks():
             found["1" if count < 2 else "2-9" if count < 10 else "10-99" if count < 100 else "100-"] += 1
@@ -193,18 +196,18 @@ class Acceptor(Factory):
 
     @property
     def handshaking_links(self) -> list[Link]:
-        """Links whose handshake is under way."""
+        """Links whose handshake is in progress."""
         return list(self._handshakes)
 
     @property
     def handshakes(self) -> int:
-        """Number of handshakes under way."""
+        """Number of handshakes in progress."""
         return len(self._handshakes)
 
     # --- connections ---
 
     def _refusal(self, block: str | None) -> DropReason | None:
-        # These checks run before the handshake, because an attacker could exhaust the processor with handshakes.  These
+        # These checks run before the handshake, because the handshakes of an attacker could exhaust the processor. The
         # checks store no data about the client.
         if self.draining:
             return DropReason.DRAINING
@@ -217,13 +220,12 @@ class Acceptor(Factory):
         return None
 
     def _may_be_told(self, refusal: DropReason, block: str | None) -> bool:
-        """Whether to complete the handshake and then refuse the client. Before the handshake a refusal has no
-        authenticity.
-        """
+        """Return whether to complete the handshake of a refused client, so that the client learns the reason. Without
+        the handshake, the client could not know that the refusal is the server's."""
         if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._refused_links) >= MAX_TOLD:
             return False
         if len(self._handshakes) >= self._max_handshakes:
-            # Handshakes that only end in a refusal are limited, because others need to be able to do theirs.
+            # Handshakes of refused clients must not displace handshakes of others.
             return False
         same = sum(self._counted_as.get(link) == block for link in self._refused_links)
         return block is None or same < TOLD_PER_ADDRESS
@@ -231,7 +233,7 @@ class Acceptor(Factory):
     def _count_refusal(self, refusal: DropReason, host: str | None, detail: str = "") -> None:
         """Count a refusal and log it.
 
-        :param host: address of the client as the log shows it.
+        :param host: address of the client for the log; None to write no line about the client.
         :param detail: explanation in words.
         """
         self._drops[refusal] += 1
@@ -246,8 +248,8 @@ class Acceptor(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> Link | None:
         host = getattr(addr, "host", None)
-        # Limits by address are checked later, when the proxy has named the client: the address of the proxy says
-        # nothing about it.
+        # The limits are applied later, when the proxy has named the client, because the address of the proxy is not the
+        # client's.
         named_later = host is not None and self.proxies.name_clients(host)
         block = None if host is None or named_later else blocks_of(host)[0].name
         refusal = None if named_later else self._refusal(block)
@@ -256,7 +258,7 @@ class Acceptor(Factory):
             if not self._may_be_told(refusal, block):
                 return None
         # A newcomer evicts an older handshake instead of being refused. Otherwise an attacker with silent connections
-        # would lock everybody out until they time out.
+        # would keep all clients out until these connections time out.
         if len(self._handshakes) >= self._max_handshakes:
             self._make_room()
         link = self._make_link()
@@ -275,12 +277,12 @@ class Acceptor(Factory):
         return link
 
     def _count(self, link: Link, block: str | None) -> None:
-        """Count a link at its block of addresses, or alone if the client's address is unknown."""
+        """Count a link under its address block, or under a unique name if the client's address is unknown."""
         if block is not None and self._by_block:
             link.owner = block
             link.places = tuple(one.name for one in reversed(blocks_of(block)))
         else:
-            # Behind a proxy all clients come from one address, so each connection is counted under a name of its own.
+            # Behind a proxy, all clients have the same address, so each connection is counted under a unique name.
             self._owners += 1
             link.owner = self._owners
             link.places = (link.owner,)
@@ -289,10 +291,10 @@ class Acceptor(Factory):
         self._shaking_of.add(name)
 
     def counted_as(self, link: Link) -> str:
-        """Return the block for which a link is counted: an address block, or a name of its own."""
+        """Return the name under which a link is counted: its address block, or a unique name."""
         return self._counted_as.get(link, str(link.owner))
 
-    # --- clients that a proxy names ---
+    # --- clients behind a proxy ---
 
     def _first_bytes(self, link: Link, data: bytes) -> bool:
         if is_http(data):
@@ -304,7 +306,8 @@ class Acceptor(Factory):
         return refusal is not None
 
     def _named(self, link: Link, client: str) -> DropReason | None:
-        """Check the client that a header of the PROXY protocol names, unless a further proxy names it later."""
+        """Check the client that a PROXY protocol header names. If that is another trusted proxy, wait until it names
+        the client."""
         if client and self.proxies.name_clients(client):
             link.address = client
         elif client:
@@ -312,14 +315,18 @@ class Acceptor(Factory):
         return None
 
     def _requested(self, link: Link, header: bytes | None) -> DropReason | None:
-        """Check the client of a request for a websocket; ``header`` is its X-Forwarded-For."""
+        """Check the client of a websocket request.
+
+        :param header: the request's X-Forwarded-For, or None.
+        """
         return self._check_client(link, self.proxies.client_of(link.address, header))
 
     def _check_client(self, link: Link, client: str) -> DropReason | None:
-        """Check a client by the address that its proxy named, as clients without a proxy are checked when they connect.
+        """Apply the limits to a client whose proxy has named it, like those to a client without a proxy when it
+        connects.
 
-        :param client: address, empty if it is unknown.
-        :returns: why the connection has to end now, or None.
+        :param client: address of the client; empty if it is unknown.
+        :returns: reason for which to end the connection, or None.
         """
         if link not in self._unnamed:
             return None
@@ -340,7 +347,7 @@ class Acceptor(Factory):
         return None
 
     def _address_for_log(self, link: Link) -> str:
-        """Return the address of a client for the log; that of a proxy is marked, so that nobody bans it."""
+        """Return the address of a client for the log. The address of a proxy is marked, so that no program bans it."""
         address = link.address
         return f"behind the proxy {address}" if address and self.proxies.name_clients(address) else address
 
@@ -367,7 +374,7 @@ class Acceptor(Factory):
         (victim or next(iter(self._handshakes))).evict()
 
     def _handshake_ended(self, link: Link) -> None:
-        """Remove a link from the handshakes under way, whether it succeeded or failed."""
+        """Remove a link from the handshakes in progress, because its handshake has succeeded or failed."""
         if link not in self._handshakes:
             return
         name = self._counted_as.get(link)
@@ -383,29 +390,31 @@ class Acceptor(Factory):
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
-        # Only an invalid message is charged to the address, because it costs a Diffie-Hellman operation.  Lost or slow
-        # connections happen to honest clients, too.
+        # An address is charged only for an invalid message, which costs a Diffie-Hellman operation. Lost or slow
+        # connections happen to honest clients as well.
         if reason is DropReason.HANDSHAKE_FAILED and isinstance(link.owner, str):
             self._failures.charge(link.owner, 1.0, self._reactor.seconds())
         self._count_refusal(reason, self._address_for_log(link), link.erred)
         self._failed(reason, None if self.proxies.name_clients(link.address) else link.address or None)
 
     def session_up(self, session: AcceptedSession) -> None:
-        """Add the session of a link whose handshake is done, and refuse the session if there is no place."""
+        """Add the session of a link whose handshake is complete. Refuse the session if its key has flooded or the
+        server is full."""
         assert session.link is not None
         self._handshake_ended(session.link)
         refusal = self._refused_links.pop(session.link, None)
         self.sessions[session] = None
         self.connections_opened += 1
-        # The client has proved its key now.  Floods are charged to the key, and not to an address that many people may
-        # share.
+        # The handshake has proved the client's key. Floods are charged to the key, because many people may share the
+        # address.
         if refusal is None and self._floods.is_exhausted(str(session.link.remote), self._reactor.seconds()):
             refusal = DropReason.FLOODED_BEFORE
             self._count_refusal(refusal, self._address_for_log(session.link))
         if refusal is None:
             self._places.give(session, self.counted_as(session.link))
-            # A new client above the limit is accepted until admission has decided (keep_place), because no other client
-            # should be ended for one that is not admitted.  At most MAX_TOLD new clients are above the limit at a time.
+            # A new client above the maximum stays connected until admission has decided about it (keep_place), because
+            # no client should be evicted for one that is not admitted. At most MAX_TOLD such clients are connected at a
+            # time.
             beyond = len(self._places) - self.limits.max_connections
             if beyond > 0 and (beyond > MAX_TOLD or not (self._by_block and self._places.may_stay(session))):
                 self._places.take(session)
@@ -416,9 +425,9 @@ class Acceptor(Factory):
         self._sessions_changed()
 
     def keep_place(self, session: AcceptedSession) -> bool:
-        """Let an admitted client stay.  If the server is full, another client is ended for it.
+        """Keep an admitted client connected. If the server is above its maximum, evict another client for it.
 
-        :returns: False if no other client could be ended, and this one was refused.
+        :returns: False if no other client could be evicted, so that this client was refused.
         """
         if session not in self._places:
             return False
@@ -431,19 +440,21 @@ class Acceptor(Factory):
         return False
 
     def _make_place(self, session: AcceptedSession) -> bool:
-        """End a client of a block with more load than that of ``session``. Return False if there is none."""
+        """Evict a client of a block whose load is higher than that of the block of ``session``. Return False if there
+        is no such client."""
         victim = self._places.victim_for(session, self.limits.max_connections) if self._by_block else None
         if victim is None:
             return False
         assert victim.link is not None
-        # The place is freed before the victim is notified, because its handler may run code that counts places.
+        # The place is freed before the victim is notified, because the victim's handler may run code that counts
+        # places.
         self._count_refusal(DropReason.CROWDED_OUT, self._address_for_log(victim.link))
         self._places.take(victim)
         call_isolated(victim.crowd_out)
         return True
 
     def session_down(self, session: AcceptedSession) -> None:
-        """Remove the session of a client that has left, and count the reason."""
+        """Remove the session of a client whose link has ended, and count the reason."""
         self.sessions.pop(session, None)
         self._places.take(session)
         assert session.link is not None
@@ -457,7 +468,8 @@ class Acceptor(Factory):
             who = "" if remote is None else f"key {remote.short}"
             detail = ": ".join(one for one in (who, session.link.erred) if one)
             self.strangers.log_refusal(self._address_for_log(session.link), reason.value, detail)
-        # This threshold is below the limit, so that a server at its limit does not log two lines for each client.
+        # The threshold is below the maximum. Otherwise a server at its maximum would log two lines for each client that
+        # comes and goes.
         if self._said_full and len(self._places) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False
             _log.info("the server accepts clients again: {count} are connected", count=len(self._places))
@@ -467,7 +479,7 @@ class Acceptor(Factory):
         self._sessions_changed()
 
     def close_all(self) -> Deferred[None]:
-        """End all connections and handshakes. Return a Deferred that fires when all connections have ended."""
+        """Close all connections and handshakes. Return a Deferred that fires when all sessions have ended."""
         self.strangers.stop()
         for link in list(self._handshakes):
             call_isolated(link.close, DropReason.DRAINING)

@@ -1,4 +1,4 @@
-"""Client side of a link: connects through another endpoint, and does the handshake."""
+"""Client side of a link: connects through another endpoint, and runs the handshake."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dmsg.net.links.interfaces import LinkUser
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 
 MakeLink = Callable[[MakeUser, OnFailure], Link]
-"""Factory of the link of one connection."""
+"""Function that makes the link of one connection, given the factory of its user and the callback for a failure."""
 _U = TypeVar("_U", bound=LinkUser[Link])
 
 
 class LinkClientEndpoint:
-    """Endpoint that connects through another endpoint and does the handshake.
+    """Client endpoint that connects through another endpoint and runs the handshake of a link.
 
     :param make_link: makes a link, given the factory of its user and the callback for a failure.
     """
@@ -36,7 +36,8 @@ class LinkClientEndpoint:
         self._make_link = make_link
 
     def connect(self, make_user: Callable[[PubKey], _U]) -> Deferred[_U]:
-        """Connect, and return a Deferred that fires with the result of ``make_user`` when the link is up.
+        """Connect and run the handshake. When the link is up, call ``make_user`` with the peer's key; the Deferred
+        fires with its result.
 
         The Deferred fails with HandshakeError or an error of Twisted. Cancelling the Deferred ends the connection.
         """

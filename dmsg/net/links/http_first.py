@@ -1,4 +1,4 @@
-"""HTTP at the port of a server: opens a websocket for a link, or sends a short answer."""
+"""HTTP at the port of a server: upgrades a connection to a websocket for a link, or sends a short answer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dmsg.net.websocket.upgrade import switching
 
 
 class HTTPFirst:
-    """Receiver of the first bytes of a link, as long as they are an HTTP request.
+    """Receiver of the first bytes of a connection that begins with an HTTP request.
 
-    The link's timer of the handshake also limits the request.
+    The handshake timeout of the link also limits the request.
 
-    :param requested: called with the link and the header X-Forwarded-For of a request for a websocket, or None;
-        returns why the client is refused, or None.
+    :param requested: called with the link and the X-Forwarded-For header (or None) of a websocket request; returns the
+        reason to refuse the client, or None.
     """
 
     def __init__(self, reactor: IReactorTime, requested: Callable[[Link, bytes | None], DropReason | None]) -> None:
@@ -30,7 +30,7 @@ class HTTPFirst:
         self._request = Request()
 
     def received(self, link: Link, data: bytes) -> bool:
-        """Process bytes of the request.  Return True, because they are no part of a handshake."""
+        """Process bytes of the request. Return True, because none of them belongs to the handshake."""
         request = self._request
         request.feed(data)
         upgrade = request.upgrade

@@ -1,4 +1,4 @@
-"""Interfaces of the two objects that a link works with: its handshake, and its user."""
+"""Interfaces of the two objects that a link uses: its handshake, and its user."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LinkT_contra = TypeVar("LinkT_contra", contravariant=True)
 
 
 class LinkHandshake(Protocol):
-    """Interface of a handshake over a byte stream. After an error the handshake is unusable.
+    """Interface of a handshake over a byte stream.
 
-    A handshake does not know which frames follow. Any kind of link may use it that finds the attributes it needs in the
-    handshake.
+    A handshake cannot be used any more after an error. It does not depend on the frames that follow it: any kind of
+    link can use it that finds in it the attributes it needs.
 
-    :ivar remote: public key of the peer; None until the handshake is done.
+    :ivar remote: public key of the peer; None until the handshake is complete.
     """
 
     remote: PubKey | None
@@ -32,27 +32,28 @@ class LinkHandshake(Protocol):
         """
 
     def trailing_data(self) -> bytes:
-        """Return the bytes that followed the last message of the handshake."""
+        """Return the received bytes after the last handshake message."""
 
 
 class LinkUser(Protocol[LinkT_contra]):
     """Interface of the user of a link: the object that handles its frames."""
 
     def link_up(self, link: LinkT_contra) -> None:
-        """Start using the link. The handshake is done, and ``link.remote`` is the peer's key."""
+        """Start to use the link. The handshake is complete, and ``link.remote`` is the peer's key."""
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
-        """Process whole frames from the start of ``buffer``, which may be changed.
+        """Process the whole frames at the start of ``buffer``, which may be modified.
 
-        :returns: number of bytes processed. The rest is offered again together with the next bytes.
-        :raises RemoteProtocolError: the peer broke the protocol, and the link must end.
+        :param end: number of received bytes in ``buffer``.
+        :returns: number of bytes processed. The link passes the rest again, together with the next bytes.
+        :raises RemoteProtocolError: the peer violated the protocol, and the link must end.
         """
 
     def link_congested(self) -> None:
-        """Stop sending: more than ``HIGH_WATER`` bytes are queued."""
+        """Stop sending, because more than ``HIGH_WATER`` bytes are queued."""
 
     def link_relieved(self) -> None:
-        """Continue to send: the queue is empty again."""
+        """Continue to send, because the queue is empty again."""
 
     def link_lost(self, reason: Failure) -> None:
         """Handle the loss of the connection."""

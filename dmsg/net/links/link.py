@@ -1,8 +1,7 @@
-"""Base of links: a connection with any handshake and then any kind of frames.
+"""Base of links: a connection with any kind of handshake, followed by any kind of frames.
 
-The user of the link (the object that handles its frames) is made when the handshake is done, and not at all if the
-handshake fails. Frames sent in one reactor turn are written together (:class:`~dmsg.net.flush.TurnFlush`). The
-subclasses
+The user of the link (the object that handles its frames) is made after a successful handshake. Frames sent in one
+reactor turn are written together (:class:`~dmsg.net.flush.TurnFlush`). The subclasses
 :class:`~dmsg.net.links.records.RecordLink` and :class:`~dmsg.net.links.plain.PlainLink` convert between bytes and
 frames.
 """
@@ -40,13 +39,14 @@ from dmsg.net.socketopts import (
 )
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds from the TCP connection to the last handshake message; then the link is closed (reference of 2019: 10 s)."""
+"""Seconds from the TCP connection to the last handshake message. After that, the link is closed, as by the reference of
+2019."""
 CLOSE_TIMEOUT = 3.0
-"""Seconds within which a closing link must send some of its queue; otherwise it is ended at once."""
+"""Seconds within which the queue of a closing link must shrink. If it does not, the link is aborted."""
 CLOSE_LIMIT = 30.0
-"""Maximum number of seconds for which a link may be closing, even if it sends some of its queue."""
+"""Maximum number of seconds that closing a link may take, even if its queue still shrinks."""
 DIRECT_SIZE = 16 * 1024
-"""Size in bytes from which data are sealed or written directly instead of being collected."""
+"""Size in bytes from which data are sealed or written directly, instead of being joined with other data first."""
 HIGH_WATER = 256 * 1024
 """High-water mark in unsent bytes. Above it the link is congested until its queue is empty."""
 MAX_TAIL = 65540
@@ -55,21 +55,21 @@ MAX_TAIL = 65540
 _log = Logger()
 
 MakeUser = Callable[[PubKey], "LinkUser[Link]"]
-"""Factory of the user of a link, called with the peer's key when the handshake is done."""
+"""Factory of the user of a link, called with the peer's key when the handshake is complete."""
 OnFailure = Callable[["Link", Failure], None]
-"""Callback called once with a link whose handshake failed, and the cause."""
+"""Callback for a failed handshake, called once with the link and the cause."""
 OnFirstBytes = Callable[["Link", bytes], bool]
-"""Callback called with a link and the first bytes that it received."""
+"""Callback that is called with a link and its first received bytes."""
 
 
 @implementer(IPushProducer)
 class Link(LinkReceiver):
-    """Connection of two peers, with a handshake and then frames.  A relay core uses the link as its port to the peer.
+    """Connection of two peers: a handshake, then frames. A relay core uses the link as its port to the peer.
 
     :param handshake: handshake of this connection.
-    :param make_user: factory of the user of the link, called when the handshake is done.
-    :param on_failure: callback called once if the handshake fails.
-    :param tuned: whether the socket inherited its options from the listening one.
+    :param make_user: factory of the user of the link, called when the handshake is complete.
+    :param on_failure: callback that is called once if the handshake fails.
+    :param tuned: whether the socket inherited its options from the listening socket.
     """
 
     remote: PubKey | None = None
@@ -80,18 +80,19 @@ class Link(LinkReceiver):
     written = 0
     """Number of bytes written to TCP."""
     left_behind = 0
-    """Number of queued bytes that were never sent, as far as known; set when the connection ends."""
+    """Number of queued bytes that were never sent, as far as known. Set when the connection ends."""
     spoken = False
-    """Whether the first handshake message of the peer was valid."""
+    """Whether the peer has sent a valid handshake message."""
     is_server_side = False
-    """Whether this is the server's side of the link.  A server logs errors of the peer itself."""
+    """Whether this is the server's side of the link. There, the acceptor logs protocol errors of the peer; on the
+    client's side, the link does."""
     erred = ""
-    """Description of the peer's protocol error; empty without one."""
+    """Description of the peer's protocol error; empty if there was none."""
     first_bytes: OnFirstBytes | None = None
-    """Callback that gets the received bytes until it returns False; from then on the handshake gets them."""
+    """Callback that receives the bytes of the connection until it returns False. From these bytes on, the handshake
+    receives them."""
     places: Sequence[Hashable] = ()
-    """Blocks of addresses of the peer, the widest first. Behind a proxy, the connection itself counts as the only
-    block."""
+    """Address blocks of the peer, the widest first. Behind a proxy, the only item is the number of the connection."""
 
     def __init__(
         self,
@@ -121,14 +122,14 @@ class Link(LinkReceiver):
     # --- hooks for subclasses ---
 
     def _begin(self, handshake: LinkHandshake) -> None:
-        """Prepare for frames; called when the handshake is done."""
+        """Prepare for frames; called when the handshake is complete."""
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Queue whole frames, which are sent at the end of the reactor turn."""
         raise NotImplementedError
 
     def _take_outgoing(self) -> tuple[Iterable[bytes | bytearray | memoryview], int]:
-        """Return the data to write now and their size, and clear them."""
+        """Remove and return the data to write now, and their size."""
         raise NotImplementedError
 
     def _release_written(self) -> None:
@@ -138,7 +139,7 @@ class Link(LinkReceiver):
         """Return the number of bytes queued since the last :meth:`flush`."""
         raise NotImplementedError
 
-    # --- calls of Twisted ---
+    # --- methods that Twisted calls ---
 
     def connectionMade(self) -> None:
         if isinstance(self.transport, WebSocketTransport):
@@ -149,14 +150,14 @@ class Link(LinkReceiver):
         else:
             tune(self._tcp)
         self.made_at = self._reactor.seconds()
-        # The address is read now, because a closed socket no longer knows it.
+        # The address is stored now, because it cannot be read from a closed socket.
         self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
         self._timer = self._reactor.callLater(self._timeout, self._on_timeout)
         read_kept(self._tcp, self._received, self._may_read)
         self._send_handshake()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        # The end is reported later, because data received before it have to be delivered first.
+        # Buffered data are processed before the user is notified of the loss, because they arrived before it.
         while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
             self._proceed()
         self._is_lost = True
@@ -203,7 +204,7 @@ class Link(LinkReceiver):
             return
         self._cancel_timer()
         self._handshake = None
-        self._on_failure = None  # From here on the user is notified of the end instead.
+        self._on_failure = None  # From here on, the user is notified of the end of the link instead.
         self.remote = handshake.remote
         self._begin(handshake)
         self._up = True
@@ -212,8 +213,8 @@ class Link(LinkReceiver):
         self._user = make_user(self.remote)
         self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
         self._user.link_up(self)
-        # Frames may have come with the last handshake message; so the user is given the link before these are
-        # processed.
+        # Frames may have arrived together with the last handshake message. The user receives the link before these
+        # frames.
         rest = handshake.trailing_data()
         if rest and self.ended_for is None:
             self._take_bytes(rest)
@@ -223,7 +224,7 @@ class Link(LinkReceiver):
         self._peer_erred(HandshakeError("handshake took too long", DropReason.HANDSHAKE_TIMEOUT))
 
     def evict(self) -> None:
-        """End the handshake to make room for others."""
+        """End the link during its handshake, to make room for other handshakes."""
         self._peer_erred(HandshakeError("too many handshakes under way", DropReason.HANDSHAKE_EVICTED))
 
     def _peer_erred(self, error: RemoteProtocolError) -> None:
@@ -237,7 +238,8 @@ class Link(LinkReceiver):
         if self._on_failure is not None:
             on_failure, self._on_failure = self._on_failure, None
             on_failure(self, Failure(error))
-        self._abort()  # A clean close would first send the queue to a peer that may never read it.
+        # The link is aborted, because a clean close would first send the queue to a peer that may never read it.
+        self._abort()
 
     # --- writing ---
 
@@ -260,7 +262,7 @@ class Link(LinkReceiver):
         for chunk in chunks:
             if carrier is None:
                 write_now(transport, chunk)
-            else:  # The chunk is copied only once, into the frame of the websocket.
+            else:  # The websocket copies the chunk once, into its frame.
                 carrier.write(chunk)
         self._release_written()
         if self._congested:
@@ -274,14 +276,14 @@ class Link(LinkReceiver):
         """Return the number of bytes that wait to be sent."""
         waiting = queued_bytes(self._tcp)
         if waiting is None:
-            # This is not plain TCP, whose queue can be measured, so the bytes written since the link became congested
-            # are counted.
+            # Only the queue of plain TCP can be measured. For other transports, the bytes written since the link became
+            # congested are counted.
             waiting = self._since_congested
         return waiting + self._unwritten_size()
 
     @property
     def user(self) -> LinkUser[Link] | None:
-        """User of the link; None before the handshake is done and after the end."""
+        """User of the link; None before the handshake is complete, and after the end of the link."""
         return self._user
 
     @property
@@ -293,7 +295,7 @@ class Link(LinkReceiver):
         return max(held_bytes(self._tcp), self.queued() - self._unwritten_size()) + self._unwritten_size() + received
 
     def free_buffers(self) -> None:
-        """Free buffer space that is not needed."""
+        """Free the memory of sent bytes in the send buffer."""
         shed_sent_bytes(self._tcp)
 
     def _unopened_size(self) -> int:
@@ -301,12 +303,14 @@ class Link(LinkReceiver):
         return 0
 
     def unsent(self) -> int:
-        """Return the number of bytes that the peer's TCP has not acknowledged, as far as known."""
+        """Return the number of bytes that are queued, or that the peer's kernel has not acknowledged, as far as
+        known."""
         return self.queued() + unacknowledged_bytes(self._tcp)
 
     @property
     def congested(self) -> bool:
-        """Whether the send queue exceeded ``HIGH_WATER`` and has not been emptied since."""
+        """Return the number of bytes, as far as known, that are queued or that the peer's kernel has not
+        acknowledged."""
         return self._congested
 
     def _congest(self) -> None:
@@ -316,42 +320,43 @@ class Link(LinkReceiver):
             self._user.link_congested()
 
     def pauseProducing(self) -> None:
-        # Twisted calls this at a lower mark than ours, and repeatedly, so the call is used only if the queue cannot be
-        # measured.
+        # Twisted's own high-water mark is lower, and Twisted calls this method repeatedly. So the call matters only if
+        # the queue cannot be measured.
         if not self._congested and queued_bytes(self._tcp) is None:
             self._congest()
 
     def resumeProducing(self) -> None:
-        # Twisted calls this only when the queue is empty, so the user is not stopped and resumed for every chunk.
+        # Twisted calls this method only when the queue is empty, so the user does not alternate between the states for
+        # each chunk.
         if self._congested:
             self._congested = False
             if self._user is not None:
                 self._user.link_relieved()
 
     def stopProducing(self) -> None:
-        """Do nothing: connectionLost follows."""
+        """Do nothing, because connectionLost follows."""
 
     # --- end of the link ---
 
     def close(self, reason: DropReason | None = None) -> None:
-        """End the link when its queue is sent.
+        """Close the link once its queue is sent.
 
-        A client also waits until the server has read all data and closes the connection. The link is ended at once
-        after ``CLOSE_LIMIT`` seconds, or if nothing is sent for ``CLOSE_TIMEOUT`` seconds.
+        A client also waits until the server has read all data and closes the connection. The link is aborted after
+        ``CLOSE_LIMIT`` seconds, or if its queue does not shrink for ``CLOSE_TIMEOUT`` seconds.
         """
         if self._closing or self._is_lost or self.transport is None:
             return
         self.ended_for = self.ended_for or reason
         if self._unwritten_size():
-            # This is set first, because flush() may call the user, which must not queue more.
+            # ``_closing`` is set before flush(), which may call the user: the user must not queue more data.
             self._closing = True
             self.flush()
         self._closing = True
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
-        # A socket that is closed with unread data resets the connection, and the kernel drops the data that it has not
-        # sent: the last frames, which say how the streams end. So a client only ends its own direction, continues to
-        # read, and lets the server close the connection. A server does not wait for clients, who could keep its sockets
-        # open.
+        # If a socket with unread data is closed, the kernel resets the connection and drops unsent data. These would
+        # include the last frames, which say how the streams end. So a client only half-closes, continues to read, and
+        # lets the server close the connection. A server does not wait for its clients, because they could keep its
+        # sockets open.
         if self.is_server_side or not self._end_writing():
             self.transport.loseConnection()
         self._cancel_timer()
@@ -359,9 +364,9 @@ class Link(LinkReceiver):
         self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, self.unsent(), until)
 
     def _end_writing(self) -> bool:
-        """End the direction to the peer when its queue is sent, and discard what still arrives.
+        """Half-close the connection once its queue is sent, and discard the data that still arrive.
 
-        :returns: whether the transport can do so.
+        :returns: False if the transport does not support half-close.
         """
         if not can_half_close(self._tcp):
             return False
@@ -376,22 +381,24 @@ class Link(LinkReceiver):
         self._timer = None
         waiting = self.unsent()
         if 0 < waiting < before and self._reactor.seconds() < until:
-            # The queue still shrinks, even if slowly, so the link may go on closing.
+            # The queue still shrinks, even if slowly, so the link gets more time.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting, until)
         elif not waiting and not self.is_server_side and can_half_close(self._tcp):
-            # The peer's kernel has all data. The peer can still read the data after a clean close, but not after a
-            # reset.
+            # The peer's kernel has all data. A clean close lets the peer read them; a reset would not.
             self._tcp.loseConnection()  # type: ignore[attr-defined]
         else:
             self._abort()
 
     def abort(self, reason: DropReason) -> None:
-        """End the link at once."""
+        """Abort the link.
+
+        :param reason: reason that is recorded, unless the link has ended already for another one.
+        """
         self.ended_for = self.ended_for or reason
         self._abort()
 
     def abandon(self) -> None:
-        """End the link at once, without calling the failure callback."""
+        """Abort the link without calling the failure callback."""
         self._on_failure = None
         self._abort()
 
@@ -400,8 +407,8 @@ class Link(LinkReceiver):
         self._cancel_timer()
         if self._is_lost or self.transport is None:
             return
-        # Unacknowledged bytes are counted before the abort, because they are lost, and afterwards their number is
-        # unknown.
+        # Unacknowledged bytes will be lost. They are counted before the abort, because their number is unknown
+        # afterwards.
         self.left_behind = self.unsent()
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:

@@ -1,4 +1,7 @@
-"""Places of a server's clients, by blocks of addresses: which client of a full server has to leave for a newcomer."""
+"""Clients that count towards a server's maximum, by address block. A full server evicts one of them for a newcomer.
+
+Such a client has a *place*.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,21 @@ from twisted.internet.interfaces import IReactorTime
 from dmsg.net.blocks import BlockCounts
 
 FEW_PLACES = 4
-"""Number of clients of one block, such as those of a household or a small office, that are never disconnected in favour
-of others."""
+"""Number of clients of one block, such as a household or a small office, that are never evicted for clients of other
+blocks."""
 GREEDY_PART = 16
-"""Divisor of the number of places. If no client is idle, a block that has more than this fraction of all places loses
-its newest client, even though that client is busy.
-"""
+"""Divisor of the maximum number of clients. If no client is idle, a block with more than this fraction of all clients
+loses its newest client, although that client is busy."""
 SEARCHED = 16
-"""Maximum number of blocks that are searched for an idle client, beginning with the one that has most clients."""
+"""Maximum number of blocks that are searched for an idle client to evict, beginning with the block with the highest
+load."""
 SEARCH_AGAIN = 1.0
-"""Seconds for which the list of blocks with most clients is reused to find an idle client. Making the list takes
-milliseconds, and a newcomer could cause this work again and again for nearly nothing.
-"""
+"""Seconds for which the list of these blocks is reused. Making the list takes milliseconds, and newcomers could cause
+this work again and again at hardly any cost to them."""
 
 
 class PlacedSession(Protocol):
-    """Interface of the session of a client that may have a place."""
+    """Interface of a client's session that may have a place."""
 
     @property
     def idle(self) -> bool:
@@ -35,12 +37,12 @@ SessionT = TypeVar("SessionT", bound=PlacedSession)
 
 
 class Places(Generic[SessionT]):
-    """Clients that have a place."""
+    """Table of the clients that have a place."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._counts = BlockCounts()
-        """Number of clients with a place, by block. ``_placed`` holds these clients, the newest last."""
+        """Number of clients with a place, by block. ``_placed`` contains these clients by block, the newest last."""
         self._placed: dict[str, dict[SessionT, None]] = {}
         self._block_of: dict[SessionT, str] = {}
         self._searched: list[str] = []
@@ -56,7 +58,7 @@ class Places(Generic[SessionT]):
 
     @property
     def evictable(self) -> int:
-        """Number of clients that may have to leave for a newcomer of a block without clients."""
+        """Number of clients that could be evicted for newcomers from a block without clients."""
         return max(0, self._counts[self._counts.heaviest()] - FEW_PLACES)
 
     def give(self, session: SessionT, block: str) -> None:
@@ -66,7 +68,7 @@ class Places(Generic[SessionT]):
         self._placed.setdefault(block, {})[session] = None
 
     def take(self, session: SessionT) -> None:
-        """Take the place of a client, if it has one."""
+        """Remove a client from the table, if it has a place."""
         block = self._block_of.pop(session, None)
         if block is None:
             return
@@ -77,30 +79,31 @@ class Places(Generic[SessionT]):
             del self._placed[block]
 
     def may_come(self, block: str) -> bool:
-        """Return whether a new client of ``block`` could get the place of another client.  This is an estimate, made
-        before the handshake.
-        """
+        """Return whether a new client of ``block`` could evict another client. This is an estimate, made before the
+        handshake."""
         heaviest = self._counts.load(self._counts.heaviest())
         return heaviest > max(FEW_PLACES, self._counts.load(block) + 1)
 
     def _load_to_exceed(self, session: SessionT) -> float:
-        """Return the load that another block must exceed to lose a client for ``session``, which is already counted."""
+        """Return the load above which another block loses a client for ``session``. The own block's load already
+        includes ``session``."""
         return max(FEW_PLACES, self._counts.load(self._block_of[session]))
 
     def may_stay(self, session: SessionT) -> bool:
-        """Return whether another client could leave for ``session``, which has a place above the limit."""
+        """Return whether another client could be evicted for ``session``, which has a place above the limit."""
         return self._counts.load(self._counts.heaviest()) > self._load_to_exceed(session)
 
     def victim_for(self, session: SessionT, limit: int) -> SessionT | None:
-        """Return the client that has to leave for ``session``: one of a block with more load, or None.
+        """Choose the client to evict for ``session``, from a block whose load is higher than that of the block of
+        ``session``. Return None if there is no such client.
 
-        :param limit: number of places.
+        :param limit: maximum number of clients.
         """
         if not self.may_stay(session):
             return None
         least = self._load_to_exceed(session)
         now = self._reactor.seconds()
-        # The newest client is ended, so that a flood of connections cannot displace clients that came before it.
+        # The newest idle client is evicted, so that a flood of connections cannot displace clients that came before it.
         victim = self._newest_idle(self._counts.heaviest())
         if victim is None:
             if now >= self._next_search:
@@ -109,8 +112,8 @@ class Places(Generic[SessionT]):
             idle = (self._newest_idle(block) for block in self._searched if self._counts.load(block) > least)
             victim = next((one for one in idle if one is not None), None)
         block = self._counts.heaviest()
-        # If no client is idle, a block with a large part of all places loses a busy one, because an attacker can keep
-        # all its clients busy.
+        # If no client is idle, a block with a large part of all clients loses a busy one. Otherwise an attacker could
+        # protect its clients by keeping all of them busy.
         if victim is None and self._counts.load(block) > max(least, limit / GREEDY_PART):
             victim = next(reversed(self._placed[block]))
         return victim

@@ -1,4 +1,4 @@
-"""Link that sends its frames unencrypted: their content is encrypted end to end by the clients, or not at all."""
+"""Link that sends its frames unencrypted. The clients encrypt the content of frames end to end, or not at all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _scratch: list[bytearray] = []
 
 
 class PlainLink(Link):
-    """Link with any handshake, followed by plain frames.
+    """Link with any kind of handshake, followed by plain frames.
 
-    A handshake may name ``optional`` bytes, which are skipped if they follow the handshake.
+    A handshake may have an attribute ``optional``. If the data after the handshake begin with these bytes, the bytes
+    are skipped.
     """
 
     _optional = b""
@@ -26,7 +27,7 @@ class PlainLink(Link):
         if self._optional:
             optional, self._optional = self._optional, b""
             data = bytes(data).removeprefix(optional)
-        # Each call uses a buffer of its own, because a callback may deliver data to another link before it returns.
+        # Each call uses a separate buffer, because a callback may deliver data to another link before it returns.
         buffer = _scratch.pop() if _scratch else bytearray(SCRATCH_SIZE)
         try:
             tail = self._tail
@@ -35,7 +36,7 @@ class PlainLink(Link):
             buffer[:start] = tail
             buffer[start:end] = data
             if self._user is not None:
-                # The core may change what it processes in place, and the buffer is used again, so the rest is copied.
+                # The rest is copied, because the core may have modified it and the buffer is used again.
                 taken = self._user.frames_received(buffer, end)
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
         finally:
@@ -53,7 +54,7 @@ class PlainLink(Link):
         pending, size = self._pending, self._pending_size
         self._pending = []
         self._pending_size = 0
-        # Small pieces are joined, because each write may become a system call. Large ones are not worth the copy.
+        # Small pieces are joined, because each write may be a system call. For large pieces the copy would cost more.
         if len(pending) > 1 and size < len(pending) * DIRECT_SIZE:
             pending = [b"".join(pending)]
         return pending, size

@@ -10,13 +10,13 @@ from dmsg.net.links.link import Link, OnFirstBytes
 
 
 class ProxyFirst:
-    """Receiver of the first bytes of a link, until the header of its proxy is complete.
+    """Receiver of the first bytes of a connection from a proxy, until the PROXY protocol header is complete.
 
-    The link's timer of the handshake also limits the header.
+    The handshake timeout of the link also limits the header.
 
-    :param named: called with the link and the client's address, which is empty if the proxy names none; returns why
-        the client is refused, or None.
-    :param then: receiver of what follows the header.
+    :param named: called with the link and the client's address, which is empty if the proxy names no client; returns
+        the reason to refuse the client, or None.
+    :param then: receiver of the bytes after the header.
     """
 
     def __init__(self, named: Callable[[Link, str], DropReason | None], then: OnFirstBytes) -> None:
@@ -25,9 +25,9 @@ class ProxyFirst:
         self._header = ProxyHeader()
 
     def received(self, link: Link, data: bytes) -> bool:
-        """Process bytes of the header. Return True: they are no part of a handshake.
+        """Process bytes of the header. Return True, because none of them belongs to the handshake.
 
-        :raises RemoteProtocolError: they are not a header.
+        :raises RemoteProtocolError: the bytes are not a valid header.
         """
         header = self._header
         try:

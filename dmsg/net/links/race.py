@@ -18,32 +18,32 @@ from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.reactor import cancel_call
 
 HEAD_START = 0.25
-"""Seconds that a carrier gets before the next one is tried beside it."""
+"""Seconds between the start of one carrier and the start of the next. The earlier attempts continue."""
 MAX_REMEMBERED = 256
-"""Maximum number of servers whose last carrier is remembered."""
+"""Maximum number of servers for which the last carrier that worked is remembered."""
 _U = TypeVar("_U", bound=LinkUser[Link])
 
 
 class CarrierMemory:
-    """Memory of the carrier that worked last for each server, and of the errors of others."""
+    """Memory of the carrier over which each server was last reached, and of the errors of the other carriers."""
 
     def __init__(self) -> None:
         self._worked: dict[PubKey, tuple[Carrier, dict[Carrier, str]]] = {}
 
     def order(self, server: PubKey, carriers: Sequence[Carrier]) -> list[Carrier]:
-        """Return the carriers in the order in which to try them: the one that worked last goes first."""
+        """Return the carriers in the order in which to try them. The carrier that worked last comes first."""
         last, failures = self._worked.get(server, (PLAIN, {}))
         for gone in failures.keys() - set(carriers):
-            # Failures of carriers that the entry no longer names are dropped, because a server may name other ports
-            # each time.
+            # Errors of carriers that the entry no longer names are dropped. Otherwise a server that names other ports
+            # each time could fill the memory.
             del failures[gone]
         return sorted(carriers, key=lambda carrier: carrier != last)
 
     def record_success(self, server: PubKey, carrier: Carrier, failed: Mapping[Carrier, str]) -> dict[Carrier, str]:
-        """Remember the carrier by which a server was reached.
+        """Record that a server was reached over ``carrier``.
 
         :param failed: error messages of the carriers that failed in this race.
-        :returns: the same, with the carriers that failed in earlier races and were not tried in this one.
+        :returns: ``failed``, plus the carriers that failed in earlier races and were not tried in this race.
         """
         _, earlier = self._worked.pop(server, (PLAIN, {}))
         failures = {one: why for one, why in {**earlier, **failed}.items() if one != carrier}
@@ -55,17 +55,18 @@ class CarrierMemory:
 
 
 class CarrierRace:
-    """Connection attempt to one server over several carriers, each started ``HEAD_START`` seconds after the one
-    before.
+    """Attempt to connect to one server over several carriers, started at intervals of ``HEAD_START`` seconds or when
+    the previous one fails.
 
-    The first carrier over which the server answers the handshake is used, and the other attempts are given up.  At that
-    time no server has seen the client's key yet, so it never sees two connections of one client.
+    The first carrier over which the server answers the handshake wins, and the other attempts are cancelled. Up to that
+    moment no server has received the client's key, so the server never sees two connections of one client.
 
     :param carriers: carriers in the order in which to try them.
     :param endpoint: returns the endpoint of a carrier.
     :param make_link: makes a link, given the factory of its user and the callback for a failure.
-    :ivar used: carrier of the connection; None before a carrier has worked.
-    :ivar failed: error messages by carrier, also of carriers that began earlier and have not answered.
+    :ivar used: carrier of the connection; None until a carrier has won.
+    :ivar failed: error messages by carrier. They include carriers that were started before the winner and have not
+        answered.
     """
 
     def __init__(
@@ -85,13 +86,14 @@ class CarrierRace:
     def connect(self, make_user: Callable[[PubKey], _U]) -> Deferred[_U]:
         """Connect; see :meth:`~dmsg.net.links.connect.LinkClientEndpoint.connect`.
 
-        If no carrier works, the Deferred fails with the error of the first one.
+        If all carriers fail, the Deferred fails with the error of the carrier that failed first.
         """
         return _Run(self._reactor, self, self._carriers, make_user).result
 
     def begin(self, carrier: Carrier, first_bytes: Callable[[Link, bytes], bool]) -> LinkClientEndpoint:
-        """Return the endpoint that tries a carrier; ``first_bytes`` is called with the first bytes of the server's
-        answer.
+        """Return the endpoint that connects over a carrier.
+
+        :param first_bytes: called with the first bytes of the server's answer.
         """
 
         def make_link(make_user: MakeUser, failed: OnFailure) -> Link:
@@ -132,7 +134,7 @@ class _Run(Generic[_U]):
         trying.addCallbacks(self._connected, lambda failure: self._failed(carrier, failure))
 
     def _answered(self, carrier: Carrier) -> bool:
-        """Decide the race when a server answers.  Return True if the answer came too late and is to be ignored."""
+        """Decide the race when a server answers. Return True if another carrier has won and this answer is ignored."""
         if self._winner is None:
             self._winner = self._race.used = carrier
             self._race.failed.pop(carrier, None)
@@ -144,7 +146,8 @@ class _Run(Generic[_U]):
                 if was_earlier:
                     self._race.failed[other] = f"no answer before the one by {carrier}"
                 if other != carrier:
-                    # Keep this attempt as a reserve, because another service may have answered at the winner's address.
+                    # The cancelled carrier will be tried again if the winner fails: another service may have answered
+                    # at the winner's address.
                     self._waiting.append(other)
                     del self._trying[other]
                     trying.addErrback(lambda failure: failure.trap(CancelledError) and None)

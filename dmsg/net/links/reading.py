@@ -1,10 +1,10 @@
-"""Large reads for links, into one buffer of the process that is reused.
+"""Large reads for links, into a shared buffer of the process.
 
-Twisted reads 64 KiB at a time into an object that is new for each read. On a busy link this takes a quarter of the time
-for a record, because the kernel must provide and zero the memory. Records of 64 KiB also span two reads, and are
-copied. Here a read takes up to ``READ_SIZE`` bytes, and records are opened in place.
+Twisted reads 64 KiB at a time into a new object. On a busy link this takes a quarter of the time for a record, because
+the kernel must provide and zero the memory. Also, records of 64 KiB span two reads and are copied. With this module, a
+read takes up to ``READ_SIZE`` bytes, and records are decrypted in place.
 
-Only plain TCP connections of Twisted's own reactors read in this way. All other transports (TLS, in memory, of other
+Only plain TCP connections of Twisted's own reactors use this module. All other transports (TLS, in memory, of other
 reactors) call ``dataReceived`` as usual.
 """
 
@@ -22,15 +22,14 @@ from twisted.internet.tcp import Connection
 READ_SIZE = 256 * 1024 + 64
 """Maximum number of bytes of one read: four full records of a link."""
 HELD_SIZE = 64 * 1024
-"""Maximum number of bytes of a read that must be copied and kept until the next turn."""
+"""Maximum number of bytes of a read whose data must be copied and kept until the next turn."""
 TLS_READ_SIZE = 64 * 1024
-"""Maximum number of bytes that TCP below TLS reads at once, as Twisted does."""
+"""Usual maximum number of bytes of a TCP read below TLS, which is Twisted's default."""
 SMALL_TLS_READ_SIZE = 2 * 1024
-"""Maximum number of bytes that TCP below TLS reads at once while the records are small. TLS opens all records of a read
-in one turn, and small ones cost more time than their bytes.
-"""
+"""Maximum number of bytes of a TCP read below TLS while the TLS records are small. TLS decrypts all records of a read
+in one turn, and a small record takes more time than its size suggests."""
 LARGE_RECORD = 1024
-"""Number of bytes of a record of TLS from which reads may be large again."""
+"""Size in bytes of a TLS record from which reads may be large again."""
 
 _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)
 _buffer: list[memoryview] = []
@@ -39,11 +38,11 @@ _buffer: list[memoryview] = []
 def read_kept(transport: object, received: Callable[[memoryview], None], limit: Callable[[], int]) -> bool:
     """Make ``transport`` read into the shared buffer of this process.
 
-    :param received: called with the data, which are valid until it returns.
+    :param received: called with the data, which are valid until the callback returns.
     :param limit: returns the maximum size of the next read in bytes, up to ``READ_SIZE``.
-    :returns: whether the transport does so; otherwise it calls ``dataReceived`` as usual.
+    :returns: False if the transport does not support this and calls ``dataReceived`` as usual.
     """
-    # Subclasses that read in another way, such as TLS, are not changed.
+    # TLS and subclasses with a read method of their own are not changed.
     if not isinstance(transport, Connection) or transport.TLS or type(transport).doRead is not Connection.doRead:
         return False
     transport.doRead = partial(_do_read, transport, received, limit)  # type: ignore[method-assign]
@@ -53,11 +52,11 @@ def read_kept(transport: object, received: Callable[[memoryview], None], limit: 
 def _do_read(
     transport: Connection, received: Callable[[memoryview], None], limit: Callable[[], int]
 ) -> ConnectionDone | ConnectionLost | None:
-    """Read once, in place of ``Connection.doRead``. A returned error ends the connection."""
-    if transport.TLS:  # TLS was started after read_kept was called, so the data go to dataReceived.
+    """Read once; replaces ``Connection.doRead``. A returned exception ends the connection."""
+    if transport.TLS:  # TLS was started after read_kept was called, so dataReceived gets the data.
         return Connection.doRead(transport)
-    # A callback may run the reactor, and a second read would overwrite the data in use. So such a read gets another
-    # buffer.
+    # A callback may run the reactor, and a second read would overwrite the data in use. So each nested read uses
+    # another buffer.
     view = _buffer.pop() if _buffer else memoryview(bytearray(READ_SIZE))
     try:
         try:
@@ -73,7 +72,7 @@ def _do_read(
 
 
 def limit_reads_below_tls(transport: object, size: int) -> None:
-    """Limit the bytes that TCP below a transport of TLS reads at once; other transports are left alone."""
+    """Limit the size of TCP reads below a TLS transport. Other transports are not changed."""
     tcp = getattr(transport, "transport", None)
     if ISSLTransport.providedBy(transport) and isinstance(tcp, Connection):
         tcp.bufferSize = size

@@ -1,7 +1,7 @@
-"""Receiving side of a link: passes on what the connection delivers, in portions of a reactor turn.
+"""Receiving side of a link, which passes received bytes on in portions, one per reactor turn.
 
-Bytes inside a websocket are taken out of its frames. Small pieces (reads of TCP, records of TLS, frames of the
-websocket) are counted, because a sender chooses their size, and each costs time.
+If the link is inside a websocket, this side parses the websocket's frames. Small pieces (TCP reads, TLS records and
+websocket frames) are counted, because a sender chooses their size and each piece costs time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,15 @@ from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
 from dmsg.net.websocket.byte_stream import StreamError
 
 HELD_PIECE = 16 * 1024
-"""Maximum size in bytes up to which waiting pieces of received data are joined."""
+"""Maximum size in bytes up to which buffered pieces of received data are joined."""
 COALESCE = 0.01
-"""Seconds for which a connection of plain TCP is not read after too many small reads, so that its segments are joined
-by the kernel.
-"""
+"""Seconds for which reading from plain TCP is paused after too many small reads. Meanwhile, the kernel joins the
+segments that arrive."""
 FRAMES_A_READ = 256
-"""Maximum number of websocket frames of one read that are processed at once. The rest waits for the next turn, because
-small frames cost more time than their bytes.
-"""
+"""Maximum number of websocket frames of one read that are processed in a turn. The rest waits for the next turn,
+because a small frame takes more time than its size suggests."""
 SMALL_FRAME = 1024
-"""Number of payload bytes below which frames of a websocket are joined, as far as they came in one read."""
+"""Number of payload bytes below which websocket frames of one read are joined before they are processed."""
 
 
 @implementer(IUnpacks)
@@ -50,42 +48,42 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
     ended_for: DropReason | None = None
     """Reason for which this side ended the link; None if the peer or the network ended it."""
     share: TurnAccount | None = None
-    """Account that divides the time of a reactor turn fairly among owners; None on a client, which does not limit its
-    links.
-    """
+    """Account that divides the time of a reactor turn fairly among owners. None on a client, which does not limit the
+    time of its links."""
     owner: Hashable = None
     """Owner, such as an address block, to which the work of this link is charged in ``share``."""
     in_websocket: WebSocketTransport | None = None
-    """Transport of a link inside a websocket; None for other links."""
+    """Transport of a link inside a websocket; None for a link without a websocket."""
     active_links: dict[Any, None] | None = None
-    """Table to which the link adds itself when it reads or writes, so that memory checks need not visit idle links."""
+    """Table to which the link adds itself when it reads or writes, so that memory checks can skip idle links."""
     _waits = False
     _reads_little = False
-    """Whether TCP below TLS reads little at once, because the records are small and used up the time of a turn."""
+    """Whether the size of TCP reads below TLS is reduced, because the TLS records were small and used up the time of a
+    turn."""
     _small_reads: SmallPieces | None = None
-    """Account of the reads of TCP or the records of TLS; None if none were small of late."""
+    """Account of small TCP reads or TLS records; None if none of the recent ones was small."""
     _small_frames: SmallPieces | None = None
-    """Account of the frames of the websocket; None if none were small of late."""
+    """Account of small websocket frames; None if none of the recent ones was small."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._user: LinkUser[Any] | None = None
         self._up = False
-        """Whether the handshake is done."""
+        """Whether the handshake is complete."""
         self._tail = b""
-        """Bytes of an unfinished frame, or of frames that were left for the next turn."""
+        """Bytes of an incomplete frame, or of frames that are left for the next turn."""
         self._closing = False
         self._is_lost = False
         self._held: deque[bytes] = deque()
         self._left = False
         self._error: RemoteProtocolError | None = None
         self._tcp: object = None
-        """TCP transport that the link uses, directly or inside a websocket."""
+        """TCP transport below the link, also if the link is inside a websocket."""
 
     # --- hooks for subclasses ---
 
     def _receive_first(self, data: bytes) -> None:
-        """Process bytes received before the handshake is done."""
+        """Process bytes received before the handshake is complete."""
         raise NotImplementedError
 
     def _receive(self, data: bytes | memoryview) -> None:
@@ -93,20 +91,20 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         raise NotImplementedError
 
     def _peer_erred(self, error: RemoteProtocolError) -> None:
-        """End the link for an error of the peer."""
+        """End the link because of a protocol error of the peer."""
         raise NotImplementedError
 
     def close(self, reason: DropReason | None = None) -> None:
-        """End the link when its queue is sent."""
+        """Close the link once its queue is sent."""
         raise NotImplementedError
 
     # --- received data ---
 
     def enter_websocket(self, carrier: WebSocketTransport, data: bytes = b"") -> None:
-        """Read and write inside a websocket from now on.
+        """Use a websocket from now on: parse its frames when reading, and write frames.
 
-        :param carrier: transport whose TCP connection delivers its bytes to this link.
-        :param data: bytes that arrived behind the upgrade.
+        :param carrier: transport of the websocket, whose TCP connection delivers its bytes to this link.
+        :param data: bytes that arrived after the upgrade request.
         """
         self.in_websocket = carrier
         self.transport = carrier  # type: ignore[assignment]
@@ -114,20 +112,20 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             self._take(data)
 
     def receive_behind(self, data: bytes) -> None:
-        """Process bytes that arrived behind those that ``first_bytes`` took."""
+        """Process the bytes that follow those which ``first_bytes`` consumed."""
         self._take_bytes(data)
 
     def dataReceived(self, data: bytes) -> None:
         self._received(data)
 
     def _may_read(self) -> int:
-        # If the owner's time is used up, the data must be copied out of the shared read buffer and kept, so less is
-        # read.
+        # If the owner's time is used up, the data must be copied from the shared read buffer and kept for the next
+        # turn, so fewer bytes are read.
         return READ_SIZE if self._may_work() else HELD_SIZE
 
     def _received(self, data: bytes | memoryview) -> None:
-        """Handle received bytes. A memoryview is only valid until this method returns."""
-        # Twisted may still deliver data after this side has ended the link; they must not reach the user.
+        """Process received bytes. A memoryview is valid only until this method returns."""
+        # Twisted may still deliver data after this side has ended the link. These data must not reach the user.
         if self._is_lost or self.ended_for is not None or self._closing:
             return
         if self.active_links is not None:
@@ -141,7 +139,8 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             if not self._reads_little and len(data) < LARGE_RECORD:
                 self._reads_little = True
                 limit_reads_below_tls(self._tcp, SMALL_TLS_READ_SIZE)
-            # Earlier data wait, or the time is used up. The bytes must stay in order, and a view must be copied.
+            # Earlier data still wait, or the time is used up. The bytes must stay in order, so they wait too. A view
+            # must be copied.
             if self._held and len(self._held[-1]) + len(data) <= HELD_PIECE:
                 self._held[-1] += bytes(data)
             else:
@@ -151,13 +150,14 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             self._spend(self._take, data)
 
     def _count_read(self, size: int) -> bool:
-        """Count a read after or among small ones. Return True if that ended the link."""
+        """Count a read that is small or follows small ones. Return True if there were too many, so that the link was
+        ended."""
         account = self._small_reads or SmallPieces(self._reactor.seconds())
         if not account.are_too_many(1, size, self._reactor.seconds()):
             self._small_reads = account if account.level else None
             return False
         if ISSLTransport.providedBy(self._tcp):
-            # Nothing joins records of TLS, whose size the sender chose.
+            # A pause would not help: nothing joins TLS records, whose size the sender chose.
             self._peer_erred(RemoteProtocolError(DropReason.SMALL_PIECES, "records of TLS carry too few bytes each"))
             return True
         if HoldReason.COALESCE not in self.held_by:
@@ -172,11 +172,12 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             self._take_bytes(data)
 
     def _take_frames(self, carrier: WebSocketTransport, data: memoryview) -> None:
-        """Process the payload of the frames in one read of a websocket."""
+        """Process the payload of the websocket frames in one read."""
         reader = carrier.reader
         start, frames, size = 0, 0, 0
         joined = bytearray()
-        """Payload of small frames, for the link's user in one piece: the user copies what it cannot process yet."""
+        """Payload of small frames, joined because each call that processes payload copies the rest that is
+        incomplete."""
         try:
             while start < len(data) and frames < FRAMES_A_READ and self._may_take():
                 piece, start = reader.read(data, start, 1)
@@ -197,15 +198,17 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             return
         carrier.answer()
         if reader.closed:
-            # Not only loseConnection() of the transport: that stops reading, and does not end a connection whose
-            # producer was paused, so a client could keep its place without being reachable.
+            # The link is closed, not only the transport. loseConnection() of the transport alone stops reading, and
+            # does not end a connection whose producer was paused: a client could then occupy a place without being
+            # reachable.
             self.close()
         elif start < len(data):
             self._held.appendleft(bytes(data[start:]))
             self._next_turn()
 
     def _count_frames(self, frames: int, size: int) -> bool:
-        """Count frames after or among small ones. Return True if that ended the link."""
+        """Count websocket frames that are small or follow small ones. Return True if there were too many and the link
+        was ended."""
         account = self._small_frames or SmallPieces(self._reactor.seconds())
         if account.are_too_many(frames, size, self._reactor.seconds()):
             error = RemoteProtocolError(DropReason.SMALL_PIECES, "frames of the websocket carry too few bytes each")
@@ -218,7 +221,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         return not self._left and self.ended_for is None and not self._is_lost
 
     def _take_joined(self, data: bytearray) -> bytearray:
-        """Process the payload of several frames; return an empty buffer for the next ones."""
+        """Process the joined payload of several frames. Return an empty buffer for the next frames."""
         if data and self._may_take():
             self._take_bytes(memoryview(data))
         return bytearray()
@@ -250,31 +253,32 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
 
     def release(self, reason: HoldReason) -> None:
         super().release(reason)
-        # Kept data are handled in the next turn and not here, because the caller may be in the middle of another link's
-        # read.
+        # Buffered data are processed in the next turn instead of now, because the caller may be in the middle of
+        # another link's read.
         if (self._held or self._left) and self.held_by == {HoldReason.TURN}:
             self._next_turn()
 
     def pause_reading(self) -> None:
-        """Stop reading, because too much is queued for the receivers of the peer's data."""
+        """Pause reading, because too much is queued for the receivers of the peer's data."""
         self.hold(HoldReason.CONGESTED)
 
     def resume_reading(self) -> None:
-        """Resume reading: the receivers have room again."""
+        """Resume reading, because the receivers have room again."""
         self.release(HoldReason.CONGESTED)
 
-    # --- continuing in the next turn ---
+    # --- processing in the next turn ---
 
     def note_frames_left(self) -> None:
-        """Record that the user has left whole frames in the buffer, to be offered again in the next turn, before new
-        data."""
+        """Record that the user has left whole frames in the buffer. The link passes them to the user again in the next
+        turn, before new data."""
         self._left = True
         self._next_turn()
 
     def fail_behind(self, error: RemoteProtocolError) -> None:
-        """End the link for an error of the peer, after frames that the peer sent before are processed.
+        """End the link for a protocol error of the peer, after the frames that the peer sent before the error are
+        processed.
 
-        :raises RemoteProtocolError: no frame is left.
+        :raises RemoteProtocolError: the given error, if no such frame is left.
         """
         if not self._left:
             raise error
@@ -311,11 +315,11 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             self.release(HoldReason.TURN)
 
     def read_again(self) -> None:
-        """Offer the frames that were left to the user again."""
+        """Pass the frames that the user left in the buffer to the user again."""
         tail, self._tail = self._tail, b""
         if not tail or self._user is None or self._is_lost or self.ended_for is not None:
             return
-        buffer = bytearray(tail)  # The core rewrites frames in place, so it needs a copy.
+        buffer = bytearray(tail)  # The frames are copied, because the core modifies frames in place.
         try:
             taken = self._user.frames_received(buffer, len(buffer))
         except RemoteProtocolError as error:

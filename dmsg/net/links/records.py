@@ -20,17 +20,17 @@ from dmsg.noise.xk import XKHandshake
 
 SCRATCH_SIZE = MAX_TAIL + READ_SIZE + MAX_RECORD
 NONCE_RESERVE = 1 << 16
-"""Number of unused nonces at which a link is closed, because a nonce must never be used twice."""
+"""Number of unused nonces below which a link is closed, because no nonce may be used twice."""
 
 _SCRATCH = BufferPool(SCRATCH_SIZE, 2)
 RECORDS = BufferPool(4 * MAX_RECORD, 16)
-"""Buffers for large records, from sealing until they are written at the end of the same turn."""
+"""Pool of buffers for large records, each in use from sealing until it is written at the end of the same turn."""
 
 
 class KeyedHandshake(LinkHandshake, Protocol):
-    """Interface of a handshake that agrees on keys.
+    """Interface of a handshake that agrees on encryption keys.
 
-    :ivar keys: keys to send and to receive with; None until the handshake is done.
+    :ivar keys: keys to send and to receive with; None until the handshake is complete.
     :ivar cipher: cipher on which the two ends have agreed.
     """
 
@@ -39,7 +39,7 @@ class KeyedHandshake(LinkHandshake, Protocol):
 
 
 class RecordLink(Link):
-    """Encrypted link: the records of 2019 after a handshake with keys."""
+    """Link that encrypts its frames in records of 2019, with the keys of its handshake."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RecordLink(Link):
     ) -> None:
         super().__init__(reactor, turn, handshake, make_user, on_failure=on_failure, timeout=timeout, tuned=tuned)
         self._keyed: KeyedHandshake | None = handshake
-        """Handshake, until its keys are taken."""
+        """Handshake; None once its keys are in use."""
         self._sealer: RecordSealer | None = None
         self._opener: RecordOpener | None = None
         self._records: list[bytes | bytearray | memoryview] = []
@@ -62,8 +62,8 @@ class RecordLink(Link):
         self._buffers: list[bytearray] = []
         self._writing: list[bytearray] = []
         self._filled = self._record_start = 0
-        """Two offsets in the last buffer: the end of its used bytes, and the start of the last piece of ``_records``
-        (-1 for none)."""
+        """Two offsets in the last buffer: ``_filled`` is the end of its used bytes, ``_record_start`` the start of the
+        last piece of ``_records`` (-1 for none)."""
 
     def _begin(self, handshake: LinkHandshake) -> None:
         keyed, self._keyed = self._keyed, None
@@ -77,7 +77,7 @@ class RecordLink(Link):
     def _receive(self, data: bytes | memoryview) -> None:
         opener = self._opener
         assert opener is not None
-        # Each call uses a buffer of its own, because a callback may deliver data to another link before it returns.
+        # Each call uses a separate buffer, because a callback may deliver data to another link before it returns.
         buffer = _SCRATCH.take()
         try:
             tail = self._tail
@@ -87,7 +87,7 @@ class RecordLink(Link):
             if end > start and self._user is not None:
                 taken = self._user.frames_received(buffer, end)
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
-            # The records before the broken one are authentic, so their frames are delivered first.
+            # The records before the invalid one are authentic, so their frames are delivered first.
             if opener.broken is not None:
                 self.fail_behind(opener.broken)
         finally:
@@ -99,21 +99,22 @@ class RecordLink(Link):
     # --- sending records ---
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue plaintext, which is sent at the end of the reactor turn."""
+        """Queue whole frames, which are sent in records at the end of the reactor turn."""
         if self._is_lost or self._closing:
             return
         size = len(data)
         if size >= DIRECT_SIZE:
             # A large piece is sealed at once, without a copy, because the caller may reuse its buffer. Smaller pieces
-            # before it are sealed first, to keep the order.
+            # before it are sealed first, so that the order is kept.
             if self._pending:
                 self._seal_pending()
             self._seal(data)
         else:
-            # Small pieces share one record: 22 bytes and a cipher call for each would cost more than the copy.
+            # Small pieces share a record, because a record of its own would cost each piece 22 bytes and a call of the
+            # cipher, more than the copy.
             self._pending.append(bytes(data))
             self._pending_size += size
-            # The record is sealed now if another small piece could exceed its size.
+            # The record is sealed now if another small piece could exceed the maximum size of a record.
             if self._pending_size > MAX_PLAINTEXT - DIRECT_SIZE:
                 self._seal_pending()
         self._mark_dirty()
@@ -144,7 +145,7 @@ class RecordLink(Link):
         if self._record_start < 0:
             self._record_start = start
             self._records.append(view[start : self._filled])
-        else:  # The record directly follows the previous one in the buffer, so both are written as one piece.
+        else:  # The record directly follows the previous record in the buffer, so both are written as one piece.
             self._records[-1] = view[self._record_start : self._filled]
 
     def _seal_pending(self) -> None:
@@ -160,7 +161,8 @@ class RecordLink(Link):
         records, size = self._records, self._records_size
         self._records = []
         self._records_size = 0
-        # Buffers are replaced before the write, so that records sealed meanwhile do not overwrite these.
+        # The buffers are replaced before the write, so that records that are sealed during the write do not overwrite
+        # these.
         self._writing += self._buffers
         self._buffers = []
         self._filled, self._record_start = 0, -1
@@ -189,7 +191,7 @@ def record_links(
     timeout: float = HANDSHAKE_TIMEOUT,
     aes_gcm: bool = False,
 ) -> MakeLink:
-    """Return a factory of links to a server of known key: Noise XK, then records.
+    """Return a function that makes links to a server with a known key: a Noise XK handshake, then records.
 
     :param aes_gcm: see :class:`~dmsg.noise.xk.XKHandshake`.
     """

@@ -1,7 +1,7 @@
-"""Log of refused clients, which sums up repetitions.
+"""Log of refused clients, which summarises repetitions.
 
 The first refusal of an address for a reason is logged at once. Repetitions within ``SUM_UP`` seconds are logged as one
-line at the end of this time. The lines have a fixed form, which programs that ban addresses can parse::
+line at the end of this time. The lines have a fixed format, which programs that ban addresses can parse::
 
     stranger 203.0.113.5: too_many_from_address
     stranger 203.0.113.5: too_many_from_address, 262 more in 10 s
@@ -13,17 +13,16 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 SUM_UP = 10.0
-"""Seconds between the lines that sum up repetitions."""
+"""Seconds of an interval, at whose end repetitions are summarised."""
 MAX_STRANGERS = 50
-"""Maximum number of pairs of address and reason with lines of their own in ``SUM_UP`` seconds. All others are summed up
-in one line for each reason.
-"""
+"""Maximum number of pairs of address and reason that get separate lines in an interval. All others are summarised in
+one line for each reason."""
 
 _log = Logger()
 
 
 class RefusalLog:
-    """Log of the strangers of one server."""
+    """Log of the clients that one server refuses."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
@@ -33,11 +32,12 @@ class RefusalLog:
         self._stopped = False
 
     def log_refusal(self, address: str, reason: str, detail: str = "") -> None:
-        """Log that a stranger was refused, or that its connection ended for ``reason``.
+        """Log that a client was refused, or that its connection was ended for ``reason``.
 
         :param detail: explanation in words, logged with the first refusal only.
         """
-        # An attacker decides how often this is called, and from how many addresses. So both are limited per interval.
+        # An attacker decides how often this method is called, and with how many addresses. So the numbers of both are
+        # limited per interval.
         who = address, reason
         if who in self._repeats:
             self._repeats[who] += 1
@@ -46,7 +46,7 @@ class RefusalLog:
             detail = f" ({detail})" if detail else ""
             _log.info("stranger {address}: {reason}{detail}", address=address, reason=reason, detail=detail)
         else:
-            # The reasons are few and named by the code, so this table needs no bound of its own.
+            # This table needs no limit, because the code defines a small number of reasons.
             self._unnamed_repeats[reason] = self._unnamed_repeats.get(reason, 0) + 1
         if self._call is None and not self._stopped:
             self._call = self._reactor.callLater(SUM_UP, self._sum_up)
@@ -73,7 +73,7 @@ class RefusalLog:
         self._unnamed_repeats.clear()
 
     def stop(self) -> None:
-        """Log the last summary."""
+        """Log the summary of the last interval, and stop."""
         self._stopped = True
         if self._call is not None:
             self._call.cancel()

@@ -1,27 +1,30 @@
 """Account of the small pieces in which a connection's bytes arrive.
 
-A sender decides how many bytes are in a frame of a websocket, in a record of TLS, or in a segment of TCP. Each piece
-costs a receiver some microseconds, whatever its size, so a sender of one byte each causes hundreds of times the work of
-others. No program needs such pieces. The smallest record of the 2019 protocol has 27 bytes, so 13 in each piece even if
-a program writes the length of a record apart; the smallest message of the Messaging System has 22.
+A sender decides how many bytes are in a websocket frame, a TLS record or a TCP segment. Each of these pieces costs the
+receiver some microseconds, whatever its size. So a sender of one byte per piece causes hundreds of times the work of
+other senders.
+
+Honest programs send larger pieces. The smallest record of the 2019 protocol has 27 bytes, an average of 13 even if a
+program writes the length of the record as a separate piece. The smallest message of the Messaging System has 22 bytes.
 """
 
 from __future__ import annotations
 
 SMALL = 12
-"""Number of bytes below which a piece is small."""
+"""Size in bytes below which a piece counts as small."""
 BURST = 1024
-"""Number of small pieces that may arrive at once."""
+"""Number of small pieces that may arrive in a burst."""
 RATE = 100.0
-"""Small pieces per second that are forgotten."""
+"""Number of small pieces that are forgotten per second."""
 REPAID = 4
-"""Maximum number of small pieces for which one larger piece pays, so that a sender cannot save up for a flood."""
+"""Maximum number of small pieces that a larger piece compensates. With this maximum, a sender cannot save up for a
+flood."""
 
 
 class SmallPieces:
-    """Account of one connection.
+    """Account of the small pieces of one connection.
 
-    :ivar level: number of small pieces that were not paid for.
+    :ivar level: number of small pieces that were neither compensated nor forgotten.
     """
 
     __slots__ = ("_at", "level")
@@ -33,7 +36,8 @@ class SmallPieces:
     def are_too_many(self, pieces: int, size: int, now: float) -> bool:
         """Count pieces, and return whether there were too many small ones.
 
-        :param size: number of bytes in the pieces together.
+        :param pieces: number of pieces.
+        :param size: number of bytes of all these pieces together.
         :param now: seconds of a monotonic clock.
         """
         level = max(0.0, self.level - (now - self._at) * RATE)

@@ -1,4 +1,4 @@
-"""Reverse proxies of the operator, which name the clients whose connections they forward."""
+"""Reverse proxies of the operator, which tell a server the addresses of the clients whose connections they forward."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Networks = Sequence[IPv4Network | IPv6Network]
 
 
 class TrustedProxies:
-    """Proxies from which a server accepts the addresses of clients.
+    """Proxies that a server trusts to name its clients.
 
-    :ivar with_header: networks of proxies that name clients in the header X-Forwarded-For of their requests.
-    :ivar with_protocol: networks of proxies whose connections begin with a header of the PROXY protocol.
+    :ivar with_header: networks of proxies that name clients in the X-Forwarded-For header of their requests.
+    :ivar with_protocol: networks of proxies whose connections begin with a PROXY protocol header.
     """
 
     def __init__(self, with_header: Networks = (), with_protocol: Networks = ()) -> None:
@@ -22,11 +22,11 @@ class TrustedProxies:
         self.with_protocol = tuple(with_protocol)
 
     def name_clients(self, host: str) -> bool:
-        """Return whether a connection from ``host`` may belong to a client that is named later."""
+        """Return whether ``host`` is a trusted proxy, which names the client after it has connected."""
         return self.speak_proxy_protocol(host) or _is_in(host, self.with_header)
 
     def speak_proxy_protocol(self, host: str) -> bool:
-        """Return whether a connection from ``host`` has to begin with a header of the PROXY protocol."""
+        """Return whether a connection from ``host`` must begin with a PROXY protocol header."""
         return _is_in(host, self.with_protocol)
 
     def client_of(self, peer: str, header: bytes | None) -> str:

@@ -1,1 +1,1 @@
-"""Multicast DNS on the networks of this machine, reduced to one question with one answer."""
+"""Multicast DNS on the networks of this machine, reduced to questions with a single answer."""

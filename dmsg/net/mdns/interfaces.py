@@ -1,4 +1,4 @@
-"""Addresses of this machine on networks with multicast."""
+"""Addresses of this machine on networks that support multicast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dmsg.net.addresses import parse_ip
 from dmsg.net.interfaces import UP, system_addresses
 
 MAX_INTERFACES = 16
-"""Maximum number of this machine's addresses that are used; further ones are left out."""
+"""Maximum number of this machine's addresses that are used. Further addresses are ignored."""
 LOOPBACK, POINT_TO_POINT, RUNNING = 0x8, 0x10, 0x40
 MULTICAST = 0x1000 if sys.platform == "linux" else 0x8000
 
@@ -23,7 +23,7 @@ class Interface:
     :ivar name: name of the network interface, such as ``wlan0``.
     :ivar index: number of the network interface.
     :ivar address: IPv4 address, or link-local IPv6 address.
-    :ivar network: addresses that are on the link itself.
+    :ivar network: range of addresses that are reached on the link, without a router.
     """
 
     name: str
@@ -33,17 +33,17 @@ class Interface:
 
     @property
     def host(self) -> str:
-        """This machine's address as text, with its scope if it needs one."""
+        """This machine's address as text, with its scope if it is an IPv6 address."""
         return self.scoped(str(self.address))
 
     def scoped(self, host: str) -> str:
-        """Return an address on this link as text to which a socket can connect: a link-local address gets the scope of
-        this link."""
+        """Return an address on this link as text to which a socket can connect. An IPv6 address gets the scope of this
+        link."""
         return f"{host}%{self.name}" if isinstance(self.address, IPv6Address) and "%" not in host else host
 
     def has_on_link(self, host: str) -> bool:
-        """Whether an address belongs to a machine on this link.  Addresses beyond a router and multicast groups do
-        not."""
+        """Whether an address can belong to a machine on this link. Addresses behind a router and multicast groups
+        cannot."""
         address = parse_ip(host)
         if address is None or address.version != self.network.version or address not in self.network:
             return False
@@ -55,16 +55,16 @@ class Interface:
 
 
 def is_usable(flags: int) -> bool:
-    """Whether multicast reaches other machines over an interface with these flags, which excludes tunnels and
+    """Whether multicast over an interface with these flags reaches other machines. It does not over tunnels and
     loopback."""
     needed = UP | RUNNING | MULTICAST
     return flags & needed == needed and not flags & (LOOPBACK | POINT_TO_POINT)
 
 
 def list_interfaces() -> list[Interface]:
-    """Return the IPv4 and link-local IPv6 addresses of this machine on networks with multicast.
+    """Return the IPv4 and link-local IPv6 addresses of this machine on networks that support multicast.
 
-    :raises OSError: the system does not give the list.
+    :raises OSError: the system call failed.
     """
     found: dict[tuple[str, str], Interface] = {}
     for name, flags, address, mask in system_addresses():
@@ -78,6 +78,6 @@ def list_interfaces() -> list[Interface]:
         try:
             index = socket.if_nametoindex(name)
         except OSError:
-            continue  # The interface is left out, because it has disappeared meanwhile.
+            continue  # The interface has disappeared meanwhile, so it is left out.
         found[name, str(address)] = Interface(name, index, address, network)
     return list(found.values())[:MAX_INTERFACES]

@@ -1,11 +1,11 @@
-"""Packets of multicast DNS (RFC 6762) with one question for a TXT record, and with its answer.  No I/O.
+"""Packets of multicast DNS (RFC 6762) with one question for a TXT record, and with its answer. No I/O.
 
-A program that asks from a port other than 5353 gets its answer as in unicast DNS (RFC 6762, section 6.7): sent to its
-own port, with its own identifier and with the question repeated.  So neither the answer nor the program that waits for
-it is shown to the whole network.
+A question that is sent from a port other than 5353 is answered as in unicast DNS (RFC 6762, section 6.7). The answer
+goes to that port only, with the identifier of the question and with the question repeated. So the network as a whole
+sees neither the answer nor who received it.
 
-Anybody on the network can send anything to these parsers, so they accept one form only: no compressed names except the
-pointer to the question, no further records, and no bytes after the answer.
+Anybody on the network can send anything to these parsers, so they accept one form of packet only. The only compressed
+name is the pointer to the question. There are no further records, and no bytes after the answer.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ PORT = 5353
 """UDP port of multicast DNS."""
 TXT, IN = 16, 1
 MAX_PACKET = 512
-"""Maximum bytes of a packet that is parsed."""
+"""Maximum number of bytes of a packet. Longer packets are not parsed."""
 MAX_TEXT = 255
-"""Maximum bytes of a character string of a TXT record."""
+"""Maximum number of bytes of a character string in a TXT record."""
 ANSWER_TTL = 10
-"""Seconds for which an answer may be cached: the maximum for answers to a port other than 5353."""
+"""Seconds for which an answer may be cached. This is the maximum that RFC 6762 permits for an answer to a port other
+than 5353."""
 
 _HEADER = struct.Struct(">HHHHHH")
 _TYPE = struct.Struct(">HH")
 _RECORD = struct.Struct(">HHIH")
 _ANSWER = 0x8400
-"""Flags of an answer: a response, authoritative."""
+"""Flags of an answer: it is a response, and authoritative."""
 _UNICAST = 0x8000
-"""Bit of a question's class that asks for a unicast answer, and of an answer's class that names a unique record."""
+"""Highest bit of a class field. In a question it requests a unicast answer; in an answer it marks the record as the
+only one with this name and type."""
 _FLAGS_OF_ANSWER = 0xF80F
-"""Bits that decide whether a packet is an answer without an error: response, operation, and code of the error."""
+"""Flags that must have fixed values in an answer without error: response, opcode and error code."""
 _POINTER_TO_QUESTION = b"\xc0\x0c"
 MAX_LABEL = 63
 
 Name = tuple[bytes, ...]
-"""Name as its labels, in lower case."""
+"""DNS name as a tuple of its labels, in lower case."""
 
 
 class MalformedPacket(DmsgError):
-    """Error: the packet does not have the form of a question or of an answer, although it may be valid DNS."""
+    """Error: the packet has not the one form of a question or an answer that is accepted. It may still be valid DNS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Answer:
 
 
 def encode_name(name: Name) -> bytes:
-    """Return a name without compression."""
+    """Return the encoding of a name, without compression."""
     if not all(0 < len(label) <= MAX_LABEL for label in name):
         raise ValueError("a label has 1 to 63 bytes")
     return b"".join(bytes((len(label),)) + label for label in name) + b"\0"
@@ -154,8 +156,8 @@ def _name(data: bytes, position: int) -> tuple[Name, int]:
         position += 1
         if not size:
             return tuple(labels), position
-        # A compressed name is refused here, too: it begins with two set bits, which read as a length above that of any
-        # label.
+        # This check also refuses a compressed name: its first two bits are set, so it looks like a label that is too
+        # long.
         if size > MAX_LABEL or position + size > len(data):
             break
         labels.append(bytes(data[position : position + size]).lower())

@@ -1,7 +1,7 @@
-"""Sockets for multicast DNS on one address of this machine, used by Twisted.
+"""Sockets for multicast DNS on one address of this machine, for use with Twisted.
 
-Each address has a socket of its own: Twisted reports the sender's address without its scope, so only the socket shows
-on which network a packet arrived.
+There is a separate socket for each address. Twisted reports a sender's address without its scope, so only the socket
+shows on which network a packet arrived.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from dmsg.net.mdns.packets import MAX_PACKET, PORT
 
 GROUP4, GROUP6 = "224.0.0.251", "ff02::fb"
 HOPS = 255
-"""Hop limit of packets of multicast DNS, as RFC 6762 asks."""
+"""Hop limit of multicast DNS packets, as RFC 6762 requires."""
 IP_MULTICAST_ALL = 49
-"""Linux's option, which Python does not name: whether a socket gets packets of groups that other sockets joined."""
+"""Number of the Linux option IP_MULTICAST_ALL, for which Python has no name. The option decides whether a socket also
+receives packets of groups that only other sockets joined."""
 
 Received = Callable[[bytes, str, int], None]
-"""Callback for a packet: its data, and the address and port of its sender."""
+"""Callback for a packet, called with its data and its sender's address and port."""
 
 
 class _Packets(DatagramProtocol):
-    """Protocol that passes each packet to a callback; an error in it does not end the socket."""
+    """Protocol that passes each packet to a callback. An exception in the callback does not close the socket."""
 
     noisy = False
 
@@ -44,12 +45,12 @@ class _Packets(DatagramProtocol):
 
 
 def is_ipv6(interface: Interface) -> bool:
-    """Whether the address is an IPv6 address."""
+    """Whether the interface's address is an IPv6 address."""
     return isinstance(interface.address, IPv6Address)
 
 
 def group_of(interface: Interface) -> str:
-    """Return the group of multicast DNS, as an address to which a socket of this interface can send."""
+    """Return the multicast group of multicast DNS as an address to which a socket of this interface can send."""
     return interface.scoped(GROUP6) if is_ipv6(interface) else GROUP4
 
 
@@ -58,7 +59,7 @@ def _open(interface: Interface, host: str, port: int, *, join: bool) -> socket.s
     handle = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_DGRAM)
     try:
         handle.setblocking(False)
-        if join:  # The port is shared, because other programs on this machine, such as avahi, use it, too.
+        if join:  # The port is shared with other programs on this machine that use multicast DNS, such as avahi.
             handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if hasattr(socket, "SO_REUSEPORT"):
                 handle.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -89,27 +90,29 @@ def _open(interface: Interface, host: str, port: int, *, join: bool) -> socket.s
 
 def _adopt(reactor: IReactorSocket, handle: socket.socket, received: Received) -> Port:
     try:
-        # One byte more is read than may be parsed, so that a longer packet is recognised and not cut.
+        # The limit is one byte more than the parsers accept. A packet that is too long is then recognised, instead of
+        # being truncated to a valid size.
         adopted = reactor.adoptDatagramPort(handle.fileno(), handle.family, _Packets(received), MAX_PACKET + 1)
     finally:
-        handle.close()  # The socket can be closed, because the reactor has made a copy of the descriptor.
+        handle.close()  # The socket can be closed, because the reactor has duplicated the descriptor.
     return cast("Port", adopted)
 
 
 def open_responder(reactor: IReactorSocket, interface: Interface, received: Received) -> Port:
-    """Return a UDP port that gets the questions of one network.
+    """Return a UDP port that receives the questions on one network.
 
-    The socket is bound to the group, so that it takes no unicast packets from other programs with port 5353.
+    The socket is bound to the multicast group, so that it receives no unicast packets meant for other programs at port
+    5353.
 
-    :raises OSError: the network has no multicast, or another program has the port for itself.
+    :raises OSError: the network has no multicast, or another program does not share the port.
     """
     return _adopt(reactor, _open(interface, GROUP6 if is_ipv6(interface) else GROUP4, PORT, join=True), received)
 
 
 def open_asker(reactor: IReactorSocket, interface: Interface, received: Received) -> Port:
-    """Return a UDP port with a free number, from which questions are asked on one network, and to which the answers
-    come.
+    """Return a UDP port for sending questions on one network and receiving their answers. The system chooses its
+    number.
 
-    :raises OSError: the address is not there any more.
+    :raises OSError: this machine no longer has the address.
     """
     return _adopt(reactor, _open(interface, str(interface.address), 0, join=False), received)

@@ -1,1 +1,1 @@
-"""Streams as Twisted transports, and Twisted endpoints that open and accept them."""
+"""Streams as Twisted transports, and Twisted endpoints that open and accept streams."""

@@ -24,12 +24,12 @@ class DmsgAddress:
 
     @classmethod
     def of(cls, remote: PubKey | DmsgAddress, port: int = 0) -> DmsgAddress:
-        """Return the address that ``connect(remote, factory, port)`` means.
+        """Return the address that the arguments of ``connect(remote, factory, port)`` mean.
 
-        :raises TypeError: ``port`` is not an int. Before 0.2, the timeout stood in its place.
+        :raises TypeError: ``port`` is not an int. In versions before 0.2, this argument was the timeout.
         :raises ValueError: ``port`` is not 0 to 65535, or ``remote`` is an address with another port.
         """
-        # A bool is refused: it is an int in Python, but as a port it is a mistake of the caller.
+        # A bool is refused: Python treats it as an int, but a bool as a port is a mistake of the caller.
         if isinstance(port, bool) or not isinstance(port, int):
             raise TypeError(f"port is an int, not {type(port).__name__}; pass a timeout as timeout=SECONDS")
         if not 0 <= port < 65536:
@@ -42,12 +42,13 @@ class DmsgAddress:
 
     @property
     def host(self) -> str:
-        """Public key as a host name (:attr:`~dmsg.PubKey.text`). Web frameworks expect this attribute."""
+        """Public key as a host name (:attr:`~dmsg.PubKey.text`). Web frameworks expect an attribute of this name."""
         return self.public_key.text
 
     @property
     def text(self) -> str:
-        """Address for people, as commands accept it: ``KEY:PORT`` with the key in 53 characters, or only ``KEY``."""
+        """Address in the form that people use and commands accept: ``KEY:PORT`` with the key in 53 characters, or only
+        ``KEY`` without a port."""
         return f"{self.host}:{self.port}" if self.port else self.host
 
     @property
@@ -60,9 +61,10 @@ class DmsgAddress:
 
 
 class StreamLost(ConnectionLost, DmsgError):
-    """The stream was closed for another reason than normal completion.
+    """Error: the stream was closed for another reason than normal completion.
 
-    :ivar close_reason: a :class:`~dmsg.errors.CloseReason`, or the byte of the CLOSE frame if no member has its value.
+    :ivar close_reason: a :class:`~dmsg.errors.CloseReason`, or the number in the CLOSE frame if no member has this
+        value.
     """
 
     def __init__(self, close_reason: int) -> None:
@@ -70,12 +72,12 @@ class StreamLost(ConnectionLost, DmsgError):
         self.close_reason = as_close_reason(close_reason)
 
     def __str__(self) -> str:
-        # The base class would write "a non-clean fashion" before the reason.
+        # The base class would put the words "a non-clean fashion" before the reason.
         return close_reason_text(self.close_reason)
 
 
 class StreamTimeout(StreamLost, DmsgTimeout):
-    """A deadline of the stream has passed, such as that of :meth:`~dmsg.StreamTransport.setDeadline`."""
+    """Error: a deadline of the stream has passed, such as the one set by :meth:`~dmsg.StreamTransport.setDeadline`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(CloseReason.TIMEOUT)

@@ -1,7 +1,7 @@
-"""Carriers, which bind a stream to the transport that carries it now.
+"""Carriers, each of which binds a stream to the transport that carries the stream now.
 
-A stream has one carrier at a time, and uses connections only through it.  A received frame goes to the carrier first,
-the only object that knows the stream, its transport or channel, and the connection.
+A stream has one carrier at a time, and uses connections only through its carrier. A received frame goes to the carrier
+first, because only the carrier refers to the stream, to its transport or channel, and to the connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CarryingSession(Protocol):
-    """Interface that carriers need of a session with a server.
+    """Interface of a session with a server that carriers use.
 
     :ivar writable: whether the link accepts more data.
     """
@@ -26,7 +26,7 @@ class CarryingSession(Protocol):
     writable: bool
 
     def flush(self) -> None:
-        """Send the data that the streams have queued."""
+        """Send the frames that the streams have queued."""
 
     def schedule(self, stream: StreamTransport) -> None:
         """Flush ``stream`` at the end of the reactor turn."""
@@ -37,12 +37,12 @@ StreamT = TypeVar("StreamT", bound="StreamTransport")
 
 
 class SessionCarrier(Generic[SessionT, StreamT]):
-    """Base of carriers: binds a stream to a session with a server.
+    """Base of carriers that bind a stream to a session with a server.
 
-    Back-pressure has two levels. ``session.writable`` stops all streams of the link, ``writable`` only this one.
-    ``may_send`` of each protocol family checks both.
+    Back-pressure has two levels: ``session.writable`` is False while all streams of the link must pause, and
+    ``writable`` while this stream alone must pause. ``may_send`` of each protocol family checks both.
 
-    :ivar writable: False while something stops this stream only.
+    :ivar writable: False while this stream alone must pause.
     """
 
     __slots__ = ("session", "stream", "writable")
@@ -65,21 +65,22 @@ class SessionCarrier(Generic[SessionT, StreamT]):
         self.session.schedule(self.stream)
 
     def congested(self) -> None:
-        """Stop sending on this stream; the other streams of the connection continue."""
+        """Pause sending on this stream. Other streams of the connection continue."""
         self.writable = False
 
     def relieved(self) -> None:
-        """Let this stream send again."""
+        """Resume sending on this stream."""
         self.writable = True
         self.stream.window_opened()
 
 
 class EndedCarrier:
-    """Carrier of a stream that has ended. This carrier refers to nothing, so that the memory of the stream is free at
-    once.
+    """Carrier of a stream that has ended.
+
+    This carrier does not refer to the stream or the session, so that their memory can be freed at once.
 
     :ivar server: last server of the stream.
-    :ivar confirms: whether the last carrier's frames were acknowledged by the remote.
+    :ivar confirms: whether the remote acknowledged frames of the last carrier.
     """
 
     __slots__ = ("confirms", "server")

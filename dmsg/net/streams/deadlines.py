@@ -1,4 +1,4 @@
-"""Timers of the deadlines of a stream. When a timer fires, the stream decides whether the deadline still applies."""
+"""Timers for the deadlines of a stream. When a timer fires, a callback decides whether the deadline still applies."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Deadlines:
         self._last_traffic = 0.0
 
     def set(self, name: str, seconds: float | None, is_relevant: Callable[[], bool]) -> None:
-        """Set a deadline ``seconds`` from now, or cancel it if ``seconds`` is None.
+        """Set a deadline ``seconds`` from now, or cancel the deadline if ``seconds`` is None.
 
-        :param is_relevant: called when the time is over; the deadline applies only if the callback returns True.
+        :param is_relevant: called when the deadline has passed. If it returns False, the deadline is ignored.
         """
         timer = self._timers.pop(name, None)
         if timer is not None:
@@ -44,13 +44,13 @@ class Deadlines:
         self._timers[name] = self._reactor.callLater(seconds, late)
 
     def set_idle(self, seconds: float | None) -> None:
-        """Set the maximum number of seconds without traffic; None cancels it."""
+        """Set the maximum number of seconds without traffic; None disables the limit."""
         self.idle = seconds
         self.traffic()
         self._watch_idle()
 
     def traffic(self) -> None:
-        """Record traffic: data arrived or were acknowledged."""
+        """Record that data have arrived or were acknowledged."""
         if self.idle is not None:
             self._last_traffic = self._reactor.seconds()
 
@@ -58,11 +58,11 @@ class Deadlines:
         if self.idle is None:
             self.set(IDLE, None, lambda: False)
             return
-        # Only the time is recorded here, and one timer checks it later, because moving a timer for each frame would
-        # take longer than handling the frame.
+        # Traffic only records the time, and a single timer checks this time later. Resetting a timer for each frame
+        # would take longer than handling the frame.
         left = self._last_traffic + self.idle - self._reactor.seconds()
-        # A remaining time below the clock's resolution counts as none; otherwise the timer would fire again and again
-        # at the same moment.
+        # The timer waits at least a millisecond. A remaining time below the clock's resolution would make the timer
+        # fire repeatedly at the same time.
         self.set(IDLE, max(left, 0.001), self._is_idle)
 
     def _is_idle(self) -> bool:
@@ -77,16 +77,16 @@ class Deadlines:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        # The callback is deleted, because it refers to the stream, whose memory should be freed without the garbage
-        # collector.
+        # The callback refers to the stream. It is deleted, so that the memory of the stream is freed without the
+        # garbage collector.
         self._on_timeout = lambda name: None
 
 
 class DeadlineMixin:
-    """Methods of a stream with which an application sets deadlines."""
+    """Methods of a stream by which an application sets deadlines."""
 
     _deadlines: Deadlines | None = None
-    """Timers of the stream; None until the first is set, because most streams have none."""
+    """Timers of the stream. None until the first deadline is set, because most streams have none."""
     _deadlines_over = False
     _reactor: IReactorTime
 
@@ -94,34 +94,35 @@ class DeadlineMixin:
         raise NotImplementedError
 
     def _has_unacknowledged(self) -> bool:
-        """Whether data were written that the other end has not acknowledged."""
+        """Whether written data exist that the other end has not acknowledged."""
         raise NotImplementedError
 
     def _need_deadlines(self) -> Deadlines | None:
-        """Return the timers, made on first use; None once the stream has ended."""
+        """Return the timers, which are created on the first call. Return None if the stream has ended."""
         if self._deadlines is None and not self._deadlines_over:
             self._deadlines = Deadlines(self._reactor, self._deadline_passed)
         return self._deadlines
 
     def _end_deadlines(self) -> None:
-        """Cancel all deadlines for good, because the stream has ended."""
+        """Cancel all deadlines and refuse new ones, because the stream has ended."""
         self._deadlines_over = True
         if self._deadlines is not None:
             self._deadlines.cancel()
             self._deadlines = None
 
     def setReadDeadline(self, seconds: float | None) -> None:
-        """End the stream ``seconds`` from now, unless the deadline is moved before. None cancels it.
+        """End the stream ``seconds`` from now, unless the deadline is changed before. None cancels the deadline.
 
-        An application that waits for data moves the deadline in ``dataReceived``. When the deadline passes,
-        ``connectionLost`` gets :class:`~dmsg.net.streams.address.StreamTimeout`, and pending sends fail with
-        :class:`~dmsg.errors.DmsgTimeout`.
+        An application that waits for data sets a new deadline in ``dataReceived``. When the deadline passes,
+        ``connectionLost`` receives :class:`~dmsg.net.streams.address.StreamTimeout`, and pending calls of ``send`` fail
+        with :class:`~dmsg.errors.DmsgTimeout`.
         """
         if deadlines := self._need_deadlines():
             deadlines.set(READ, seconds, lambda: True)
 
     def setWriteDeadline(self, seconds: float | None) -> None:
-        """End the stream ``seconds`` from now if written data are not acknowledged then. None cancels the deadline."""
+        """End the stream ``seconds`` from now if written data are unacknowledged at that time. None cancels the
+        deadline."""
         if deadlines := self._need_deadlines():
             deadlines.set(WRITE, seconds, self._has_unacknowledged)
 
@@ -131,6 +132,6 @@ class DeadlineMixin:
         self.setWriteDeadline(seconds)
 
     def setIdleTimeout(self, seconds: float | None) -> None:
-        """End the stream when nothing has arrived or was acknowledged for ``seconds``. None cancels this timeout."""
+        """End the stream when no data have arrived or were acknowledged for ``seconds``. None cancels this timeout."""
         if deadlines := self._need_deadlines():
             deadlines.set_idle(seconds)

@@ -1,4 +1,4 @@
-"""Endpoints for streams to public keys."""
+"""Twisted endpoints for streams to and from public keys."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds that a connect may take, by default."""
+"""Default number of seconds within which a stream must be open."""
 
 
 class StreamOpener(Protocol):
-    """Interface of a client of any protocol family, which opens and accepts streams."""
+    """Interface of a client, of any protocol family, that opens and accepts streams."""
 
     def connect(
         self, remote: PubKey | DmsgAddress, factory: IProtocolFactory, port: int = ..., *, timeout: float = ...
@@ -39,9 +39,9 @@ class DmsgClientEndpoint:
 
     :param remote: public key, or an address with its port.
     :param port: port from 0 to 65535.
-    :param timeout: seconds that a connect may take as a whole.
+    :param timeout: seconds for the whole attempt to open a stream.
     :raises TypeError: ``port`` is not an int.
-    :raises ValueError: ``port`` is not 0 to 65535, or differs from that of the address.
+    :raises ValueError: ``port`` is not 0 to 65535, or differs from the port of the address.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DmsgClientEndpoint:
 
 @implementer(IStreamServerEndpoint)
 class DmsgServerEndpoint:
-    """Server endpoint for a port of a client's public key."""
+    """Server endpoint for a port of the client's own public key."""
 
     def __init__(self, client: StreamOpener, port: int = 0) -> None:
         self._client = client

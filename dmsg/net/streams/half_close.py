@@ -1,7 +1,7 @@
 """Half-close: one direction of a stream ends while the other continues, as after ``shutdown(SHUT_WR)`` on TCP.
 
-The end of data is queued behind the written data in the same queue. So it is sent, acknowledged and resent like data.
-A stream closes by itself when both directions have ended.
+The end of data is an item in the send queue, behind the written data. So it is sent, acknowledged and sent again like
+data. A stream closes automatically when both directions have ended.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from dmsg.net.streams.producers import ProducerHolder
 _T = TypeVar("_T")
 
 CLOSE_WAIT = 10.0
-"""Seconds to wait for the other end's CLOSE, if both directions have ended and the other end has to close."""
+"""Seconds to wait for the other end's CLOSE, if both directions have ended and it is for the other end to close the
+stream."""
 END_SIZE = 1
-"""Bytes that the end of data counts for in the queue and in flight."""
+"""Number of bytes for which the end of data counts in the queue and in flight."""
 
 
 class HalfClosing:
     """Part of :class:`~dmsg.net.streams.stream.StreamTransport` that tracks the ends of its two directions."""
 
     can_half_close: bool = False
-    """Whether the other end understands the end of data. This holds on secure streams between programs that both
-    support it.
-    """
+    """Whether the other end supports half-close. This is true on secure streams if both programs support it."""
     disconnecting: bool
     _outbox: Outbox
     _producing: ProducerHolder
@@ -50,11 +49,11 @@ class HalfClosing:
     _last_wait: IDelayedCall | None = None
     _reactor: IReactorTime
 
-    # --- hooks for the stream ---
+    # --- hooks that the stream overrides ---
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        """Whether the other end closes the stream when both directions have ended."""
+        """Whether it is for the other end to close the stream when both directions have ended."""
         return False
 
     def _schedule(self) -> None:
@@ -69,24 +68,24 @@ class HalfClosing:
     def _close_now(self) -> None:
         raise NotImplementedError
 
-    # --- end of this end's data ---
+    # --- end of the data that this end sends ---
 
     @property
     def writing_ended(self) -> bool:
-        """Whether this end has ended its data, or will end them when its producer has finished."""
+        """Whether this end has half-closed, or will do so when its producer has finished."""
         return self._end_ticket is not None or self._end_waits
 
     @property
     def _unconfirmed_end(self) -> int:
-        """Number of bytes in the queue or in flight that are no data, but mark the end of data."""
+        """Number of bytes in the queue or in flight that stand for the end of data."""
         return END_SIZE if self._end_ticket is not None and not self._end_acknowledged else 0
 
     def end_writing(self) -> Deferred[None]:
-        """End this direction after the written data. The other direction continues.
+        """Half-close: end this direction after the written data. The other direction continues.
 
-        Returns a Deferred that fires when the other end has all data and knows that they have ended. The Deferred
-        fails with :class:`~dmsg.errors.TransportClosed` if the stream ends before. If the other end does not support
-        half-close (:attr:`can_half_close`), it fails at once and nothing else happens.
+        Returns a Deferred that fires when the other end has acknowledged all data and their end. The Deferred fails
+        with :class:`~dmsg.errors.TransportClosed` if the stream ends before. If the other end does not support
+        half-close (:attr:`can_half_close`), the Deferred fails at once and nothing else happens.
         """
         if not self.can_half_close:
             return fail(TransportClosed(0, "the other end does not understand half-close"))
@@ -96,19 +95,19 @@ class HalfClosing:
         self._end_ticket = EndOfData(done)
         done.addCallback(self._on_end_acknowledged)
         self._outbox.wait(self._end_ticket)
-        # One byte stands for the end of data in the queue and in flight. By its ticket the carrier recognises it, and
-        # sends the frame of the half-close in place of data.
+        # One byte stands for the end of data in the queue and in flight. The carrier recognises this byte by its
+        # ticket, and sends a half-close instead of data.
         self._outbox.add(b"\1", self._end_ticket)
         self._schedule()
         return done
 
     def loseWriteConnection(self) -> None:
-        """End this direction (:class:`twisted.internet.interfaces.ITCPTransport`), after a registered producer has
-        finished.
+        """End this direction after the written data (:class:`twisted.internet.interfaces.ITCPTransport`). If a producer
+        is registered, wait until it has finished.
 
-        If the other end does not support half-close, the whole stream is closed when all written data have arrived.
-        Then ``connectionLost`` gets ``ConnectionLost`` instead of ``ConnectionDone``, because an answer may be
-        missing.
+        If the other end does not support half-close, close the whole stream once all written data are acknowledged. In
+        this case, ``connectionLost`` receives ``ConnectionLost`` instead of ``ConnectionDone``, because an answer of
+        the other end may be missing.
         """
         if self._loss is not None or self.disconnecting or self.writing_ended:
             return
@@ -137,18 +136,18 @@ class HalfClosing:
             self._call_protocol(lambda _: protocol.writeConnectionLost(), None)
         self._close_if_both_ended()
 
-    # --- end of the other end's data ---
+    # --- end of the data that the other end sends ---
 
     def data_ended(self) -> None:
-        """Handle the other end's end of data."""
+        """Handle a half-close by the other end."""
         self._remote_ended = True
-        # During a delivery the protocol may be inside ``dataReceived``; the end is reported after the data.
+        # If the protocol is inside ``dataReceived``, the end is reported after that call.
         if not self._delivering:
             self._tell_remote_end()
 
     @property
     def _remote_end_due(self) -> bool:
-        """Whether the application has read all data but does not yet know that they have ended."""
+        """Whether the application has read all data and must now be told that they have ended."""
         return self._remote_ended and not (self._remote_end_told or self._unread or self._paused)
 
     def _tell_remote_end(self) -> None:
@@ -159,15 +158,15 @@ class HalfClosing:
         if IHalfCloseableProtocol.providedBy(protocol):
             self._call_protocol(lambda _: protocol.readConnectionLost(), None)
         else:
-            # This protocol does not support half-close, so its stream is closed, as Twisted does on TCP; but written
-            # data are still sent.
+            # This protocol does not support half-close, so the stream is closed, as Twisted does on TCP. Written data
+            # are still sent.
             self.loseConnection()
         self._close_if_both_ended()
 
     def _close_if_both_ended(self) -> None:
         if not (self._end_acknowledged and self._remote_end_told) or self._loss is not None or self.disconnecting:
             return
-        # Only the other end sends CLOSE.  This end waits for it, but not for ever.
+        # If the other end has to send CLOSE, this end waits for it for a limited time.
         if not self._leaves_closing_to_remote:
             self._close_now()
         elif self._last_wait is None:

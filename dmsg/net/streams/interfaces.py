@@ -1,4 +1,4 @@
-"""Interface between a stream and its carrier."""
+"""Interface of a carrier, as a stream uses it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from dmsg.net.streams.outbox import Ticket
 
 
 class StreamCarrier(Protocol):
-    """Interface of a carrier, with all that a stream needs from its connection."""
+    """Interface of a carrier, with everything that a stream needs from its connection."""
 
     @property
     def server(self) -> PubKey | None:
-        """Server that carries the stream now, or the last one that did."""
+        """Server that carries the stream now, or the last server that carried it."""
 
     @property
     def confirms(self) -> bool:
-        """Whether a frame counts as acknowledged only when the remote has received it.  If not, it counts when the link
-        has accepted it.
-        """
+        """When a frame counts as acknowledged. True: when the remote has acknowledged it. False: when the link to the
+        server has accepted it."""
 
     def may_send(self) -> bool:
         """Whether another frame may be sent now."""
 
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
-        """Send one frame of at most ``max_frame`` bytes. The stream's ``acknowledged`` is called later."""
+        """Send one frame of at most ``max_frame`` bytes. When it is acknowledged, the stream's ``acknowledged`` is
+        called with ``ticket``."""
 
     def flush(self) -> None:
-        """Write sent frames to the connection."""
+        """Write the frames that were passed to ``send`` to the connection."""
 
     def in_flight(self) -> int:
         """Return the number of frames that are not acknowledged."""
 
     def consumed(self, size: int) -> None:
-        """Record that the application has read ``size`` bytes, so that the remote may send more."""
+        """Record that the application has read ``size`` bytes, so that the remote may send as many more."""
 
     def close(self, reason: int) -> None:
-        """Tell the remote that the stream has ended, with ``reason`` as close reason."""
+        """Close the stream, and send ``reason`` to the remote as the close reason."""
 
     def schedule(self) -> None:
         """Call the stream's ``flush()`` at the end of the reactor turn."""

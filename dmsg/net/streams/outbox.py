@@ -1,5 +1,4 @@
-"""Send queue of a stream: written data that are not in a frame yet, and the callers that wait for their
-acknowledgement."""
+"""Send queue of a stream: written data that are not yet in frames, and the calls that wait for acknowledgements."""
 
 from __future__ import annotations
 
@@ -12,17 +11,16 @@ from twisted.python.failure import Failure
 from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 
 LARGEST_PIECE = 256 * 1024
-"""Maximum number of bytes of a piece in the queue; a larger write is split into several pieces."""
+"""Maximum number of bytes of a piece in the queue. A larger write is split into several pieces."""
 SMALL_WRITE = 1024
-"""Size in bytes below which a write is joined with the previous one. A separate piece would take more memory than its
-bytes.
-"""
+"""Size in bytes below which a write is joined with the previous write. As a separate piece, it would use more memory
+for bookkeeping than for its bytes."""
 JOIN_SIZE = 32 * 1024
-"""Maximum size in bytes of a frame that joins small writes."""
+"""Maximum number of bytes of small writes that are joined into one frame."""
 
 
 class Ticket:
-    """Pending call of ``send``, with the number of pieces it waits for: sent frames and the queued rest."""
+    """Pending call of ``send``, with the number of frames and queued pieces that are still to be acknowledged."""
 
     __slots__ = ("deferred", "frames")
 
@@ -31,20 +29,20 @@ class Ticket:
         self.frames = 1
 
     def fire(self, result: Failure | None) -> None:
-        """Fire the caller's Deferred, once."""
+        """Fire the caller's Deferred with a result or Failure, unless it has fired."""
         deferred, self.deferred = self.deferred, None
         if deferred is not None and not deferred.called:
             deferred.callback(result)
 
 
 class EndOfData(Ticket):
-    """Ticket of the end of data. The piece with this ticket is never joined with data."""
+    """Ticket of the end of data. Its piece is never joined with data."""
 
     __slots__ = ()
 
 
 def tickets_among(kept: Iterable[object]) -> list[Ticket | None]:
-    """Return the tickets among the objects that a core has kept for sent frames; a core knows only their type
+    """Return the given objects as tickets. A protocol core stores the ticket of each sent frame, but only with the type
     ``object``."""
     tickets: list[Ticket | None] = []
     for one in kept:
@@ -56,9 +54,10 @@ def tickets_among(kept: Iterable[object]) -> list[Ticket | None]:
 class Outbox:
     """Send queue of one stream, in the order of its writes.
 
-    :ivar waiting: pieces with their tickets; a piece may be empty, and a part of the first may be taken already.
+    :ivar waiting: pieces with their tickets. A piece may be empty. The start of the first piece may already be in a
+        frame.
     :ivar size: number of bytes in the queue.
-    :ivar tickets: callers that wait, in the order of their calls. When the stream ends, they fail in this order.
+    :ivar tickets: pending calls, in the order in which they were made. When the stream ends, they fail in this order.
     """
 
     __slots__ = ("_offset", "size", "tickets", "waiting")
@@ -80,7 +79,7 @@ class Outbox:
             if len(last) < SMALL_WRITE:
                 queue[-1] = (bytes(last) + data, None)
                 return
-        # A piece stays in memory until its last byte is acknowledged, so large writes are split.
+        # Large writes are split, because a piece stays in memory until its last byte is acknowledged.
         for start in range(0, len(data) or (ticket is not None), LARGEST_PIECE):
             if start and ticket is not None:
                 ticket.frames += 1
@@ -88,15 +87,15 @@ class Outbox:
             queue.append((piece, ticket))
 
     def wait(self, ticket: Ticket) -> None:
-        """Add a caller that waits."""
+        """Add a pending call."""
         if self.tickets is NO_TABLE:
             self.tickets = {}
         self.tickets[ticket] = None
 
     def put_back(self, frames: Iterable[tuple[bytes | memoryview, Ticket | None]]) -> None:
-        """Return frames that did not arrive to the front of the queue."""
+        """Put frames that did not arrive back at the front of the queue."""
         if self._offset:
-            # Part of the first piece was taken for a frame already, so only its rest is still in the queue.
+            # The start of the first piece is already in a frame, so only the rest of the piece belongs to the queue.
             data, ticket = self.waiting.popleft()
             self.waiting.appendleft((memoryview(data)[self._offset :], ticket))
             self._offset = 0
@@ -105,28 +104,30 @@ class Outbox:
         self.waiting = deque([*again, *self.waiting])
 
     def free_if_empty(self) -> None:
-        """Free the queue object if it is empty. Idle streams are many, and an empty deque takes hundreds of bytes."""
+        """Free the queue object if it is empty. There may be many idle streams, and an empty deque takes hundreds of
+        bytes."""
         if not self.waiting:
             self.waiting = NO_QUEUE
 
     def take(self, largest: int) -> tuple[bytes | memoryview, Ticket | None]:
-        """Remove the next frame, of at most ``largest`` bytes. Small writes without a ticket are joined.
+        """Remove and return the data of the next frame, with their ticket. Small writes without a ticket are joined.
 
-        If only a small part of a large write is left, the next write is joined to it.  A separate frame would cost both
-        ends and the server more than the copy.
+        If only a small rest of a large write is left, the start of the next write is joined to it. A separate frame for
+        the rest would cost both ends and the server more than the copy.
 
+        :param largest: maximum number of bytes.
         :raises IndexError: the queue is empty.
         """
         queue = self.waiting
         data, ticket = queue[0]
         size = len(data) - self._offset
         if size > largest:
-            # A view costs no copy, and the piece keeps the bytes alive until the frame is acknowledged.
+            # A view avoids a copy. It keeps the piece in memory until the frame is acknowledged.
             piece: bytes | memoryview = memoryview(data)[self._offset : self._offset + largest]
             self._offset += largest
             size = largest
             if ticket is not None:
-                ticket.frames += 1  # The ticket has to wait for the rest of the piece, too.
+                ticket.frames += 1  # The ticket now also waits for the rest of the piece.
         else:
             queue.popleft()
             piece = memoryview(data)[self._offset :] if self._offset else data
@@ -137,7 +138,8 @@ class Outbox:
         return piece, ticket
 
     def _join(self, first: bytes | memoryview, size: int, largest: int) -> tuple[bytes | memoryview, int]:
-        """Join ``first`` with the following writes, up to ``JOIN_SIZE``, or with the start of a large write."""
+        """Join ``first`` with the following writes, up to ``JOIN_SIZE`` bytes in total, or with the start of a large
+        write."""
         parts: list[bytes | memoryview] = [first]
         queue = self.waiting
         while queue and queue[0][1] is None and size + len(queue[0][0]) <= JOIN_SIZE:
@@ -146,7 +148,7 @@ class Outbox:
             size += len(data)
         room = largest - size
         if room > 0 and queue and queue[0][1] is None and len(queue[0][0]) > JOIN_SIZE:
-            # At least one byte stays in the queue, so that the offset never reaches the end of the piece.
+            # At least one byte stays in the queue, because the offset must be less than the length of the piece.
             data = memoryview(queue[0][0])
             room = min(room, len(data) - 1)
             parts.append(data[:room])
@@ -155,7 +157,7 @@ class Outbox:
         return parts[0] if len(parts) == 1 else b"".join(parts), size
 
     def acknowledged(self, tickets: Iterable[Ticket | None]) -> None:
-        """Count frames that have arrived, and fire the callers whose last frame it was."""
+        """Count acknowledged frames by their tickets, and fire each ticket that waits for no further frame."""
         for ticket in tickets:
             if ticket is not None:
                 ticket.frames -= 1
@@ -167,7 +169,7 @@ class Outbox:
     def clear(self) -> list[Ticket]:
         """Clear the queue.
 
-        :returns: callers that were waiting.
+        :returns: the pending calls.
         """
         self.waiting = NO_QUEUE
         self.size = self._offset = 0

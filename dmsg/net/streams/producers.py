@@ -1,15 +1,16 @@
-"""Registered producer of a stream's data, which is paused while too much is queued."""
+"""Registered producer of a stream's data, which is paused while the send queue is above its high-water mark."""
 
 from __future__ import annotations
 
 from twisted.internet.interfaces import IProducer, IPullProducer, IPushProducer
 
 SEND_HIGH_WATER = 512 * 1024
-"""High-water mark of the send queue in bytes, above which a producer is paused: twice what a tunnel reads at a time."""
+"""High-water mark of the send queue in bytes, above which a producer is paused. It is twice the size of a tunnel's
+reads."""
 
 
 class ProducerHolder:
-    """Place for the producer that an application registers."""
+    """Holder of the producer that an application has registered, if any."""
 
     __slots__ = ("_paused", "_streaming", "producer")
 
@@ -21,7 +22,7 @@ class ProducerHolder:
     def register(self, producer: IProducer, streaming: bool) -> None:
         """Register a producer.
 
-        :param streaming: whether it is a push producer.
+        :param streaming: whether ``producer`` is a push producer.
         :raises RuntimeError: a producer is already registered.
         """
         if self.producer is not None:
@@ -33,17 +34,17 @@ class ProducerHolder:
             producer.resumeProducing()  # type: ignore[attr-defined]
 
     def take_out(self) -> IPushProducer | IPullProducer | None:
-        """Remove and return the producer, which is no longer called."""
+        """Remove and return the producer. It is not called any more."""
         producer, self.producer = self.producer, None
         return producer
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a closing stream must let the producer finish: a paused push producer, or any pull producer."""
+        """Whether a closing stream must wait for the producer: for a paused push producer, or any pull producer."""
         return self.producer is not None and (not self._streaming or self._paused)
 
     def control(self, unsent: int, empty: bool) -> bool:
-        """Pause or resume the producer.
+        """Pause or resume the producer, depending on the send queue.
 
         :param unsent: number of bytes that wait to be sent.
         :param empty: whether the queue is empty.
@@ -60,7 +61,7 @@ class ProducerHolder:
             if not self._paused:
                 self._paused = True
                 producer.pauseProducing()  # type: ignore[union-attr]
-        # The lower mark for resuming keeps a producer from being paused and resumed with each frame.
+        # The producer is resumed at half of the high-water mark, so that it is not paused and resumed with each frame.
         elif self._paused and unsent <= SEND_HIGH_WATER // 2:
             self._paused = False
             producer.resumeProducing()

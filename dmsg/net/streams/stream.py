@@ -1,7 +1,7 @@
-"""Multiplexed stream as Twisted's transport: ITransport, consumer and push producer.
+"""Multiplexed stream as a Twisted transport, consumer and push producer.
 
-This module knows no protocol family. A :class:`StreamCarrier` sends the written data in frames and reports their
-acknowledgement.  Data written in one reactor turn are sent at its end, in frames as large as allowed.
+This module is independent of the protocol family. A :class:`StreamCarrier` sends the written data in frames, and
+reports their acknowledgement. Data written in one reactor turn are sent at its end, in frames of the maximum size.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ from dmsg.net.streams.outbox import Outbox, Ticket, tickets_among
 from dmsg.net.streams.producers import ProducerHolder
 
 SEND_LIMIT = 64 * 1024 * 1024
-"""Maximum number of unsent bytes of a stream; more aborts it. Only an application that ignores back-pressure reaches
-the limit.
-"""
+"""Maximum number of unsent bytes of a stream. If an application writes more, the stream is aborted. Only an application
+that ignores back-pressure reaches this limit."""
 UNREAD_PIECES = 64
-"""Number of received pieces that are queued unchanged for a paused reader; beyond it, small ones are joined."""
+"""Number of received pieces that are queued unchanged for a paused application. Above it, small pieces are joined."""
 UNREAD_PIECE = 4096
 """Maximum number of bytes of a joined piece."""
 LINGER = 10.0
-"""Seconds without an ACK after which a closing stream stops waiting."""
+"""Seconds without an ACK after which a closing stream no longer waits for acknowledgements."""
 
 _T = TypeVar("_T")
 
@@ -55,24 +54,23 @@ _log = Logger()
 
 
 UNREAD: WeakSet[StreamTransport] = WeakSet()
-"""Ended streams of this process with data that their applications have not read and still could."""
+"""Ended streams of this process with received data that their applications have not read yet."""
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
 class StreamTransport(HalfClosing, DeadlineMixin):
-    """Transport of an application's protocol, found as ``self.transport``."""
+    """Transport that an application's protocol finds as ``self.transport``."""
 
     disconnecting = False
     disconnected = False
     unacknowledged = 0
-    """Number of bytes not acknowledged when the other end closed the stream; frames, if the carrier does not count
-    bytes.
-    """
+    """Number of bytes that were not acknowledged when the other end closed the stream. If the carrier does not count
+    bytes, in-flight data count as frames."""
     _probing = False
     secure = False
     """Whether the stream is encrypted end to end."""
     acknowledged_bytes: int | None = None
-    """Number of bytes that the other end has acknowledged; None if the carrier does not know."""
+    """Number of bytes that the other end has acknowledged; None if the carrier does not count bytes."""
 
     def __init__(
         self, reactor: IReactorTime, carrier: StreamCarrier, host: IAddress, peer: IAddress, max_frame: int
@@ -89,8 +87,9 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._producing = ProducerHolder()
         self._suspended = False
         self.away_since: float | None = None
-        """Time of the reactor's clock since which the stream has no carrier; None while it has one."""
-        # The following attributes belong to received data.
+        """Time, by the reactor's clock, since which the stream has been suspended; None while a transport carries it.
+        """
+        # State of the receiving direction and of the end of the stream.
         self._paused = False
         self._delivering = False
         self._unread: deque[bytes] = NO_QUEUE
@@ -114,7 +113,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._carrier.consumed(len(data))
             return
         if self._paused or self._unread or self._delivering:
-            # Small pieces are joined, because many of them would take many times their size in memory.
+            # Small pieces are joined, because many of them would use many times their size in memory.
             if len(self._unread) > UNREAD_PIECES and len(data) + len(self._unread[-1]) <= UNREAD_PIECE:
                 self._unread[-1] += data
             elif self._unread is NO_QUEUE:
@@ -123,17 +122,17 @@ class StreamTransport(HalfClosing, DeadlineMixin):
                 self._unread.append(data)
         else:
             self._deliver(data)
-            if self._unread or self._remote_ended:  # More data came during the call, so the loop continues.
+            if self._unread or self._remote_ended:  # More data arrived, or the remote half-closed, during the call.
                 self.resume_if_unpaused()
 
     def acknowledged(self, ticket: Ticket | None) -> None:
-        """Count one frame that the remote has received."""
+        """Count one frame that was acknowledged."""
         self.acknowledged_all((ticket,))
 
     def acknowledged_all(self, tickets: Iterable[Ticket | None], count: int = 1) -> None:
-        """Count frames that the remote has received, and fire those of ``tickets`` that are complete.
+        """Count acknowledged frames, and fire those of ``tickets`` that wait for no further frame.
 
-        :param count: number of frames. It is 0 if the remote only repeated an acknowledgement to open its window.
+        :param count: number of frames; 0 if the remote repeated an acknowledgement only to announce a larger window.
         """
         self._outbox.acknowledged(tickets)
         probed, self._probing = self._probing, False
@@ -145,7 +144,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._schedule()
 
     def suspend(self, carrier: StreamCarrier) -> None:
-        """Suspend the stream after its connection is lost; ``carrier`` stands in until another one is found."""
+        """Suspend the stream, because its connection is lost. ``carrier`` replaces the lost one until the stream is
+        resumed."""
         self._carrier = carrier
         self._suspended = True
         self._outbox.free_if_empty()
@@ -156,7 +156,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._linger = None
 
     def requeue(self, frames: Sequence[tuple[bytes | memoryview, object]]) -> None:
-        """Put frames that did not arrive back into the queue, before everything else."""
+        """Put frames that did not arrive back at the front of the send queue."""
         tickets = tickets_among(ticket for _, ticket in frames)
         self._outbox.put_back(zip((data for data, _ in frames), tickets, strict=True))
 
@@ -170,101 +170,101 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._schedule()
 
     def window_opened(self) -> None:
-        """Send queued data: the carrier accepts more."""
+        """Send queued data, because the carrier accepts more."""
         if self._outbox.waiting:
             self._schedule()
 
     def carrier_closed(self, reason: int) -> None:
-        """Handle the end of the stream: the remote, or the carrier in its place, has closed it."""
+        """End the stream, because the remote or the carrier has closed it."""
         if self._loss is None:
             self.unacknowledged = max(0, self._outbox.size + self._count_unacknowledged() - self._unconfirmed_end)
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     def client_stopped(self, reason: int) -> None:
-        """Handle the stop of the client, which has already sent ``reason`` to the remote."""
+        """End the stream, because the client stops. The client has already sent ``reason`` to the remote."""
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else ConnectionAborted()), reason)
 
     def _count_unacknowledged(self) -> int:
-        """Return the number of unacknowledged bytes, or of frames if the carrier does not count bytes."""
+        """Return the number of unacknowledged bytes in flight, or of frames if the carrier does not count bytes."""
         return self._carrier.in_flight()
 
     def _may_have_all(self) -> bool:
-        """Whether the other end may have all data, although no ACK has come for long."""
-        # If all was sent, a paused reader at the other end may be delaying the ACKs.
+        """Whether the other end may have received all data, although no ACK has arrived for ``LINGER`` seconds."""
+        # If all data were sent, the ACKs may be missing only because the application at the other end has paused.
         return not self._outbox.waiting
 
     @property
     def cipher(self) -> str | None:
-        """Name of the cipher between the two clients, such as ``aes-256-gcm``; None on a plain stream, or if this end
-        does not know it."""
+        """Name of the cipher between the two clients, such as ``aes-256-gcm``. None on a plain stream, and if this end
+        does not know the cipher."""
         return None
 
     @property
     def binding(self) -> bytes | None:
-        """Channel binding (RFC 5056): 32 bytes, the hash of the end-to-end handshake, which covers both keys.  None on
-        a plain stream.
-        """
+        """Channel binding (RFC 5056): the 32-byte hash of the end-to-end handshake, which covers both keys. None on a
+        plain stream."""
         return None
 
     @property
     def server(self) -> PubKey | None:
-        """Server that carries the stream now, or the last one that did."""
+        """Server that carries the stream now, or the last server that carried it."""
         return self._carrier.server
 
     @property
     def held(self) -> int:
-        """Number of buffered bytes: those to be sent and those to be read."""
+        """Number of buffered bytes: unsent ones, and received ones that the application has not read."""
         return self._outbox.size + sum(map(len, self._unread))
 
     @property
     def unsent(self) -> bool:
-        """Whether written data are in no frame yet."""
+        """Whether the send queue contains data that are not yet in a frame."""
         return bool(self._outbox.waiting)
 
     @property
     def reason_of_stop(self) -> int:
-        """Reason to tell the remote when the client stops."""
-        # If the application has not closed the stream, or if not everything was sent, the reason must show the remote
-        # that the data are incomplete.
+        """Close reason to send to the remote when the client stops."""
+        # If the application has not closed the stream, or if data are unsent, the reason must tell the remote that the
+        # data are incomplete.
         return CloseReason.UNSPECIFIED if self.disconnecting and not self.unsent else CloseReason.ABORTED
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream has ended, even if the application does not know it yet."""
+        """Whether the stream has ended. The application may not have been notified yet."""
         return self._loss is not None
 
     # --- sending ---
 
     def write(self, data: bytes) -> None:
-        """Send ``data`` in order, without a report of its arrival."""
+        """Queue ``data`` to be sent in order. The application is not told when they arrive."""
         self._enqueue(data, None)
 
     def writeSequence(self, iovec: Iterable[bytes]) -> None:
-        """Send all of ``iovec`` in order."""
+        """Queue all items of ``iovec`` to be sent in order."""
         self.write(b"".join(iovec))
 
     @property
     def confirms(self) -> bool:
-        """Whether :meth:`send` waits for the remote.
+        """Whether the Deferred of :meth:`send` waits for an acknowledgement of the remote.
 
-        The remote answers in protocols that acknowledge data: over dmsg, and in the Messaging System with programs of
-        March and April 2019. Elsewhere its Deferred fires when the data are queued on the connection to the server.
-        Such a Deferred says nothing about the remote.
+        It does in protocols that acknowledge data: dmsg, and the Messaging System with programs of March and April
+        2019. In other protocols, the Deferred fires when the data are queued on the connection to the server, and says
+        nothing about the remote.
         """
         return self._carrier.confirms
 
     def send(self, data: bytes, timeout: float | None = None) -> Deferred[None]:
-        """Send ``data`` in order. Return a Deferred that fires when the remote has acknowledged all of it, if
-        :attr:`confirms`.
+        """Queue ``data`` to be sent in order. Return a Deferred that fires when the remote has acknowledged all of
+        ``data``, if :attr:`confirms` is true.
 
-        The data travel in frames of at most ``max_frame`` bytes, of which the remote application sees nothing. An
-        empty ``data`` is sent as an empty frame, which is acknowledged and not delivered; it measures the round trip.
+        The data are sent in frames of at most ``max_frame`` bytes; the remote application does not see frame
+        boundaries. If ``data`` is empty, an empty frame is sent. It is acknowledged and not delivered, so it measures
+        the round trip.
 
-        The Deferred fails with :class:`~dmsg.errors.TransportClosed` when the stream ends first, and with
-        :class:`~dmsg.errors.SendBufferFull` when too much is queued.
+        The Deferred fails with :class:`~dmsg.errors.TransportClosed` if the stream ends first, and with
+        :class:`~dmsg.errors.SendBufferFull` if too much is queued.
 
-        :param timeout: seconds after which the Deferred fails with :class:`~dmsg.errors.DmsgTimeout`. The data are
-            sent all the same.
+        :param timeout: seconds after which the Deferred fails with :class:`~dmsg.errors.DmsgTimeout`. The data are sent
+            nevertheless.
         """
         if self.disconnecting or self._loss is not None or self.writing_ended:
             return fail(TransportClosed(self._reason, "" if self._reason else "transport is closed"))
@@ -279,7 +279,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         return deferred
 
     def probe(self) -> None:
-        """Send an empty frame to check the path to the other end. Its ACK is no traffic of the application."""
+        """Send an empty frame to check the path to the other end. Its ACK does not count as traffic for the idle
+        timeout."""
         if not (self.disconnecting or self._outbox.waiting or self._loss is not None):
             self._probing = True
             self._enqueue(b"", Ticket(None))
@@ -287,7 +288,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def _enqueue(self, data: bytes, ticket: Ticket | None) -> None:
         if not isinstance(data, bytes):
             raise TypeError("data must be bytes")
-        # As over TCP, a registered producer may still write while the stream is closing.
+        # As over TCP, a registered producer may write even while the stream is closing.
         closed = (self.disconnecting or self._end_waits) and self._producing.producer is None
         closed = closed or (self._end_ticket is not None and bool(data))
         if closed or self._loss is not None or not (data or ticket):
@@ -310,7 +311,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._carrier.schedule()
 
     def flush(self) -> None:
-        """Send queued data in frames, as far as the window allows."""
+        """Send queued data in frames, as far as the carrier permits."""
         self._scheduled = False
         if self._loss is not None:
             return
@@ -320,7 +321,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             piece, ticket = outbox.take(self.max_frame)
             carrier.send(piece, ticket)
         carrier.flush()
-        # As over TCP, a producer that must finish delays the close.
+        # As over TCP, the stream stays open until its producer has finished.
         closes = self.disconnecting and not outbox.waiting and not self._producing.is_waited_for
         if closes and not carrier.in_flight():
             self._close_now()
@@ -350,11 +351,12 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     # --- receiving: IPushProducer ---
 
     def pauseProducing(self) -> None:
-        """Stop delivering data. The remote can send at most its window (``UNREAD_LIMIT`` on a plain stream)."""
+        """Pause delivery to the application. The remote can still send as much as its window allows (``UNREAD_LIMIT``
+        on a plain stream)."""
         self._paused = True
 
     def resumeProducing(self) -> None:
-        """Resume delivering, with the queued data first."""
+        """Resume delivery to the application, beginning with the queued data."""
         self._paused = False
         if self._delivering:
             return
@@ -379,7 +381,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self._carrier.consumed(len(data))
 
     def _call_protocol(self, method: Callable[[_T], object], argument: _T) -> bool:
-        """Call a method of the application. An exception ends the stream, as it would end a TCP connection."""
+        """Call a method of the application's protocol. An exception ends the stream, as on a TCP connection."""
         self._delivering = True
         try:
             method(argument)
@@ -396,9 +398,9 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     # --- end of the stream ---
 
     def loseConnection(self) -> None:
-        """Close the stream when all written data are acknowledged, or when no ACK comes for ``LINGER`` seconds.
+        """Close the stream once all written data are acknowledged, or once no ACK has arrived for ``LINGER`` seconds.
 
-        A stream without a carrier first gets its full time to find another one.
+        A suspended stream is given its whole resume timeout first.
         """
         if self.disconnecting or self._loss is not None:
             return
@@ -408,11 +410,12 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._schedule()
 
     def abortConnection(self) -> None:
-        """Close the stream now.  Unsent data are lost."""
+        """Close the stream now. Unsent data are lost."""
         self.abort(CloseReason.ABORTED)
 
     def abort(self, reason: int) -> None:
-        """Close the stream now, and tell the remote a reason (:class:`~dmsg.errors.CloseReason`)."""
+        """Close the stream now, and send ``reason`` to the remote (:class:`~dmsg.errors.CloseReason`). Unsent data are
+        lost."""
         if self._loss is not None:
             self._unread = NO_QUEUE
             self._paused = False
@@ -424,7 +427,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._end(Failure(ConnectionAborted()), reason)
 
     def _lingered(self) -> None:
-        """Stop waiting for ACKs. Report a timeout to the application if the other end cannot have all data."""
+        """Close the stream, because no ACK has arrived for ``LINGER`` seconds. If data are surely missing at the other
+        end, report a timeout to the application."""
         self._linger = None
         if self._may_have_all():
             self._close_now()
@@ -456,11 +460,12 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._linger = None
         cancel_call(self._last_wait)
         self._end_deadlines()
-        # Pending sends fail first, then the producer stops. connectionLost comes last, after all received data.
+        # Pending calls of ``send`` fail first, then the producer is stopped. connectionLost comes last, after all
+        # received data.
         tickets = self._outbox.clear()
         producer = self._producing.take_out()
         if producer is self:
-            # Reading is resumed here, because the stream itself had paused it, and nobody else would resume it.
+            # The stream was its own producer and had paused itself. Nobody else would resume it.
             self._paused = False
         if self._unread:
             UNREAD.add(self)
@@ -472,10 +477,11 @@ class StreamTransport(HalfClosing, DeadlineMixin):
                 producer.stopProducing()
             except Exception:
                 _log.failure("unhandled error in {producer!r}", producer=producer)
-        # Data received before the CLOSE are delivered, even to a paused application.
+        # Data received before the CLOSE are delivered first.
         if not self._unread:
             if self._delivering:
-                # connectionLost is called later: the application is inside dataReceived, and does not expect it there.
+                # connectionLost is called in the next turn, because the application is inside dataReceived and does not
+                # expect it there.
                 self._reactor.callLater(0, self._finish)
             else:
                 self._finish()
@@ -497,7 +503,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     # --- deadlines ---
 
     def _has_unacknowledged(self) -> bool:
-        """Whether data were written that the other end has not acknowledged."""
+        """Whether written data exist that the other end has not acknowledged."""
         if self._outbox.waiting or self._outbox.tickets:
             return True
         return bool(self._count_unacknowledged())

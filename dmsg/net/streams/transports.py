@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 class ApplicationTransport(Interface):
-    """Interface of the transport of an application's protocol, whether it is a TCP connection or a stream."""
+    """Interface of the transport of an application's protocol, which is a TCP connection or a stream."""
 
     def write(self, data: bytes) -> None:
         """Queue bytes to send."""
 
     def loseConnection(self) -> None:
-        """Close the connection when the written bytes are sent."""
+        """Close the connection once the written bytes are sent."""
 
     def abortConnection(self) -> None:
         """Close the connection now."""
 
     def loseWriteConnection(self) -> None:
-        """End the sending direction when the written bytes are sent."""
+        """Half-close the connection once the written bytes are sent."""
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """Register a producer, which is paused while too much is queued."""
@@ -43,10 +43,10 @@ class ApplicationTransport(Interface):
 
 
 def transport_of(protocol: Protocol) -> ApplicationTransport:
-    """Return the transport of a connected protocol, typed with the methods that ``ITransport`` lacks."""
+    """Return the transport of a connected protocol, with a type that includes the methods that ``ITransport`` lacks."""
     return cast(ApplicationTransport, protocol.transport)
 
 
 def stream_of(protocol: IProtocol) -> StreamTransport:
-    """Return the stream of a protocol that a dmsg client has connected."""
+    """Return the stream that is the transport of a protocol connected by a dmsg client."""
     return cast("StreamTransport", cast(Protocol, protocol).transport)

@@ -1,1 +1,1 @@
-"""HTTP servers and clients that limit the memory and time that the other side can cost."""
+"""HTTP servers and clients that limit the memory and time that untrusted peers can use."""

@@ -13,7 +13,7 @@ from dmsg.errors import DmsgError
 
 
 class AnswerTooLong(DmsgError):
-    """The response was longer than allowed; its connection was dropped."""
+    """Error: the response was longer than allowed, and its connection was dropped."""
 
 
 class _Collector(Protocol):
@@ -43,7 +43,8 @@ class _Collector(Protocol):
 
 
 def drop(transport: object) -> None:
-    """End the connection of a response. Twisted's wrappers of a transport differ in their methods."""
+    """Close the connection of a response by the first suitable method, because Twisted's transport wrappers differ in
+    their methods."""
     for name in ("abortConnection", "loseConnection", "stopProducing"):
         end = getattr(transport, name, None)
         if end is not None:
@@ -52,9 +53,9 @@ def drop(transport: object) -> None:
 
 
 def read_body(response: IResponse, limit: int) -> Deferred[bytes]:
-    """Return the body of a response of :class:`twisted.web.client.Agent`.
+    """Return a Deferred for the body of a response of :class:`twisted.web.client.Agent`.
 
-    The Deferred fails with :class:`AnswerTooLong` if the body exceeds ``limit`` bytes, and with any error that ends a
+    The Deferred fails with :class:`AnswerTooLong` if the body exceeds ``limit`` bytes, or with the error that ended the
     connection.
     """
 

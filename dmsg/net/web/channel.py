@@ -1,9 +1,9 @@
-"""Server side of HTTP/1.1 connections, with bounded buffers, and a limited time in each reactor turn.
+"""Server side of HTTP/1.1 connections, with bounded buffers and a limited time in each reactor turn.
 
-Twisted's channel keeps reading after each response even if much is unparsed, and copies all unparsed data for every
-line.  Many small pipelined requests therefore cost a time that grows with the square of their number. Nor does Twisted
-limit the cost of parsing. A body in chunks of one byte takes long. A short header or parameter becomes an object of
-hundreds of bytes.
+Twisted's channel does not limit the cost of its input. It continues to read after each response even if much is
+unparsed, and copies all unparsed data for every line. So the time for many small pipelined requests grows with the
+square of their number. A body in chunks of one byte takes a long time to parse, and a short header or parameter becomes
+an object of hundreds of bytes.
 """
 
 from __future__ import annotations
@@ -27,38 +27,35 @@ from dmsg.net.turns import TurnTaker
 from dmsg.net.web.pending_requests import PendingRequests
 
 PIECE = 2 * 1024
-"""Number of bytes parsed at a time. The rest waits, and while a request is being answered nothing is read."""
+"""Number of bytes parsed at a time. The rest is buffered, and nothing is read while a request is being answered."""
 MAX_HEADERS = 100
-"""Maximum number of headers of a request. Twisted limits their size to 16 KiB."""
+"""Maximum number of headers of a request. Twisted itself limits their total size to 16 KiB."""
 HEADER_COST = 300
-"""Bytes of memory that a header takes beside its text."""
+"""Bytes of memory that a header uses in addition to its text."""
 MAX_TRAILERS = 1024
-"""Maximum number of bytes of trailers behind a chunked body, which nobody reads."""
+"""Maximum number of bytes of trailers after a chunked body. They are not used."""
 MAX_PARAMETERS = 64
-"""Maximum number of parameters of a query."""
+"""Maximum number of query parameters of a request."""
 LONGEST_LENGTH = 40
-"""Maximum length of a Content-Length header line in bytes. Python raises an exception for numbers of thousands of
-digits.
-"""
+"""Maximum number of bytes of a Content-Length header line. Python raises an exception for a number with thousands of
+digits."""
 LINGER_FOR, LINGER_SIZE = 5.0, 64 * 1024 * 1024
-"""Maximum number of seconds and bytes for which the rest of a request is read and dropped after an early response. If
-a connection is closed while data arrive, it is reset, and the client never sees the response.
-"""
+"""Maximum number of seconds and bytes for which the rest of a request is read and discarded after an early response. If
+the connection were closed while data still arrive, the kernel would reset it, and the client would not see the
+response."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?].*|)", re.IGNORECASE | re.DOTALL)
 
 
 def owner_of(address: object) -> str:
-    """Return the owner of a connection, for turns and memory.
-
-    The owner is a block of addresses, or the key at the end of a stream.
-    """
+    """Return the owner to whom the time and memory of a connection are charged: a block of addresses, or the key of the
+    other end of a stream."""
     return blocks_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))[0].name
 
 
 class BoundedChannel(TurnTaker, HTTPChannel):
-    """HTTP channel that buffers one read at most, and parses it piece by piece, spread over reactor turns.
+    """HTTP channel that buffers at most one read, and parses it in pieces over several reactor turns.
 
-    :ivar feeding: whether a piece is being parsed, and its time counted.
+    :ivar feeding: whether a piece is being parsed, so that its time is charged already.
     """
 
     maxHeaders = MAX_HEADERS
@@ -105,7 +102,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         super().allHeadersReceived()  # type: ignore[no-untyped-call]
 
     def setLineMode(self, extra: bytes = b"") -> None:
-        # A request was answered.  Data that came with the end of its body are parsed before the data that wait.
+        # A request was answered. Data that arrived with the end of its body are parsed before other buffered data.
         self.line_mode = 1
         if extra:
             self._unparsed.appendleft(extra)
@@ -118,8 +115,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self._feed()
 
     def resumeProducing(self) -> None:
-        # The responses written so far wait in the buffer.  Until they are sent, no further request is parsed, so a
-        # client that does not read its responses cannot pile them up.
+        # Called when the responses written so far are sent. No request is parsed before that, so a client that does not
+        # read its responses cannot make the server buffer more of them.
         super().resumeProducing()  # type: ignore[no-untyped-call]
         self._feed()
 
@@ -132,9 +129,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         return self.block
 
     def count(self) -> None:
-        """Charge the time that parsing the current piece has taken so far.  Called before a request in this piece asks
-        how much time is left.
-        """
+        """Charge the time that parsing the current piece has taken so far. Called before a request in this piece
+        compares its time with the owner's share."""
         self._count()
 
     def _work(self) -> None:
@@ -166,18 +162,18 @@ class BoundedChannel(TurnTaker, HTTPChannel):
 
     @property
     def _has_ended(self) -> bool:
-        # The transport is checked, because an upgrade may have taken it, or a response may have ended the connection.
+        # The transport is checked too, because an upgrade may have detached it and a response may have closed the
+        # connection.
         return self._given_up or self.transport is None or bool(self.transport.disconnecting)  # type: ignore[attr-defined]
 
     def drop_buffer(self) -> None:
-        """Drop received data that is not parsed, because the connection ends or was upgraded to another protocol."""
+        """Drop unparsed data, because the connection ends or was upgraded to another protocol."""
         self._unparsed.clear()
         self.site.unanswered.remove(self)
 
     def linger(self) -> None:
-        """Close the connection when the client has had time to read a response that was written before its request was
-        whole.
-        """
+        """Close the connection with a delay, because the response was written before the whole request had arrived. The
+        delay lets the client read the response."""
         self._given_up = True
         self.drop_buffer()
         self.setTimeout(None)  # type: ignore[no-untyped-call]
@@ -190,9 +186,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self.loseConnection()  # type: ignore[no-untyped-call]
 
     def give_up(self) -> None:
-        """End the connection, with 503 if possible, to free its memory for others
-        (:class:`~dmsg.net.web.pending_requests.MemoryHolder`).
-        """
+        """End the connection to free its memory for others, with status 503 if its request is still incomplete
+        (:class:`~dmsg.net.web.pending_requests.MemoryHolder`)."""
         self._given_up = True
         self._unparsed.clear()
         answer = getattr(self.requests[-1], "answer_busy", None) if self.requests else None
@@ -205,8 +200,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self.drop_buffer()
         cancel_call(self._lingering)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        # A request, its channel and its decoder refer to each other. The references are removed, because otherwise
-        # their memory would wait for the garbage collector.
+        # A request, its channel and its decoder refer to each other. The references are removed, so that their memory
+        # is freed without the garbage collector.
         self.requests = []
         self._transferDecoder = None
         self._dataBuffer = []
@@ -216,13 +211,13 @@ class BoundedChannel(TurnTaker, HTTPChannel):
 class PlainRequest(Request):
     """Request without cookies, with a limited number of parameters and exactly one host.
 
-    Its target may be a whole URL, as proxies send it (absolute-form, RFC 9112, 3.2.2).
+    The request target may be a whole URL, as clients send it to a proxy (absolute-form, RFC 9112, 3.2.2).
     """
 
     channel: BoundedChannel
 
     def parseCookies(self) -> None:
-        """Skip cookies: no route uses them, and each would cost one or two objects."""
+        """Do not parse cookies, because no route uses them and each would cost one or two objects."""
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         hosts = self.requestHeaders.getRawHeaders(b"host")
@@ -231,7 +226,7 @@ class PlainRequest(Request):
             self.channel._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]  # noqa: SLF001  # as Twisted's own requests do
             return
         if path[:1] != b"/" and (whole := _ABSOLUTE.fullmatch(path)) is not None:
-            # The host in the URL is used, and the Host header is ignored.
+            # The host in the URL takes precedence over the Host header.
             self.requestHeaders.setRawHeaders(b"host", [whole[1]])
             rest = whole[2]
             path = rest if rest.startswith(b"/") else b"/" + rest
@@ -249,10 +244,10 @@ class SiteOptions(TypedDict, total=False):
 class BoundedSite(Site):
     """Site whose connections are :class:`BoundedChannel` objects.
 
-    The site offers no HTTP/2, for which Twisted uses other channels.
+    The site does not offer HTTP/2, for which Twisted uses other channels.
 
-    :ivar share: account that divides the time of a reactor turn among its connections.
-    :ivar unanswered: account of the memory that its connections use.
+    :ivar share: account that divides the time of a reactor turn among the connections.
+    :ivar unanswered: account of the memory that the connections use.
     """
 
     noisy = False
@@ -266,7 +261,8 @@ class BoundedSite(Site):
         on_refused: Callable[[str], None] = lambda reason: None,
         **options: Unpack[SiteOptions],
     ) -> None:
-        """:param on_refused: called with ``busy`` when a connection ends because all together use too much memory.
+        """:param on_refused: called with ``busy`` when a connection is closed because all connections together use too
+            much memory.
         :param options: arguments of :class:`twisted.web.server.Site`.
         """
         super().__init__(resource, requestFactory=requestFactory, **options)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """HTTP client with limits, for untrusted servers.
 
-Bodies are read by :func:`dmsg.net.web.body.read_body`. Headers have a limit too, because Twisted accepts any number.
-Nothing is decompressed, because a few bytes could become any amount of data. Redirections are not followed, because
-they could lead to an address that nobody meant to ask.
+:func:`dmsg.net.web.body.read_body` reads bodies up to a limit. Headers have a limit too, because Twisted accepts any
+number. Nothing is decompressed, because a few bytes could expand to any amount of data. Redirections are not followed,
+because they could lead to an unintended address.
 """
 
 from __future__ import annotations
@@ -40,26 +40,25 @@ if TYPE_CHECKING:
     from treq.response import _Response
 
 MAX_HEAD = 64 * 1024
-"""Maximum number of bytes of a response before its body (status line and headers)."""
+"""Maximum number of bytes of the status line and the headers of a response."""
 KEPT = 20
-"""Seconds for which an idle connection is kept. This is less than the 30 s after which discoveries close it. Nobody
-knows whether a POST sent into a closing connection was accepted.
-"""
+"""Seconds after which an idle connection is closed. This is less than the 30 s after which a discovery closes it. If a
+POST is sent into a connection that the server closes, the client cannot know whether the server received it."""
 
 _KEEPS = (b"HTTP", 1, 1)
-"""First version of HTTP whose servers keep connections open."""
+"""First version of HTTP in which servers keep connections open by default."""
 _UNANSWERED = (RequestNotSent, RequestTransmissionFailed, ResponseNeverReceived)
-"""Errors that mean that no byte of a response arrived."""
+"""Errors that mean that no byte of a response has arrived."""
 
 T = TypeVar("T")
 
 
 class HeadTooLong(DmsgError):
-    """The headers of a response exceed the limit."""
+    """Error: the headers of a response exceed the limit."""
 
 
 class _BoundedConnection(HTTP11ClientProtocol):
-    """Connection that is dropped if its response has too many headers.
+    """Connection that is closed if the headers of a response exceed ``MAX_HEAD``.
 
     :ivar is_reused: whether an earlier request was answered over this connection.
     """
@@ -69,7 +68,8 @@ class _BoundedConnection(HTTP11ClientProtocol):
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        # Head and body of a request are two writes. With Nagle's algorithm the second would wait for the peer's ACK.
+        # The head and the body of a request are written separately. With Nagle's algorithm, the second write would wait
+        # for an ACK of the first.
         no_delay = getattr(self.transport, "setTcpNoDelay", None)
         if no_delay is not None:
             no_delay(True)
@@ -83,7 +83,7 @@ class _BoundedConnection(HTTP11ClientProtocol):
         parser = self._parser
         if parser is not None and parser.state in (STATUS, HEADER):
             self._head += len(data)
-            # The last read is left out, because it may contain the end of the head and much of the body.
+            # The last read does not count, because it may contain much of the body besides the end of the head.
             if self._head - len(data) > MAX_HEAD:
                 error = HeadTooLong(f"an answer with more than {MAX_HEAD} bytes of headers")
                 self._giveUp(Failure(error))  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ class _BoundedConnection(HTTP11ClientProtocol):
 
 
 class BoundedFactory(_HTTP11ClientFactory):
-    """Factory of the connections of a pool, which does not log each of them."""
+    """Factory of the connections of a pool, which writes no log line for each connection."""
 
     noisy = False
 
@@ -102,7 +102,7 @@ class BoundedFactory(_HTTP11ClientFactory):
 
 @implementer(IBodyProducer)
 class Body:
-    """Request body that is written at once, and can be sent again."""
+    """Request body that is written in one piece, so that the request can be repeated."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -113,17 +113,18 @@ class Body:
         return succeed(None)
 
     def pauseProducing(self) -> None:
-        """Do nothing: everything was written at once."""
+        """Do nothing, because the body is written in one piece."""
 
     def resumeProducing(self) -> None:
-        """Do nothing: everything was written at once."""
+        """Do nothing, because the body is written in one piece."""
 
     def stopProducing(self) -> None:
-        """Do nothing: everything was written at once."""
+        """Do nothing, because the body is written in one piece."""
 
 
 class _KeptConnection:
-    """Kept connection for one request. If the server has meanwhile closed it, the request goes over a new one."""
+    """Reused connection for one request. If the server has closed the connection meanwhile, the request is repeated
+    over a new one."""
 
     def __init__(self, connection: _BoundedConnection, connect: Callable[[], Deferred[Any]]) -> None:
         self._connection = connection
@@ -146,13 +147,14 @@ class _KeptConnection:
 
 
 class _Pool(HTTPConnectionPool):
-    """Pool of connections that are kept for the next request.
+    """Pool of connections that are reused for later requests.
 
-    A server that answers in HTTP/1.0 closes its connection, even if it does not say so, so that connection is not kept.
-    Other servers may close a connection just when a request is sent over it. If no byte was answered, the request is
-    sent again, once, whatever its method: every request made here is idempotent.
+    A connection is not reused if the server answered in HTTP/1.0, because such a server closes it even without saying
+    so. Any server may close a connection just when a request is sent over it. If no byte of the response has arrived,
+    the request is repeated once over a new connection. The method does not matter, because every request that uses this
+    pool is idempotent.
 
-    A closed pool keeps nothing more. A response may arrive before its connection returns to the pool.
+    After the pool is closed, it keeps no connections, even if the response of a pending request arrives later.
     """
 
     _closed = False
@@ -183,9 +185,9 @@ class _Pool(HTTPConnectionPool):
 
 
 def make_pool(reactor: IReactorTime, *, persistent: bool = True, limit: int = 2) -> HTTPConnectionPool:
-    """Return a pool of connections whose responses have limited headers.
+    """Return a pool of connections that limit the headers of responses.
 
-    :param limit: number of connections kept for one host.
+    :param limit: maximum number of idle connections for one host.
     """
     pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
     pool.maxPersistentPerHost = limit
@@ -196,7 +198,8 @@ def make_pool(reactor: IReactorTime, *, persistent: bool = True, limit: int = 2)
 
 @implementer(IAgent)
 class _UndecodedClient:
-    """Agent that asks for uncompressed bodies, and hides Content-Encoding so that treq does not decompress."""
+    """Agent that requests uncompressed bodies, and hides the header Content-Encoding so that treq decompresses
+    nothing."""
 
     def __init__(self, agent: IAgent) -> None:
         self._agent = agent
@@ -216,17 +219,17 @@ class _UndecodedClient:
 
 
 class _LiteralURL(EncodedURL):
-    """URL with an IPv6 address. Twisted's usual class for URLs, hyperlink, would encode the address as a name, and
-    refuse its colons."""
+    """URL with an IPv6 address. Twisted's usual class for URLs, hyperlink, cannot be used: it would encode the address
+    as a DNS name and refuse its colons."""
 
     def to_uri(self) -> _LiteralURL:
-        """Return the URL itself, which is a URI already."""
+        """Return the URL itself, which is already a URI."""
         return self
 
 
 @implementer(IAgentEndpointFactory)
 class _Endpoints:
-    """Makes endpoints that connect to HTTP servers, directly or through the proxy that the environment names."""
+    """Factory of endpoints for HTTP servers, which connect directly or through the proxy that the environment names."""
 
     def __init__(self, reactor: IReactorTime, timeout: float) -> None:
         self._reactor = reactor
@@ -243,25 +246,25 @@ class _Endpoints:
 
 
 class WebClient(HTTPClient):
-    """HTTP client of treq that follows no redirection and decompresses nothing."""
+    """HTTP client of treq that follows no redirections and decompresses nothing."""
 
     def __init__(self, reactor: IReactorTime, pool: HTTPConnectionPool, connect_timeout: float) -> None:
-        """:param connect_timeout: seconds for TCP and TLS."""
+        """:param connect_timeout: seconds to wait for a TCP connection, and for the answer of a proxy."""
         agent = Agent.usingEndpointFactory(reactor, _Endpoints(reactor, connect_timeout), pool)
         super().__init__(_UndecodedClient(agent), data_to_body_producer=Body)
 
     def request(self, method: str, url: _SomeURL, **options: Any) -> Deferred[_Response]:
-        """Send a request like treq, but also to hosts given as IPv6 addresses."""
+        """Send a request as treq does, but also to a host that is given as an IPv6 address."""
         if isinstance(url, str) and "[" in url:
             url = _LiteralURL.from_text(url)
         return super().request(method, url, **{**options, "allow_redirects": False})
 
 
 def cancellable(asking: Deferred[T]) -> Deferred[T]:
-    """Return a Deferred for the same result that fails with CancelledError as soon as it is cancelled.
+    """Return a Deferred with the result of ``asking`` that fails with CancelledError as soon as it is cancelled.
 
-    A cancelled request itself fails with various errors, such as ConnectingCancelledError. A caller that tries one
-    server after the other would take such an error for the server's failure, and try the next server.
+    A cancelled HTTP request itself fails with various errors, such as ConnectingCancelledError. A caller that tries
+    several servers would mistake such an error for a failure of the server, and try the next one.
     """
     wanted = True
 
@@ -287,7 +290,7 @@ def cancellable(asking: Deferred[T]) -> Deferred[T]:
 def parse_json(body: bytes | str) -> Any:
     """Parse JSON from an untrusted sender.
 
-    :raises ValueError: the text is not JSON, or nested too deeply.
+    :raises ValueError: the text is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(body)

@@ -1,8 +1,8 @@
-"""Guard of an HTTP server: limits of connections in all and per address, and a deadline for each request.
+"""Guard of an HTTP server: limits connections in all and per address, and sets a deadline for each request.
 
-Without limits, a client that opens connections and stays silent would use all descriptors of the process. When there
-are too many connections, the block of addresses with most connections loses one. That is the connection that has waited
-longest for the rest of a request, or for the next one.  So others can still connect.
+Without limits, a client that opens connections and sends nothing would use up all file descriptors of the process. If
+there are too many connections, one of the address block with most connections is closed: the oldest that is not waiting
+for a response. So other clients can still connect.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.reactor import cancel_call
 
 MAX_CONNECTIONS = 4096
-"""Maximum number of connections in all; less if the limit of descriptors is lower."""
+"""Maximum number of connections in all. The limit is lower if the process may open fewer file descriptors."""
 RESERVE = 64
-"""Number of descriptors that are kept free for other uses than clients."""
+"""Number of file descriptors that are reserved for other uses than clients."""
 MAX_OF_BLOCK = 512
-"""Maximum number of connections of one address, which may be a whole company. Wider blocks may have more
-(:mod:`dmsg.net.blocks`).
-"""
+"""Maximum number of connections of one address, which may serve a whole company. Wider blocks may have more
+(:mod:`dmsg.net.blocks`)."""
 TIME_TO_ASK = 1.0
-"""Seconds after which a connection without a request may be closed to admit another."""
+"""Seconds within which a new connection behind a proxy should send its request. Until then, it is not closed in favour
+of another one."""
 WHOLE_WITHIN = 20.0
-"""Maximum number of seconds from the first byte of a request to its last."""
+"""Maximum number of seconds from the first byte of a request to its last byte."""
 
 
 def _descriptor_limit() -> int:
@@ -40,10 +40,10 @@ def _descriptor_limit() -> int:
 
 
 class GuardedConnection:
-    """Connection with the state that the guard keeps about it.
+    """Connection, with the state that the guard needs.
 
     :ivar block: block of the client's address.
-    :ivar answering: whether a whole request has arrived that is not answered yet.
+    :ivar answering: whether a complete request is still unanswered.
     :ivar since: time when the connection was made.
     """
 
@@ -55,22 +55,21 @@ class GuardedConnection:
     _timer: IDelayedCall | None = None
 
     def start_deadline(self) -> None:
-        """Start the deadline for a whole request; called when bytes arrive."""
+        """Start the deadline of a request, unless it is running; called when bytes arrive."""
         if self._timer is None and not self.answering:
             self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._on_deadline)
 
     def request_is_whole(self) -> None:
-        """Record that a whole request has arrived, and stop its deadline: the time until the response is the server's
-        own."""
+        """Record that a request is complete, and stop its deadline. From now on, the client waits for the server."""
         self.answering = True
         self.stop_waiting()
 
     def request_is_answered(self) -> None:
-        """Record that the request was answered, so that the connection waits for the next one."""
+        """Record that the request was answered. The connection now waits for the next request."""
         self.answering = False
 
     def stop_waiting(self) -> None:
-        """Stop the deadline: the request is whole, or not wanted any more."""
+        """Stop the deadline, because the request is complete or the connection is not guarded any more."""
         timer, self._timer = self._timer, None
         cancel_call(timer)
 
@@ -85,7 +84,7 @@ class GuardedConnection:
             self.transport.abortConnection()
 
     def failed(self) -> None:
-        """Count a request that made Twisted's parser raise, and close the connection."""
+        """Count a request for which Twisted's parser raised an exception, and close the connection."""
         self.guard.on_refused("unreadable_request")
         self.drop()
 
@@ -100,10 +99,11 @@ class GuardOptions(TypedDict, total=False):
 
 
 class Guard:
-    """Set of the open connections of one site.
+    """Table of the open connections of one site, which limits their number.
 
-    :param limit: limit of connections in all; None to use the limit of descriptors.
-    :param by_place: whether to count by address; False behind a proxy, from which all connections come.
+    :param limit: maximum number of connections in all; None to derive it from the limit of file descriptors.
+    :param by_place: whether connections are also limited per address; False behind a proxy, from which all connections
+        come.
     :param on_refused: called with ``too_many_connections``, ``slow_request`` or ``unreadable_request``.
     """
 
@@ -128,7 +128,7 @@ class Guard:
         return len(self._open)
 
     def add(self, connection: GuardedConnection) -> None:
-        """Add a connection, and close another one if there are too many."""
+        """Add a connection. If there are too many now, close one of them."""
         connection.guard = self
         connection.since = self.clock.seconds()
         if self._by_place:
@@ -139,8 +139,8 @@ class Guard:
         if not crowded and len(self._open) > self._most:
             crowded = self._of.heaviest()
         if crowded or len(self._open) > self._most:
-            # The victim is chosen from the address with most connections inside the block, because one address may have
-            # all connections of a wide block.
+            # The victim is chosen from the narrow block with most connections inside the crowded block, because one
+            # address may have all connections of a wide block.
             victim = self._victim(self._of.heaviest(crowded) if crowded else connection.block, connection)
             self.on_refused("too_many_connections")
             self.remove(victim)
@@ -149,8 +149,8 @@ class Guard:
     def _victim(self, block: str, new: GuardedConnection) -> GuardedConnection:
         """Choose the connection of ``block`` to close: the oldest that is not waiting for a response.
 
-        Behind a proxy, where all are in one block, connections younger than ``TIME_TO_ASK`` are spared as well. If
-        nothing else is left, the oldest one is closed.
+        Behind a proxy, where all connections are in one block, connections younger than ``TIME_TO_ASK`` are not chosen
+        either. If no connection qualifies, the oldest of the block is chosen.
         """
         of_block = [other for other in self._open if other.block == block]
         young = self.clock.seconds() - (0.0 if self._by_place else TIME_TO_ASK)
@@ -158,14 +158,13 @@ class Guard:
         return next(silent, of_block[0])
 
     def drop_all(self) -> None:
-        """Close every connection: the site is stopping, and a client that kept its connection would continue to ask
-        it.
-        """
+        """Close every connection, because the site stops. A client with an open connection would otherwise continue to
+        send requests to it."""
         for one in list(self._open):
             one.drop()
 
     def remove(self, connection: GuardedConnection) -> None:
-        """Remove a connection that has ended or is no longer the site's."""
+        """Remove a connection that has ended, or that the site no longer handles."""
         if connection in self._open:
             del self._open[connection]
             self._of.remove(connection.block)
@@ -192,7 +191,7 @@ class _GuardedProtocol(GuardedConnection, ProtocolWrapper):
 
 
 class GuardedFactory(WrappingFactory):
-    """Factory that guards a site; its arguments are those of :class:`Guard`."""
+    """Factory that adds a :class:`Guard` to a site, and takes the arguments of the guard."""
 
     protocol = _GuardedProtocol
     noisy = False

@@ -1,4 +1,4 @@
-"""Memory account of the unanswered requests of a site, and the choice of the victim when it is full."""
+"""Memory account of the unanswered requests of a site. If the account is full, it chooses a connection to close."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ class MemoryHolder(Protocol):
     block: str
 
     def give_up(self) -> None:
-        """Close the connection and free its memory.  The account calls :meth:`PendingRequests.remove` if the connection
-        did not.
-        """
+        """Close the connection and free its memory. The caller removes the connection from the account afterwards."""
 
 
 class PendingRequests:
     """Account of the memory that the requests of all connections use.
 
-    When the limit is exceeded, the address block that uses most, relative to its width, loses the connection that has
-    used memory for longest.
+    If the limit is exceeded, a connection of the address block with the highest load is closed: the one that has used
+    memory for longest. The load of a block is its memory, divided by the block's factor (:mod:`dmsg.net.blocks`).
 
     :param limit: limit in bytes.
     :param on_refused: called with ``busy`` for each connection that is closed.
-    :ivar held: bytes used now.
+    :ivar held: number of bytes used now.
     """
 
     def __init__(self, limit: int = MAX_HELD, on_refused: Callable[[str], None] = lambda reason: None) -> None:
@@ -44,7 +42,7 @@ class PendingRequests:
         self._holders: dict[str, dict[MemoryHolder, int]] = {}
 
     def book(self, holder: MemoryHolder, size: int) -> None:
-        """Add ``size`` bytes to a connection's account; ``size`` may be negative."""
+        """Charge ``size`` more bytes to a connection; ``size`` may be negative."""
         holders = self._holders.setdefault(holder.block, {})
         holders[holder] = holders.get(holder, 0) + size
         self.held += size

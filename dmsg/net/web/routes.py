@@ -1,9 +1,10 @@
 """Klein with a fast path for the routes of most requests.
 
-For each request, Klein asks Werkzeug for the route, which assembles the whole URL, and passes the result through five
-Deferreds. That takes longer than all other work of a look-up in discovery. Here a table finds each path that equals a
-route, or that is a route with a variable last segment. Everything else (escapes, doubled slashes, other methods,
-unknown paths) is left to Klein. Routes, methods and error handlers are declared to Klein only.
+For each request, Klein asks Werkzeug for the route. Werkzeug assembles the whole URL, and Klein passes the result
+through five Deferreds. That takes longer than all other work of a look-up in discovery. This module looks up the path
+in a table instead. The table has paths without variables, and paths whose only variable is the last segment. All other
+requests (escapes, doubled slashes, other methods, unknown paths) are left to Klein. Routes, methods and error handlers
+are declared to Klein only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _log = Logger()
 
 _SEGMENT = re.compile(rb"[0-9A-Za-z_-]+")
 _HOST = re.compile(rb"[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)*(:[0-9]{1,5})?")
-"""Pattern of common host names and addresses.  Other texts are checked by Werkzeug."""
+"""Pattern of common host names and addresses. Requests with any other host are left to Klein."""
 _LAST = re.compile("(?P<before>/(?:[^<>]*/)?)<(?P<path>path:)?(?P<name>[^<>:]+)>")
 
 
@@ -39,24 +40,25 @@ class QuickResource(KleinResource):
 
     def __init__(self, app: Klein) -> None:
         super().__init__(app)
-        # (method, path) -> route; (method, path up to the last segment) -> route and the name of that segment
+        # The first table maps (method, path) to a route. The second maps (method, path up to the last segment) to a
+        # route and the name of its variable.
         self._static_rules: dict[tuple[bytes, bytes], str] = {}
         self._last: dict[tuple[bytes, bytes], tuple[str, str]] = {}
         for rule in app.url_map.iter_rules():
-            # A route without declared methods accepts all of them; the table gets only the most common ones.
+            # A route without declared methods accepts all methods. The tables contain the most common ones.
             methods = [method.encode() for method in rule.methods or ("GET", "HEAD", "POST")]
             if not rule.arguments:
                 self._static_rules.update({(method, rule.rule.encode()): rule.endpoint for method in methods})
             elif (found := _LAST.fullmatch(rule.rule)) is not None:
                 way = rule.endpoint, found["name"]
                 for method in methods:
-                    # If two routes have the same beginning, the one whose variable is a segment is used, and not the
-                    # one whose variable is a path.
+                    # If two routes have the same beginning, the table has the route whose variable is a single segment,
+                    # not the route whose variable may contain slashes.
                     if not found["path"] or (method, found["before"].encode()) not in self._last:
                         self._last[method, found["before"].encode()] = way
 
     def _find(self, request: Request) -> tuple[str, dict[str, str]] | None:
-        """Return the route of a request and its arguments, or None if Klein has to find it."""
+        """Return the route of a request and its arguments, or None if the request is left to Klein."""
         if _HOST.fullmatch(request.getHeader(b"host") or b"") is None:
             return None
         method, path = request.method, request.path
@@ -83,7 +85,8 @@ class QuickResource(KleinResource):
         return NOT_DONE_YET
 
     def _failed(self, failure: Failure, request: Request) -> object:
-        """Call the error handler for a failure. Without a handler, or if the client has left, return the failure."""
+        """Call the error handler for a failure. If there is no handler, or the client has disconnected, return the
+        failure."""
         if request._disconnected:  # noqa: SLF001
             return failure
         for kinds, handler in self._app._error_handlers:  # noqa: SLF001  # there is no public way
@@ -93,9 +96,9 @@ class QuickResource(KleinResource):
 
 
 def finish_with(body: bytes, request: Request) -> None:
-    """Send a response to a request that was not answered at once; a HEAD gets only its length.
+    """Send a response to a request that was not answered at once. For a HEAD request, send only the length of the body.
 
-    If the client has left, nothing is sent, although the route may still return a body.
+    If the client has disconnected, nothing is sent; the route may still return a body.
     """
     if request._disconnected:  # noqa: SLF001  # as Twisted's own requests ask
         return
@@ -106,7 +109,7 @@ def finish_with(body: bytes, request: Request) -> None:
 
 
 def _broken(failure: Failure, request: Request) -> None:
-    """Answer a failed request with an error; if the client has left, only log the error."""
+    """Answer a failed request with an error. If the client has disconnected, only log the failure."""
     if not request._disconnected:  # noqa: SLF001
         request.processingFailed(failure)
     elif not failure.check(CancelledError):

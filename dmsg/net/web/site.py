@@ -1,4 +1,4 @@
-"""Web sites of entities: rate limits that are applied before the routes, and errors as JSON."""
+"""Web sites of entities, with rate limits that are applied before routing, and with errors as JSON."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from dmsg.net.web.channel import BoundedSite, PlainRequest, SiteOptions
 from dmsg.net.web.routes import finish_with
 
 MAX_WAITING = 4096
-"""Maximum number of requests delayed at a time; further ones are refused."""
+"""Maximum number of delayed requests at a time. Further requests are refused instead of delayed."""
 MAX_WAITING_SIZE = 64 * 1024 * 1024
-"""Maximum number of bytes of delayed requests; further ones are refused."""
+"""Maximum number of bytes of all delayed requests. Further requests are refused instead of delayed."""
 MAX_WAITING_OF_ADDRESS = 256
-"""Maximum number of requests of one address that are delayed or being answered."""
+"""Maximum number of requests of one address that are delayed or being answered. Further requests are refused."""
 IDLE_TIMEOUT = 30
-"""Seconds of silence after which a connection is closed."""
+"""Seconds without received data after which a connection is closed."""
 
 
 def answer(request: IRequest, status: int, message: str, extra_body: bytes = b"") -> bytes:
-    """Set the status and return ``{"message": ..., "code": ...}``.
+    """Set the status of a response, and return its body ``{"message": ..., "code": ...}``.
 
-    :param extra_body: further members as JSON, beginning with a comma.
+    :param extra_body: further JSON members, beginning with a comma.
     """
     request.setResponseCode(status)
     request.setHeader(b"content-type", b"application/json")
@@ -45,7 +45,8 @@ def answer(request: IRequest, status: int, message: str, extra_body: bytes = b""
 
 
 def answer_http_error(request: IRequest, failure: Failure) -> bytes:
-    """Answer an HTTP error that Klein's router raises, such as an unknown path or method."""
+    """Return the body for an HTTP error that Klein's router raised, such as an unknown path or method, and set the
+    status."""
     error = failure.value
     assert isinstance(error, HTTPException)
     if isinstance(error, RequestRedirect):
@@ -56,11 +57,11 @@ def answer_http_error(request: IRequest, failure: Failure) -> bytes:
 
 
 def _do_nothing() -> None:
-    """Do nothing; used in place of a hook if there is no guard."""
+    """Do nothing. Used instead of a method of the guard if there is no guard."""
 
 
 def without_body(request: IRequest, body: bytes) -> bytes:
-    """Return the body of a response; a HEAD gets only its length."""
+    """Return the body of a response. For a HEAD request, set only its length, and return no body."""
     if request.method != b"HEAD":
         return body
     request.setHeader(b"content-length", b"%d" % len(body))
@@ -68,15 +69,15 @@ def without_body(request: IRequest, body: bytes) -> bytes:
 
 
 def close_after(request: Request) -> None:
-    """Close the connection after the response; further requests over it are ignored."""
+    """Close the connection after the response. Further requests over it are ignored."""
     request.setHeader(b"connection", b"close")
     request.channel.persistent = False
 
 
 class BoundedRequest(TurnTaker, PlainRequest):
-    """Request that answers 413 to a long body without reading it, and 503 when others need its memory.
+    """Request that answers 413 to a body that is too long, and 503 when its memory is needed for others.
 
-    Pipelined requests take turns with the requests of other connections.
+    Pipelined requests share the time of a reactor turn with the requests of other connections.
 
     :cvar max_body: maximum number of bytes of a body.
     :cvar share: account that divides the time of a reactor turn among requests.
@@ -90,7 +91,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
     _waits = False
 
     def gotLength(self, length: int | None) -> None:
-        # Bodies are kept in memory; Twisted would use a temporary file for one that is long or of unknown length.
+        # Bodies are kept in memory. Twisted would write a body that is long, or of unknown length, to a temporary file.
         self.content = BytesIO()
         if length is not None and length > self.max_body:
             self._too_long()
@@ -103,7 +104,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
             super().handleContentChunk(data)  # type: ignore[no-untyped-call]
 
     def _guard(self, name: str) -> Callable[[], None]:
-        """Return a hook of the guard of this connection, or a function that does nothing if there is no guard."""
+        """Return a method of this connection's guard, or a function that does nothing if there is no guard."""
         found: Callable[[], None] = getattr(getattr(self.channel, "transport", None), name, _do_nothing)
         return found
 
@@ -129,8 +130,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
         return bool(self._disconnected or self.channel is None)
 
     def _work(self) -> None:
-        # The channel keeps the data behind this request until it is answered, and counts the time of the piece it
-        # parses.
+        # While the channel parses a piece, it already charges the time of that piece.
         if self.channel.feeding:
             self._process()
         else:
@@ -140,7 +140,7 @@ class BoundedRequest(TurnTaker, PlainRequest):
         super().requestReceived(*self._received)
 
     def answer_busy(self) -> None:
-        """Drop the body received so far and answer 503, to free memory for others."""
+        """Answer 503, and drop the body received so far to free its memory for others."""
         if not self.refused:
             self._refuse(b"503 Service Unavailable", "too much is on its way")
 
@@ -152,13 +152,15 @@ class BoundedRequest(TurnTaker, PlainRequest):
     def _refuse(self, status: bytes, text: str) -> None:
         self.refused = True
         body = json.dumps({"message": text, "code": int(status[:3])}).encode()
-        # The body is still arriving, so Twisted would not send a response yet: it is written to the channel directly.
+        # Twisted would not send a response while the body still arrives, so the response is written to the channel's
+        # transport directly.
         assert self.channel.transport is not None
         self.channel.transport.write(
             b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
         )
-        self.content = BytesIO()  # Free the received part while the rest is being dropped.
+        # Free the memory of the received part of the body. The rest is discarded as it arrives.
+        self.content = BytesIO()
         self.channel.linger()
 
 
@@ -173,10 +175,11 @@ class BoundedOptions(SiteOptions):
 def bounded_arguments(
     reactor: IReactorTime, max_body: int, on_refused: Callable[[str], None], timeout: float
 ) -> BoundedOptions:
-    """Return the arguments of a :class:`~dmsg.net.web.channel.BoundedSite` of :class:`BoundedRequest`.
+    """Return the arguments of a :class:`~dmsg.net.web.channel.BoundedSite` whose requests are :class:`BoundedRequest`
+    objects.
 
     :param on_refused: called with ``too_long`` or ``busy``.
-    :param timeout: seconds that a connection may be silent.
+    :param timeout: seconds without received data after which a connection is closed.
     """
     share = TurnShare(reactor)
     of_site = {"max_body": max_body, "share": share, "count_refusal": staticmethod(on_refused)}
@@ -191,11 +194,11 @@ def bounded_arguments(
 
 
 class Requesters:
-    """Rate limiter of HTTP requests by the client's address.
+    """Rate limiter of HTTP requests, by the client's address.
 
     :param rate: requests per second and address; 0 for no limit.
-    :param burst: requests that may come at once.
-    :param proxied: whether to take the client's address from the end of X-Forwarded-For.
+    :param burst: number of requests that an address may send in a burst.
+    :param proxied: whether to use the client's address that the operator's proxy appended to X-Forwarded-For.
     """
 
     def __init__(self, reactor: IReactorTime, rate: float, burst: float, *, proxied: bool = False) -> None:
@@ -204,7 +207,7 @@ class Requesters:
         self.limit = RateLimit(rate, burst, blocks_of)
 
     def client_of(self, request: IRequest) -> str:
-        """Return the address of the client of a request, or an empty text if our proxy does not name the client."""
+        """Return the address of a request's client; an empty text if the operator's proxy does not name the client."""
         if self._proxied:
             return forwarded_client(request.getHeader(b"x-forwarded-for"))
         return str(getattr(request.getClientAddress(), "host", ""))
@@ -214,7 +217,7 @@ class Requesters:
         return blocks_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))[0].name
 
     def charge(self, request: IRequest, requests: float) -> None:
-        """Charge ``requests`` to the address of a request, because the content of the request was worthless."""
+        """Charge ``requests`` more requests to the address of a request, because that request was worthless."""
         self.limit.charge(self.address_of(request), requests, self._reactor.seconds())
 
 
@@ -229,13 +232,13 @@ class GateOptions(TypedDict, total=False):
 
 
 class Gate(Resource):
-    """Resource that applies the rate limits to all paths before the routes.
+    """Root resource of a site, which applies rate limits to all requests before they are routed.
 
-    :param patience: returns the seconds for which a request may be delayed instead of refused.
-    :param posts: separate limit for requests for which ``is_post`` is true, unless their address exceeds the general
-        limit.
-    :param independent: whether the separate limit applies even if the address exceeds the general one.
-    :param on_finished: called with the request, its status and its duration in seconds.
+    :param patience: returns the maximum number of seconds for which a request may be delayed instead of refused.
+    :param posts: separate limit for requests for which ``is_post`` is true. An address that exceeds the general limit
+        is subject to the general limit even for these requests.
+    :param independent: whether ``posts`` applies even if the address exceeds the general limit.
+    :param on_finished: called with a request, its status and its duration in seconds.
     """
 
     isLeaf = True
@@ -269,10 +272,10 @@ class Gate(Resource):
         self._waiting_size = 0
         self._stopped = False
         self.delayed = 0
-        """Number of requests that were delayed."""
+        """Number of requests that were delayed so far."""
 
     def log(self, request: Request) -> None:
-        """Report an answered request to ``on_finished``; replaces Twisted's access log."""
+        """Pass an answered request to ``on_finished``; replaces Twisted's access log."""
         self._on_finished(request, request.code, self._reactor.seconds() - getattr(request, "began", 0.0))
 
     def stop(self) -> None:
@@ -334,7 +337,7 @@ class Gate(Resource):
         self._forget(request)
         try:
             body = self._let_in(request)
-        except Exception:  # Twisted does the same when it renders a request itself.
+        except Exception:  # Twisted handles an exception in the same way when it renders a request itself.
             request.processingFailed(Failure())
             return
         if isinstance(body, bytes):
@@ -346,12 +349,12 @@ class Gate(Resource):
             b"/".join(segments).decode()
             (request.getHeader(b"host") or b"").decode("ascii")
         except UnicodeDecodeError:
-            # The path is refused here, because Klein would fail to decode it, too, and log a traceback.
+            # The path or host is refused here, because Klein would also fail to decode it and log a traceback.
             self._refused("bad_path")
             return answer(request, 400, "path or host is no text")
         try:
             rendered: int | bytes = self._root.render(request)
-        except HTTPException as error:  # The Host header is not valid, so the URL cannot be assembled.
+        except HTTPException as error:  # The Host header is invalid, so the URL of the request cannot be assembled.
             self._refused("bad_path")
             return answer(request, error.code or 400, "host cannot be one")
         return without_body(request, rendered) if isinstance(rendered, bytes) else rendered
@@ -366,11 +369,11 @@ def gated_site(
     max_body: int,
     **of_gate: Unpack[GateOptions],
 ) -> BoundedSite:
-    """Return the factory of a site behind a :class:`Gate`.
+    """Return the factory of a site whose requests pass a :class:`Gate`.
 
-    :param on_refused: called with ``too_long``, ``busy``, ``rate_limit`` or ``bad_path``.
+    :param on_refused: called with ``too_long``, ``busy``, ``rate_limit``, ``too_many_waiting`` or ``bad_path``.
     :param max_body: maximum number of bytes of a request's body.
-    :param of_gate: arguments of :class:`Gate`, which is the site's ``resource``.
+    :param of_gate: arguments of the :class:`Gate`, which is the site's ``resource``.
     """
     gate = Gate(root, reactor, requesters, on_refused, **of_gate)
     site = BoundedSite(gate, **bounded_arguments(reactor, max_body, on_refused, IDLE_TIMEOUT))

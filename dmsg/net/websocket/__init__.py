@@ -1,1 +1,1 @@
-"""Websockets without I/O (RFC 6455): requests to become one, and frames. For the message bus and for links."""
+"""Websockets without I/O (RFC 6455): upgrade requests and frames, for the message bus and for links."""

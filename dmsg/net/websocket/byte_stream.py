@@ -1,7 +1,8 @@
 """Byte stream in the binary messages of a websocket (RFC 6455, section 5). No I/O.
 
-The boundaries of messages and fragments mean nothing here. So payload is returned as it arrives, and a frame is never
-kept as a whole. :class:`~dmsg.net.websocket.frames.Frames` does keep it, because the message bus needs whole messages.
+Boundaries of messages and fragments have no meaning in the byte stream. So payload is returned as it arrives, and no
+frame is buffered as a whole. The message bus needs whole messages, so it uses
+:class:`~dmsg.net.websocket.frames.Frames` instead.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ NORMAL, BAD_PROTOCOL, BAD_DATA = 1000, 1002, 1003
 CLOSE = 0x88
 """First byte of a close frame."""
 MAX_FRAME = 2**32
-"""Maximum number of payload bytes that a frame may announce. A frame is never kept as a whole, so this costs no
-memory."""
+"""Maximum number of payload bytes that a frame may announce. A large frame needs no memory, because frames are not
+buffered as a whole."""
 _FIN, _MASKED = 0x80, 0x80
 
 
 class StreamError(Exception):
-    """The other end broke a rule of websockets.
+    """Error: the other end violated the websocket protocol.
 
     :ivar code: close code to send.
     """
@@ -40,16 +41,16 @@ class _Frame(NamedTuple):
 def close_frame(code: int, key: bytes | None = None) -> bytes:
     """Return a close frame.
 
-    :param key: 4 bytes of a client's mask; servers do not mask.
+    :param key: 4-byte mask of a client; None for a server, which does not mask.
     """
     return encode(CLOSE, code.to_bytes(2, "big"), key)
 
 
 class StreamReader:
-    """Reader of one direction of a websocket.
+    """Parser for one direction of a websocket.
 
     :param masked: whether the frames are masked, as those of clients are.
-    :ivar closed: whether the other end has sent a close frame; data after it are ignored.
+    :ivar closed: whether the other end has sent a close frame. Data after it are ignored.
     """
 
     __slots__ = ("_continued", "_control", "_frame", "_head", "_left", "_masked", "_pong", "closed")
@@ -57,13 +58,13 @@ class StreamReader:
     def __init__(self, masked: bool) -> None:
         self._masked = masked
         self._head = b""
-        """Bytes of a header that is not complete, at most ``MAX_HEADER``."""
+        """Bytes of an incomplete header, at most ``MAX_HEADER``."""
         self._frame: _Frame | None = None
         self._left = 0
-        """Number of payload bytes of the current frame that have not arrived."""
+        """Number of payload bytes of the current frame that are still to come."""
         self._control = b""
         self._continued = False
-        """Whether the last message lacks its final fragment."""
+        """Whether the final fragment of the current message is still to come."""
         self._pong: bytes | None = None
         self.closed = False
 
@@ -73,24 +74,23 @@ class StreamReader:
         return len(self._head) + len(self._control)
 
     def take_answer(self, key: bytes | None = None) -> bytes:
-        """Return the pong to send, and clear it; empty if there is none.
+        """Return the pong that is due, and clear it; empty if none is due.
 
         Only the newest ping is answered (RFC 6455, section 5.5.3), so many pings in one read cost one pong.
 
-        :param key: 4 bytes of a client's mask; servers do not mask.
+        :param key: 4-byte mask of a client; None for a server, which does not mask.
         """
         pong, self._pong = self._pong, None
         return b"" if pong is None else encode(PONG, pong, key)
 
     def read(self, data: memoryview, start: int, frames: int) -> tuple[bytes | memoryview, int]:
-        """Return the next piece of payload in ``data``, and the position behind it; an empty piece if there is none.
-
-        The piece may be a view of ``data``.
+        """Return the next piece of payload in ``data``, and the position after it. The piece is empty if there is no
+        further one, and may be a view of ``data``.
 
         :param start: position in ``data`` from which to read.
-        :param frames: maximum number of headers to read. Without this limit, empty frames could take any amount of
-            time.
-        :raises StreamError: the other end broke a rule.
+        :param frames: maximum number of frame headers to read. Without this limit, empty frames could take any amount
+            of time.
+        :raises StreamError: the other end violated the websocket protocol.
         """
         end = len(data)
         while start < end and not self.closed:
@@ -113,14 +113,13 @@ class StreamReader:
             elif not any(frame.key):
                 return piece, start
             else:
-                # The mask goes on where the previous piece of this frame ended.
+                # The mask is rotated to the position at which the previous piece of this frame ended.
                 done = (frame.size - self._left - len(piece)) % 4
                 return mask(bytes(piece), frame.key[done:] + frame.key[:done]), start
         return b"", end if self.closed else start
 
     def _read_head(self, view: memoryview, start: int) -> int:
-        """Read a header, which may have begun in an earlier read. Return the position after the bytes that were
-        read."""
+        """Parse a frame header, which may have begun in an earlier read. Return the position after the parsed bytes."""
         known = len(self._head)
         head = self._head + bytes(view[start : start + MAX_HEADER - known])
         length = head[1] & 0x7F if len(head) > 1 else 0

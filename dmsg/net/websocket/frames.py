@@ -1,4 +1,4 @@
-"""Parser of websocket frames as the message bus uses them: binary and limited in size (RFC 6455, section 5.2).
+"""Parser of websocket frames for the message bus: binary, and limited in size (RFC 6455, section 5.2).
 
 Messages and their fragments, pings and pongs are parsed here, because nearly all frames are of these kinds. Text and
 close frames are returned unparsed.
@@ -11,29 +11,28 @@ from collections.abc import Iterator
 from dmsg.errors import DmsgError
 
 BINARY, PING, PONG = 0x82, 0x89, 0x8A
-"""First byte of each kind of unfragmented websocket frame: the FIN bit and the opcode."""
+"""First byte of an unfragmented frame of each kind: the FIN bit and the opcode."""
 BEGINNING, MIDDLE, ENDING = 0x02, 0x00, 0x80
-"""First bytes of the fragments of a binary message."""
+"""First bytes of the first, a middle and the last fragment of a binary message."""
 OTHER = -1
-"""Value that stands for the first byte of all other frames."""
+"""Value that is returned instead of the first byte for all other frames."""
 MAX_CONTROL = 125
-"""Maximum bytes in a ping or pong."""
+"""Maximum number of payload bytes of a ping or pong."""
 _CONTROL = frozenset((PING, PONG))
 _READ_HERE = frozenset((BINARY, BEGINNING, MIDDLE, ENDING)) | _CONTROL
 SMALL, PIECE = 4096, 64 * 1024
-"""Bytes below which a piece is joined with others, and the size to which they are joined."""
+"""Size in bytes below which a piece is joined with others, and size up to which pieces are joined."""
 MAX_HEADER = 14
-"""Bytes of the longest frame header: two, eight of length, four of mask."""
+"""Number of bytes of the longest frame header: two, plus eight for the length and four for the mask."""
 
 
 class FrameTooLarge(DmsgError):
-    """A frame is larger than a message may be."""
+    """Error: a frame is larger than a message may be."""
 
 
 NO_MASK = bytes(4)
-"""Key that leaves the payload as it is. An end that sends ciphertext may use it: a mask only protects against bytes
-that others choose.
-"""
+"""Mask that does not change the payload. An end that sends ciphertext may use it, because a mask only protects against
+bytes that an attacker chose."""
 
 
 def mask(data: bytes, key: bytes) -> bytes:
@@ -48,8 +47,8 @@ def mask(data: bytes, key: bytes) -> bytes:
 def encode(first: int, data: bytes | bytearray | memoryview, key: bytes | None = None) -> bytes:
     """Encode a frame.
 
-    :param first: :data:`BINARY`, :data:`PING` or :data:`PONG`.
-    :param key: 4 bytes of a client's mask; servers do not mask.
+    :param first: first byte: :data:`BINARY`, :data:`PING` or :data:`PONG`.
+    :param key: 4-byte mask of a client; None for a server, which does not mask.
     """
     size = len(data)
     bit = 0 if key is None else 0x80
@@ -65,9 +64,9 @@ def encode(first: int, data: bytes | bytearray | memoryview, key: bytes | None =
 
 
 class PieceBuffer:
-    """Buffer for bytes that come in pieces and are needed as a whole.
+    """Buffer for data that arrive in pieces and are needed as a whole.
 
-    The pieces are kept in a list, because a buffer that grows to the length of a message would be copied a dozen times.
+    The pieces are kept in a list. A buffer that grows to the length of a message would be copied a dozen times.
 
     :ivar size: number of bytes.
     """
@@ -103,10 +102,10 @@ class PieceBuffer:
 
 
 class Frames:
-    """Parser that cuts a stream into frames.
+    """Parser that splits a byte stream into frames.
 
     :param masked: whether the frames are masked, as those of clients are.
-    :param limit: maximum bytes of a frame's payload.
+    :param limit: maximum number of payload bytes of a frame.
     """
 
     __slots__ = ("_masked", "_most", "_pieces", "_want")
@@ -119,12 +118,14 @@ class Frames:
 
     @property
     def held(self) -> int:
-        """Bytes of the incomplete frame."""
+        """Number of bytes of the incomplete frame."""
         return self._pieces.size
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield (first byte, payload) for each message, fragment, ping and pong, and (:data:`OTHER`, whole frame) for
-        others.
+        """Process ``data`` and yield the frames that are complete.
+
+        A message, a fragment, a ping and a pong are yielded as their first byte and payload. Any other frame is yielded
+        as :data:`OTHER` and the whole frame.
 
         :raises FrameTooLarge: a frame will be larger than allowed.
         """

@@ -1,4 +1,4 @@
-"""Requests to become a websocket, and the answers to them (RFC 6455, section 4). No I/O."""
+"""HTTP requests that upgrade a connection to a websocket, and the answers to them (RFC 6455, section 4). No I/O."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from base64 import b64decode, b64encode
 from typing import NamedTuple
 
 MAX_HEAD = 8192
-"""Maximum bytes of a request for a websocket."""
+"""Maximum number of bytes of an upgrade request."""
 _HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1,100})")
 _FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
 _ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
 _ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
 _LISTS = frozenset((b"x-forwarded-for",))
-"""Headers that may be repeated, because some proxies add a second line instead of extending the existing one."""
+"""Headers that may be repeated, because some proxies add a second header line instead of extending the first one."""
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """GUID of RFC 6455, section 1.3, for Sec-WebSocket-Accept."""
 
 
 class Upgrade(NamedTuple):
-    """Request to become a websocket.
+    """Parsed upgrade request.
 
     :ivar headers: headers, with names in lower case.
     :ivar key: the header Sec-WebSocket-Key.
-    :ivar rest: bytes that came after the request.
+    :ivar rest: bytes that arrived after the request.
     """
 
     target: bytes
@@ -42,13 +42,11 @@ def is_key(key: bytes) -> bool:
 
 
 def plain_upgrade(data: bytes) -> Upgrade | None:
-    """Return the upgrade with which these bytes begin, if it is complete and has only ordinary headers, otherwise
-    None.
-    """
+    """Parse the upgrade request with which ``data`` begin. Return None if it is incomplete, or has unusual headers."""
     head, blank, rest = data.partition(b"\r\n\r\n")
     if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
         return None
-    # Requests with empty, folded or repeated headers are not parsed here; the HTTP site handles them.
+    # Requests with empty, folded or repeated headers are left to the HTTP site.
     whole = _HEAD.fullmatch(head)
     if whole is None:
         return None
@@ -59,7 +57,7 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
         if name not in headers:
             headers[name] = value.strip(b" \t")
         elif name in _LISTS:
-            headers[name] += b"," + value  # Repeated headers may be joined with commas (RFC 9110, section 5.3).
+            headers[name] += b"," + value  # Repeated header lines may be joined with commas (RFC 9110, section 5.3).
         else:
             return None
     if not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
@@ -76,12 +74,12 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
 
 
 def accept_of(key: bytes) -> bytes:
-    """Return the header Sec-WebSocket-Accept that answers a Sec-WebSocket-Key."""
+    """Return the header Sec-WebSocket-Accept for a Sec-WebSocket-Key."""
     return b64encode(hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest())
 
 
 def switching(key: bytes) -> bytes:
-    """Return the answer to an upgrade with this Sec-WebSocket-Key."""
+    """Return the answer that accepts an upgrade request with this Sec-WebSocket-Key."""
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Accept: " + accept_of(key) + b"\r\n\r\n"
