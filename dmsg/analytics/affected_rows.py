@@ -1,9 +1,8 @@
-"""Search for the rows that new events affect: the earlier events of the same groups, and the stored rows to replace.
-Needs no Spark.
+"""Search for the events and stored rows that a few new events affect. Needs no Spark.
 
-A few late events affect a few groups of events, such as those of a transport. Arrow finds the events of these groups in
-the files of bronze.  From these events Spark computes the groups' rows, by the same rules as for a whole day.  The new
-rows then replace the groups' stored rows.
+A table's rows are made from groups of events, such as the events of one transport. A few late events affect few groups.
+Arrow reads all events of the affected groups from the files of bronze. From these events Spark computes the groups'
+rows, by the same rules as for a whole day. The new rows then replace the groups' stored rows.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _SEPARATOR = "\x1f"
 
 
 class WholeDays(Exception):
-    """Whole days have to be computed: too many rows are affected, or the stored rows lack information that is needed to
-    replace some of them."""
+    """Error: the affected rows cannot be computed separately, so the run has to compute whole days. Either too many
+    rows are affected, or the stored rows lack information that is needed to replace some of them."""
 
 
 def event_schema(family: str) -> StructType:
@@ -46,7 +45,8 @@ def event_schema(family: str) -> StructType:
 class Groups:
     """Groups of events: the events of a group have the same values in ``columns``.
 
-    :param columns: names of text columns. If there is one, events in which it is NULL belong to no group.
+    :param columns: names of text columns. If there is only one column, an event in which that column is NULL belongs to
+        no group.
     :param events: every group has one of these events.
     :raises WholeDays: there are several columns, and an event has NULL in one of them.
     """
@@ -134,7 +134,8 @@ def subtract(stored: pa.Table, rows: pa.Table) -> pa.Table | None:
     if not rows.num_rows:
         return stored
     stored = stored.combine_chunks()
-    # Numbers are compared first; only rows with equal numbers are compared as a whole, because that is expensive.
+    # Comparing whole rows is expensive. So only rows whose integers occur in ``rows``, column by column, are compared
+    # as a whole.
     alike = pa.array([True] * stored.num_rows, pa.bool_())
     for one in stored.schema:
         if pa.types.is_int64(one.type):

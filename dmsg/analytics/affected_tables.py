@@ -88,7 +88,7 @@ class AffectedTables:
 
     :param before: state that the newest finished run left; the tables still have this state.
     :param state: state that the run will leave.
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
 
     def __init__(self, lake: Lake, before: State, state: State, hint: Hint) -> None:

@@ -9,7 +9,8 @@ from dmsg.errors import DmsgError
 
 
 def write_atomically(target: Path, data: bytes) -> None:
-    """Write ``data`` to a temporary file beside the target and rename it; write directly to a device or a pipe.
+    """Write ``data`` to a temporary file in the target's directory, and rename this file to the target. A target that
+    is a device or a pipe is written directly.
 
     :raises DmsgError: the target cannot be written. The temporary file is removed and the old content stays.
     """

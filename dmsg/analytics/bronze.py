@@ -192,7 +192,7 @@ def numbers(sums: DataFrame, rows: DataFrame | None, hint: Hint = F.broadcast) -
 
     :param rows: the events, to count the numbers in a bitmap for each bucket of :func:`incomplete_sums`. None if no
         bucket is incomplete.
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     if rows is None:
         return sums.withColumn("distinct_events", F.col("events"))
@@ -216,7 +216,7 @@ def deduplicate(rows: DataFrame, where: DataFrame, hint: Hint = F.broadcast) -> 
     If rows with the same number differ, always the same one of them is returned.
 
     :param where: buckets that contain duplicates (producer, boot, bucket).
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     keys = ["producer", "boot", "bucket"]
     bucketed = rows.withColumn("bucket", F.floor(F.col("seq") / BUCKET_SIZE))

@@ -1,8 +1,8 @@
 """Choice of the tables and days that a run computes again.
 
 A run computes a table for a day only if an input of the table has changed. The run knows for which days each family of
-events has new events. It compares the rows of each small table that it has computed with the stored rows, to find out
-whether that table has changed for the tables made from it.
+events has new events. It also compares the rows of each small table that it has computed with the stored rows. If they
+are equal, tables that are made from this table need not be computed.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def human(value: float | None, unit: str = "") -> str:
         value, unit = value / 1000, "s"
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * factor:
-            # The next unit is used here; otherwise the value would be rounded up to 1000 of the smaller unit.
+            # The next larger unit is used, because the value would otherwise be rounded up to 1000 of the smaller unit.
             return f"{value / factor:.3g} {prefix}{unit}"
     return f"{value:.3g}{' ' + unit if unit else ''}"
 

@@ -32,7 +32,7 @@ class ArchiveFailed(DmsgError):
 
 
 def archive_path(directory: Path, java_home: Path) -> Path | None:
-    """Return the path of the archive for this Java and this Spark; None if Java does not tell its version.
+    """Return the path of the archive for this Java and this Spark; None if the version of Java is unknown.
 
     :param directory: cache directory of the archives.
     """
@@ -46,8 +46,8 @@ def archive_path(directory: Path, java_home: Path) -> Path | None:
 
 
 def usable_archive(directory: Path, java_home: Path) -> Path | None:
-    """Return the archive for this Java and this Spark; None if it does not exist, or another user may have written
-    it."""
+    """Return the path of the archive for this Java and this Spark; None if the archive does not exist, or if another
+    user may have written it."""
     path = archive_path(directory, java_home)
     if path is None or _UNQUOTED.search(str(path)):
         return None

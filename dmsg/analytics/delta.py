@@ -45,8 +45,8 @@ CONFIGURATION: dict[str, str | None] = {
 """Table properties. The log keeps earlier versions for 9 days, because readers may open the tables of runs of the last
 :data:`~dmsg.analytics.runs.KEPT_DAYS` days."""
 QUIET = PostCommitHookProperties(cleanup_expired_logs=False)
-"""Options of a commit that keep delta-rs from shortening the log. Only :meth:`Delta.vacuum` shortens the log, and keeps
-the entries of the period in :data:`CONFIGURATION`.
+"""Options of a commit that keep delta-rs from shortening the log. Only :meth:`Delta.vacuum` shortens the log. It
+removes entries that are older than the period in :data:`CONFIGURATION`.
 """
 UNUSABLE = r"[\[\]%\\^|]"
 """Regular expression for the characters with which delta-rs cannot write to a path."""

@@ -332,7 +332,8 @@ class Pipeline:
         self._left, self._lists = unreadable(sources, self._quiet), True
 
     def begin_small(self) -> None:
-        """Use the settings for small jobs. This is the choice while the amount of work is unknown."""
+        """Use the settings for small jobs. A stream calls this method at its start, when the amount of work is
+        unknown."""
         self._tuning.choose(small=True)
 
     def refine(self, before: State, claim: Claim, unread: list[str]) -> RunOutcome:
@@ -343,8 +344,8 @@ class Pipeline:
         """
         lake, number = self.lake, claim.number
         taken = self.take_in(before, number, unread)
-        # In a stream, Spark lists the files. If nobody has looked for unreadable files, those of the last run stay
-        # recorded.
+        # In a stream, Spark lists the files. If the stream has not searched for unreadable files, those of the last run
+        # stay recorded.
         left = merge(self._left) if self._lists else before.left
         if taken is None:
             if before.run and left != before.left:

@@ -163,7 +163,8 @@ class DirectoriesRead:
             pass  # If the file is missing or damaged, all directories are listed.
 
     def of(self, source: Source) -> dict[str, int]:
-        """Return the directories of a source, in the form that ``list_sealed`` expects."""
+        """Return the directories of a source to skip, as the argument ``known`` of
+        :func:`~dmsg.telemetry.spool_listing.list_sealed`."""
         return self._known.get(_key(source), {})
 
     def add(self, source: Source, quiet: Mapping[str, int]) -> None:

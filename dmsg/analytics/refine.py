@@ -212,7 +212,8 @@ class Refinement:
         self._write(layer, {name: plan(some)[name] for name, some in days.items() if some}, days)
 
     def _write(self, layer: str, tables: Tables, days: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Write tables that do not depend on each other. Small tables are written at the same time."""
+        """Write tables that do not depend on each other. In a small job, several tables are written at the same
+        time."""
 
         def one(name: str) -> None:
             self._step(f"{layer}: {name}")

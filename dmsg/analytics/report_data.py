@@ -57,7 +57,8 @@ class Content:
 
 
 def total(column: str, name: str | None = None) -> str:
-    """Return an SQL aggregate: the sum of a column, at most ``SUM_LIMIT``, like ``bounded_sum`` of ``gold/totals.py``.
+    """Return an SQL aggregate: the sum of a column, or ``SUM_LIMIT`` if the sum is larger. It has the same result as
+    ``bounded_sum`` of ``gold/totals.py``.
 
     :param name: name of the sum; None for the name of the column.
     """

@@ -69,7 +69,7 @@ BEGUN, DONE, GIVEN_UP = "begun", "done", "given up"
 
 
 class TablesBusy(LakeError):
-    """Another run is writing to the tables."""
+    """Error: another run is writing to the tables."""
 
 
 @dataclass(frozen=True)

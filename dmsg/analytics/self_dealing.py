@@ -1,7 +1,7 @@
 """Self-dealing: signs that a server's operator also owns the clients for whose traffic the server is credited.
 
 Anybody can create keys, so whether two keys have one owner cannot be proved. Therefore a flag changes neither the
-credited bytes nor the weight of a server. An operator who pays servers should examine a flagged server, and may ask its
+credited bytes nor the weight of a server. Whoever pays for a flagged server should examine it, and may ask the server's
 operator who the clients are. Like the credited bytes, the signs are computed from the receipts of both ends. Only the
 hours of transports and the heartbeats are the server's own statements.
 

@@ -78,7 +78,7 @@ def sessions(
     :param ends: the last event of each process and day (producer, boot, dt, last_ts).
     :param lives: events of the family ``life``.
     :param last_day: the last of all days with events.
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     opening = F.col("type") == "session_open"
     put_together = events.groupBy("producer", "boot", "session", "dt").agg(
@@ -204,8 +204,8 @@ def accepted_receipts(events: DataFrame) -> DataFrame:
 
 
 def receipts(events: DataFrame) -> DataFrame:
-    """Return the silver table of the family of events ``receipt``. It has one row with the accepted receipts of each
-    end of a transport."""
+    """Return the silver table of the family of events ``receipt``. It has one row for each end of a transport, with the
+    smallest counts in the accepted receipts of this end."""
     # Text columns are grouping keys only. If texts were aggregated, Spark would sort the rows, which is slower than
     # hashing.
     return (
@@ -230,7 +230,7 @@ def boots(lives: DataFrame, beats: DataFrame, ends: DataFrame, hint: Hint = F.br
     the program that checks receipts writes and numbers these events.
 
     :param ends: the first and last event of each process and day (producer, boot, dt, first_ts, last_ts).
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     told = lives.where(F.col("type").isin("start", "stop")).select("producer", "role", "boot", "type", "names", "dt")
     told = told.unionByName(beats.select("producer", "role", "boot", "type", "names", "dt"))

@@ -59,11 +59,12 @@ BRONZE_KEY = "/bronze"
 MERGE_AT = 64
 """Number of small files in a partition at which they are merged."""
 LEFT_BEHIND_HOURS = 24
-"""Age in hours after which files that belong to no table are removed; killed runs leave such files."""
+"""Age in hours above which files that the log of their table does not name are removed. Killed runs leave such
+files."""
 TIDY_RUNS = 20
 """Number of runs after which small files are merged and unneeded files are removed."""
 TIDY_SECONDS = 6 * 3600
-"""Seconds between two runs after which the same is done, because runs are rare (6 hours)."""
+"""Seconds after the previous run at which a run does this in any case (6 hours)."""
 _BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
 """Regular expression for the start of the path of a bronze file, with the source and the number of the batch."""
 
@@ -201,8 +202,8 @@ class Store:
     # --- maintenance ---
 
     def tidy(self, before: State, claim: Claim) -> int:
-        """Merge small files and remove unneeded files, at every run whose number :data:`TIDY_RUNS` divides, and
-        :data:`TIDY_SECONDS` after the previous run.
+        """Merge small files and remove unneeded files, but only in every twentieth run (:data:`TIDY_RUNS`), or if the
+        previous run was at least :data:`TIDY_SECONDS` ago.
 
         :param before: state that the newest finished run left.
         :returns: number of files removed.

@@ -40,7 +40,7 @@ def silver_tables(
     :param around: as ``read``, but including the days before and after.
     :param accepted: returns the accepted receipts of the days of ``around``. An end of a transport may have several
         rows. None to use the table ``receipts``.
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     :param last_day: the last of all days with events.
     """
 
@@ -89,7 +89,7 @@ def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
 
     :param read: returns the rows of a table on these days.
     :param around: as ``read``, but including the days before and after.
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
 
     def observed() -> DataFrame:

@@ -264,8 +264,8 @@ class ReceiverFactory(Factory[ReceiverProtocol]):
         self.newest: dict[str, float] = {}
 
     def admits(self, address: IAddress) -> bool:
-        """Whether a key may connect. This is checked before the handshake, so that strangers cause no work of
-        cryptography."""
+        """Whether a key may connect. The caller checks this before the handshake, so that strangers cannot cause
+        cryptographic work."""
         return isinstance(address, DmsgAddress) and self._allowed(address.public_key)
 
     def buildProtocol(self, address: IAddress | None) -> ReceiverProtocol | None:

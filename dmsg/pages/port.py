@@ -53,7 +53,7 @@ class StatusPort:
         self.refused = 0
 
     async def start(self) -> None:
-        """Listen, and start to sample the entity. Errors of the endpoint are raised."""
+        """Listen, and start sampling the entity. Errors of the endpoint are raised."""
         if self._where is None:
             return
         # These modules are imported only if there is a status page, because their import takes time.
@@ -72,7 +72,7 @@ class StatusPort:
         self.refused += 1
 
     async def stop(self) -> None:
-        """Stop to sample, close the port, and close the connections of browsers that receive updates."""
+        """Stop sampling, close the port, and close the connections of browsers that receive updates."""
         if self._sampling is not None:
             self._sampling.stop()
         port, self.port = self.port, None

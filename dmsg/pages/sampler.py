@@ -89,7 +89,7 @@ class Sampler:
         self._sample_loop.now()
 
     def stop(self) -> None:
-        """Stop to sample, and end the connections of the browsers."""
+        """Stop sampling, and end the connections of the browsers."""
         self._sample_loop.stop()
         for one in list(self._watchers):
             self._forget(one)

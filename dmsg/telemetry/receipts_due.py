@@ -1,6 +1,6 @@
 """Receipts that a server still expects (*due*): one from each end of each secure transport that it carried. No I/O.
 
-Any other receipt would take time in the pipeline and space in the spool, so this module rejects it. Cheap checks come
+Any other receipt would cost time in the pipeline and space in the spool, so this module rejects it. Cheap checks come
 first. The signature is verified only if the receipt is due.
 
 After a crash, a server does not know which transports it had carried. Therefore it also accepts receipts of unknown

@@ -83,7 +83,7 @@ class RelayTelemetry:
 
     def accepted(self, record: TransportRecord, payload: bytes) -> None:
         if record.request is None:
-            return  # A repeated ACCEPT is not recorded; only the clients judge it.
+            return  # A repeated ACCEPT is not recorded. Only the clients check it.
         now = self._now()
         record.accept(payload, now)
         assert record.identity is not None

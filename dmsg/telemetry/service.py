@@ -126,7 +126,7 @@ class SentCounts:
     :ivar delivered_bytes: total size of the delivered files.
     :ivar refused: number of refusals; a file counts each time it is refused.
     :ivar failures: number of rounds that failed for another reason.
-    :ivar waiting: number of files waiting at the last round of sending.
+    :ivar waiting: number of files that wait to be sent, as of the last search for files.
     """
 
     delivered: int = 0

@@ -243,7 +243,7 @@ def _mend(file: IO[bytes]) -> bool:
         envelope = {name: row[name] for name in ("producer", "role", "boot", "ts", "mono")}
         envelope = {"v": SCHEMA_VERSION, **envelope, "seq": row["seq"] + 1}
     except (ValueError, KeyError, TypeError):
-        return True  # The line is kept, although it is no event of ours; the pipeline puts it in quarantine.
+        return True  # The line stays, although it is not an event; the pipeline puts it into quarantine.
     file.seek(size)
     file.write(end_line(envelope, lines, digest.hexdigest(), recovered=True))
     file.flush()

@@ -20,7 +20,7 @@ class Faults:
 
     :param servers: names of the servers to which faults may happen.
     :param clients: names of the clients to which faults may happen.
-    :param talkers: ends of streams that may stop to read.
+    :param talkers: ends of streams that may stop reading.
     """
 
     def __init__(self, lab: Lab, servers: Sequence[str], clients: Sequence[str], talkers: Sequence[Talker]) -> None:

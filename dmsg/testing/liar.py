@@ -136,7 +136,8 @@ class LyingPort:
         self.swallowed: dict[tuple[int, int], int] = {}
         """Number of further frames to drop, by type and transport id."""
         self.crossed: dict[int, tuple[int, int]] = {}
-        """Transport id under which to send the frames of another id, and the number of further frames to send so."""
+        """For the frames of a transport id, the other id under which to send them, and the number of further frames for
+        which to do this."""
         self.held: dict[int, list[Frame]] = {}
         """Frames that are delayed, by transport id."""
         self.next: list[Frame] = []
@@ -219,7 +220,7 @@ class LyingPort:
             self.put(self.held.pop(transport_id, []))
 
     def repent(self) -> None:
-        """Send the delayed frames, and stop to drop and exchange frames."""
+        """Send the delayed frames, and stop dropping and exchanging frames."""
         self.swallowed.clear()
         self.crossed.clear()
         following, self.next = self.next, []

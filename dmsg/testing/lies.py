@@ -152,7 +152,8 @@ def _forge_receipt(port: LyingPort, frame: Frame, random: Random) -> list[Frame]
 
 
 def _forge_request(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Add a forged REQUEST in the name of another client. It is plain, or has an invalid handshake message."""
+    """Send a forged REQUEST of another client after the frame. The REQUEST is plain, or has an invalid handshake
+    message."""
     other = port.another(random)
     asking = bytes(port.peer.key if other is None else other.peer.key) + bytes(port.peer.key)
     return [frame, Frame(REQUEST, port.unused_id(random), asking + random.choice((b"", random.randbytes(177))))]
@@ -168,7 +169,7 @@ def _forge_data(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _malformed(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Add a malformed frame. The client has to end the connection because of it."""
+    """Send a malformed frame after the frame. The client has to end the connection because of the malformed frame."""
     return [frame, random.choice((Frame(DRAIN, 0, b"malformed"), Frame(REQUEST, frame.id, bytes(66))))]
 
 

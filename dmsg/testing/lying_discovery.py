@@ -23,7 +23,7 @@ from dmsg.testing.network import Host
 LATE = 9.0
 """Seconds after which a slow discovery answers."""
 ENDLESS = 4 * 1024 * 1024
-"""Size in bytes of an answer that is too long. The client must stop to read it."""
+"""Size in bytes of an answer that is too long. The client must stop reading it."""
 INVENTED = 6
 """Maximum number of invented servers in an answer."""
 ADDRESS = "10.9.9.9:8080"

@@ -388,7 +388,7 @@ class Host:
         self.alive = True
 
     def pause(self) -> None:
-        """Pause the host's process, like ``SIGSTOP``. Its connections stay open, but no code of it runs."""
+        """Pause the host's process, like ``SIGSTOP``. Its connections stay open, but its code does not run."""
         if self._paused is None:
             self._paused = []
 

@@ -216,7 +216,8 @@ class End:
         if self.loss_reason is not None:
             producer.stopProducing()
             return
-        # A pull producer has no method to pause it, but this class calls that method only for push producers.
+        # The cast is safe for a pull producer, too: this class calls pauseProducing(), which a pull producer lacks,
+        # only for push producers.
         self._producer = cast(IPushProducer, producer)
         self._streaming, self._producer_paused = streaming, False
         if not streaming:

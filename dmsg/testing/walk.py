@@ -42,7 +42,7 @@ PORT = 7
 SERVERS = ("server-1", "server-2", "server-3")
 STEPS = 60
 UNACKNOWLEDGED = 4_000_000
-"""Maximum number of unacknowledged bytes with which an end of a stream may send more."""
+"""Number of unacknowledged bytes at which an end of a stream sends no more data."""
 STREAMS = 6
 """Maximum number of streams that are open at the same time."""
 PATIENCE = 400.0
@@ -323,7 +323,7 @@ def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
 
 
 def walk(seed: int, *, steps: int = STEPS, lies: bool = False) -> Walk:
-    """Do the walk of a seed.
+    """Do the random walk that a seed determines.
 
     :param lies: whether servers may lie.
     :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
@@ -344,7 +344,7 @@ def follow(plan: Plan) -> Walk:
 
 
 def _run_logged(one: Walk) -> None:
-    """Run a walk. Errors that were only logged let the walk fail, too."""
+    """Run a walk. The walk also fails if errors were only logged."""
     errors: list[str] = []
 
     def note(event: LogEvent) -> None:

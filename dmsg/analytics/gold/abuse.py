@@ -1,4 +1,4 @@
-"""Tables of refused requests, and of the actors (clients and networks) that cause more of them than is usual.
+"""Tables of refused requests, and of actors (clients and networks) that cause unusually many of them.
 
 A score of 100 means that an actor reached the limit for its kind of abuse. The limits are fixed, because a limit
 relative to other clients would rise with the abuse. Every row contains its evidence, so that an operator can check it.
@@ -13,8 +13,8 @@ from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 SCAN_LIMIT = 100
-"""Limit per day: number of different clients that were not connected, and with which one client requested
-transports."""
+"""Limit per day: number of different clients to which one client requested transports although they were not
+connected."""
 FLOOD_LIMIT = 1000
 """Limit per day: number of requests of one client that were refused because of a rate limit."""
 HANDSHAKE_LIMIT = 200
@@ -27,8 +27,8 @@ per minute."""
 CHURN_LIMIT = 5000
 """Limit per day: number of entries that one client posted; an ordinary client posts every few minutes."""
 UNANSWERED_LIMIT = 0.9
-"""Share of a client's requests for transports. If nobody accepted more than this share, the client is reported,
-provided that it made at least ``UNANSWERED_LEAST`` requests."""
+"""Share of a client's requests for transports. If more than this share was not accepted by anybody, the client is
+reported, provided that it made at least ``UNANSWERED_LEAST`` requests."""
 UNANSWERED_LEAST = 50
 SHOWN_FROM = 1.0
 """Minimum score of a day at one producer that is stored in ``abuse_day``. The minimum is low, so that small scores at

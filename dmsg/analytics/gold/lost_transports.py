@@ -31,7 +31,7 @@ def select_unfinished(
     :param verdicts: verdicts. A verdict on a transport that the server does not report contains the counts of its
         receipts.
     :param former: receipts that were sent after the server had restarted.
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     events = transports.where(F.col("transport").isNotNull()).withColumn("pair", F.xxhash64("server", "transport"))
     opened, closed = F.col("what") == "open", F.col("what") == "close"

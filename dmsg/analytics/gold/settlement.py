@@ -64,7 +64,7 @@ def of_ends(former: DataFrame, transports: DataFrame, hint: Hint = F.broadcast) 
 
     :param former: receipts that were sent after a server's restart.
 
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     asked = F.col("initiator")
     ends = transports.where((F.col("what") == "close") & F.col("transport").isNotNull()).select(
@@ -318,7 +318,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
 def settlement_conflict_day(verdicts: DataFrame, receipts: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return the transports whose three counts contradict each other, with the counts and the signers.
 
-    :param hint: marks rows for a broadcast if they are few.
+    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     rows = verdicts.where(F.col("state") == "conflict")
     keys = rows.select("server", "transport")

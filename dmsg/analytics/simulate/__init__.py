@@ -4,7 +4,7 @@ Spark computes the events from counters and hashes, so that 20 million events ta
 distributions are:
 
 * a server's share of transports falls with its rank, as 1 / rank ** 0.6;
-* the time of day follows a wave with its peak at noon;
+* the number of transports that begin per hour follows a wave over the day, with its peak at noon;
 * the number of a transport's client grows with the square of a uniform draw, so that few clients have many transports;
 * durations and bytes are log-normal (median 20 s and 30 kB, sigma 1.5 and 2);
 * round-trip times are log-normal around a median for each server, 5 to 80 ms;
