@@ -51,27 +51,26 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import Encryption, TransportStreams, let_close
 
 SECURE_SEEN_SIZE = 65536
-"""Maximum number of remembered pairs of a client and a feature that the client has offered: secure transports or
-upgrades."""
+"""Maximum number of remembered pairs of a client and a feature that the client has offered."""
 PLAIN_SERVERS = 1024
-"""Maximum number of servers remembered because they do not support PING although their entries claim it."""
+"""Maximum number of servers that are remembered because they did not answer PING although their entries announce it."""
 PLAIN_TIME = 3600.0
-"""Seconds for which a server is remembered for not supporting PING."""
+"""Seconds for which such a server is remembered."""
 RESUME_ATTEMPT = 5.0
-"""Seconds for one attempt to resume a stream through one server."""
+"""Maximum seconds of one attempt to resume a stream through one server."""
 RESUME_DELAY = 0.1
-"""Seconds between the first attempts to resume a stream over all its servers; the delay grows to
-``RESUME_MAX_DELAY``."""
+"""Base of the seconds between two rounds of attempts to resume a stream, each over all servers. The delay grows by half
+with each round, up to ``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
 RESUME_BACK_OFF = 0.25
-"""Seconds added to the delay of one peer's streams through one server for each RATE_LIMITED from there, up to
-``RESUME_MAX_DELAY``.  The peer may have sent it, or the server in the peer's name, so other peers' streams do not
-wait."""
+"""Seconds by which each RATE_LIMITED delays further attempts to resume streams to the same peer through the same
+server, up to ``RESUME_MAX_DELAY`` in total. Attempts to other peers are not delayed, because the refusal may come from
+the peer."""
 RESUME_RATE = 200.0
-"""REQUESTs per second for resuming streams, with the peers taking turns.  When a server is lost, all its streams are
-resumed at once, and the next server limits their rate."""
+"""Maximum number of REQUESTs per second for resuming streams; the peers take turns. When a server is lost, all its
+streams are resumed at once, and the next server would refuse requests above its own rate limit."""
 REFUSED_SIZE = 1024
-"""Maximum number of (server, peer) pairs whose back-off is remembered."""
+"""Maximum number of (server, peer) pairs whose delay is remembered."""
 
 _log = Logger()
 
@@ -79,17 +78,17 @@ _log = Logger()
 class Client(DelegatedClient[ClientSession]):
     """Client that opens streams to public keys and accepts streams from others.
 
-    Start it as any Twisted service (or call ``startService()``), wait for
-    :meth:`~dmsg.Client.when_online`, then :meth:`~dmsg.Client.connect` to public keys or :meth:`~dmsg.Client.listen`.
+    Start the client as any Twisted service (or call ``startService()``), and wait for :meth:`~dmsg.Client.when_online`.
+    Then call :meth:`~dmsg.Client.connect` to open streams, or :meth:`~dmsg.Client.listen` to accept them.
 
     :param key: secret key; its public key is the client's address.
     :param discovery: URLs of discovery, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
     :param choice: servers to use; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
     :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.transport_streams.Encryption`.
-    :param cipher: cipher to prefer, ``auto`` (the faster one here), ``aes-256-gcm`` or ``chacha20-poly1305``.  Two
-        clients use AES-256-GCM if both prefer it.
+    :param cipher: cipher to prefer: ``auto`` (the faster one on this machine), ``aes-256-gcm`` or
+        ``chacha20-poly1305``. Two clients use AES-256-GCM if both prefer it.
     :param resume_timeout: seconds to keep trying to resume a stream whose server is lost; 0 disables resuming.
-    :param receipts: whether to sign receipts for the data that servers delivered, if they ask for them
+    :param receipts: whether to sign receipts for data that servers delivered, for servers that request them
         (docs/pipeline/receipts.md).
     """
 
@@ -111,11 +110,10 @@ class Client(DelegatedClient[ClientSession]):
         memory: Memory | None = None,
         **options: Unpack[ServerChoiceOptions],
     ) -> None:
-        """:param on_warning: callback for each new warning to the person who runs this client; by default it is logged.
-
-        :param memory: account that limits the memory of the streams; None means the account of all clients of the
-            process.
-
+        """:param on_warning: callback for each new warning to the person who runs this client; by default, warnings are
+            logged.
+        :param memory: account that limits the memory of the streams; by default, the account that all clients of the
+            process share.
         :raises ValueError: ``min_servers``, ``encryption`` or ``cipher`` has an invalid value.
         """
         self.encryption = Encryption(encryption)
@@ -174,17 +172,19 @@ class Client(DelegatedClient[ClientSession]):
     ) -> Deferred[IProtocol]:
         """Open a stream to ``remote``; the Deferred fires with the factory's connected protocol.
 
-        Tries every server of the remote, beginning with those to which this client is connected, or only the server
-        ``via``.  A server that refuses because of a rate limit is tried again, with exponential backoff.  Fails with
-        :class:`~dmsg.errors.ConnectFailed`, which has the reason of each server, :class:`~dmsg.errors.EntryNotFound`,
-        :class:`~dmsg.errors.DiscoveryError`, :class:`~dmsg.errors.EncryptionUnavailable` or, after ``timeout``,
-        :class:`~dmsg.errors.ConnectTimeout`.
+        The client tries every server of the remote, beginning with those to which it is connected itself, or only the
+        server ``via``. If a server refuses because of a rate limit, the client tries it again with exponential backoff.
 
-        :param port: port of the remote, 0 to 65535; a :class:`DmsgAddress` names its own.
+        The Deferred fails with :class:`~dmsg.errors.ConnectFailed`, which has the reason of each server,
+        :class:`~dmsg.errors.EntryNotFound`, :class:`~dmsg.errors.DiscoveryError`,
+        :class:`~dmsg.errors.EncryptionUnavailable` or, after ``timeout``, :class:`~dmsg.errors.ConnectTimeout`.
+
+        :param port: port of the remote, 0 to 65535. If ``remote`` is a :class:`DmsgAddress`, its port is used.
         :param timeout: seconds for the whole call.
-        :param resumable: whether the stream continues over another server when its own is lost.
+        :param via: public key of the only server to try.
+        :param resumable: whether the stream continues over another server when its server is lost.
         :raises TypeError: ``port`` is not an int.
-        :raises ValueError: ``port`` is not a port, or the address names another one.
+        :raises ValueError: ``port`` is not a port, or differs from the port of the address.
         """
         address = DmsgAddress.of(remote, port)
 
@@ -209,8 +209,8 @@ class Client(DelegatedClient[ClientSession]):
 
     @staticmethod
     def _explain_old_servers(failure: Failure, address: DmsgAddress) -> Failure:
-        """Replace the error if all common servers are of 2019, because the reasons that they give do not say what to
-        do."""
+        """Return a clearer error if none of the common servers carries secure transports. The error of each single
+        server does not say what to do."""
         error = failure.value
         if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
             raise ConnectFailed(
@@ -224,14 +224,15 @@ class Client(DelegatedClient[ClientSession]):
     def probe(
         self, remote: PubKey, port: int | None = None, *, timeout: float = CONNECT_TIMEOUT, via: PubKey | None = None
     ) -> Deferred[IProtocol]:
-        """Open a stream that only measures round trips; no program of the remote sees it or has to listen.
+        """Open a stream that only measures round trips. No program of the remote sees the stream, and none needs to
+        listen.
 
-        Each ``send(b"")`` of the protocol's transport is a round trip.  Fails with the errors of :meth:`connect`, and
-        with
-        :class:`~dmsg.errors.PingUnavailable` if the remote does not answer probes.
+        Each ``send(b"")`` of the protocol's transport measures a round trip. The Deferred fails with the errors of
+        :meth:`connect`, and with :class:`~dmsg.errors.PingUnavailable` if the remote does not answer probes.
 
-        :param port: port on which a program of the remote must listen, or the stream is refused; None measures the
-            client itself.
+        :param port: port on which a program of the remote must listen, otherwise the stream is refused. None if no port
+            is to be checked.
+        :param via: public key of the only server to try.
         """
 
         def prepare(remote: PubKey, entry: Entry) -> Opening[ClientSession]:
@@ -251,11 +252,11 @@ class Client(DelegatedClient[ClientSession]):
         return self._reach(remote, prepare, timeout, via)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
-        """Accept streams to ``port`` with ``factory``; each port has one listener.
+        """Accept streams to ``port``, with protocols from ``factory``. Each port has one listener.
 
-        A client that names no port connects to port 0.
+        Port 0 receives the streams of clients that name no port.
 
-        :raises CannotListenError: the port has a listener, or encryption is off and the port is not 0.
+        :raises CannotListenError: the port has a listener already, or encryption is off and the port is not 0.
         :raises ValueError: ``port`` is not a port.
         """
         if port and self.encryption is Encryption.OFF:
@@ -266,13 +267,14 @@ class Client(DelegatedClient[ClientSession]):
 
     @property
     def refused(self) -> dict[str, int]:
-        """Number of refused requests of other clients, by reason; requests counted under ``handshakes`` were refused
-        before their handshake was computed."""
+        """Number of refused requests of other clients, by reason. The reason ``handshakes`` counts requests that were
+        refused without computing their handshake, to save time."""
         found = {reason.name.lower(): number for reason, number in self.streams.refused.items()}
         return {**found, "handshakes": self.streams.handshake_limits.refused}
 
     def server_session(self, server: PubKey) -> Deferred[ClientSession]:
-        """Return the session with ``server`` for measurements; connect if there is none."""
+        """Return the session with ``server``, for measurements and for resuming streams. Connect to the server if there
+        is no session."""
         return self._set.session(server)
 
     # --- sessions ---
@@ -295,9 +297,10 @@ class Client(DelegatedClient[ClientSession]):
         )
 
     def _mark_plain(self, entry: Entry) -> None:
-        """Remember that a server is of 2019, as a connection showed, although its entry has the mark of dmsg.
+        """Remember that a server does not support PING, as a connection has shown, although the server's entry
+        announces it.
 
-        The mark remains when a program of 2019 replaces a newer one with the same key.
+        An entry keeps its features when a program of 2019 replaces a newer program with the same key.
         """
         assert entry.server is not None
         self._plain_servers.pop(entry.key, None)
@@ -306,7 +309,8 @@ class Client(DelegatedClient[ClientSession]):
             del self._plain_servers[next(iter(self._plain_servers))]
 
     def _carries_secure(self, entry: Entry) -> bool:
-        """Whether a server supports PING and secure transports, according to its entry and to earlier connections."""
+        """Return whether a server supports PING and secure transports, judged by its entry and by earlier
+        connections."""
         address, until = self._plain_servers.get(entry.key, ("", 0.0))
         same = entry.server is not None and entry.server.address == address
         return entry.offers(RELAY_FEATURE) and not (same and until > self._reactor.seconds())
@@ -327,9 +331,10 @@ class Client(DelegatedClient[ClientSession]):
     # --- choice of encryption ---
 
     def _agree(self, remote: PubKey, entry: Entry, port: int) -> bool:
-        """Whether the transport to ``remote`` must be secure.
+        """Return whether the transport to ``remote`` must be secure.
 
-        :raises EncryptionUnavailable: the policy or the port needs a secure transport, and the remote offers none.
+        :raises EncryptionUnavailable: the policy or the port requires a secure transport, but the remote offers none;
+            or encryption is off, but the port requires it.
         """
         if self.encryption is Encryption.OFF:
             if port:
@@ -346,14 +351,15 @@ class Client(DelegatedClient[ClientSession]):
         return False
 
     def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:
-        """Whether a client offers a feature, in its signed entry or in an earlier one that this process has seen."""
+        """Return whether a client offers a feature in its signed entry, or has offered it in an earlier entry that this
+        process has seen."""
         if entry.offers(feature):
             self._seen[remote, feature] = None
             if len(self._seen) > SECURE_SEEN_SIZE:
                 del self._seen[next(iter(self._seen))]
             return True
-        # Features that a client once offered are remembered, because a replayed old entry must not downgrade this
-        # client to plain transports.
+        # Features that a client once offered are remembered. Otherwise an attacker could replay an old entry to make
+        # this client use plain transports.
         return (remote, feature) in self._seen
 
     async def _offered_by(self, remote: PubKey) -> frozenset[str]:
@@ -367,7 +373,7 @@ class Client(DelegatedClient[ClientSession]):
         except DmsgError:
             known = frozenset(feature for feature in decisive if (remote, feature) in self._seen)
             if not known:
-                # If the look-up fails, earlier entries are used, because an attacker who blocks it must not cause a
+                # With no earlier entry, the error is passed on. An attacker who blocks the look-up must not cause a
                 # plain transport.
                 raise
             return known
@@ -376,9 +382,10 @@ class Client(DelegatedClient[ClientSession]):
     # --- resuming ---
 
     async def _reconnect(self, stream: ClientStream) -> None:
-        """Resume a stream over any server that both ends have in common; try until the resume timeout.
+        """Resume a stream over any server that both ends have in common. Try all of these servers repeatedly until the
+        resume timeout.
 
-        A stream that still has a transport keeps it until another server is found.
+        A stream that still has a transport keeps this transport until another server is found.
         """
         peer = stream.getPeer()
         assert isinstance(peer, DmsgAddress)
@@ -388,8 +395,8 @@ class Client(DelegatedClient[ClientSession]):
         if (pause := self.streams.before_moving(stream)) > 0.0:
             await deferLater(self._reactor, pause)
         rounds = 0
-        # Cancelling may end an attempt with any error.  An attempt is cancelled when the stream is closed or the client
-        # stops, so the loop checks is_live instead of relying on CancelledError.
+        # The loop checks is_live, because a cancelled attempt may fail with an error other than CancelledError.
+        # Attempts are cancelled when the stream is closed or the client stops.
         while self._reactor.seconds() < deadline and self.streams.is_live(stream):
             moving = stream.secure_end.transport is not None
             for server in await self._servers_to(remote, left_behind, moving=moving, fresh=rounds > 0):
@@ -408,7 +415,7 @@ class Client(DelegatedClient[ClientSession]):
                 except CancelledError:
                     raise
                 except Exception as error:
-                    # Exception is caught, because Twisted's connection errors have no common base class.
+                    # Exception is caught, because the errors of connections in Twisted have no common base class.
                     _log.debug(
                         "the stream could not be resumed through server {server}: {error}",
                         server=server.short,
@@ -437,8 +444,8 @@ class Client(DelegatedClient[ClientSession]):
     ) -> list[PubKey]:
         """Return the servers through which to resume a stream to ``remote``, in the order in which to try them.
 
-        :param left_behind: server of the stream's last transport; tried last. None if there is none.
-        :param moving: whether the stream still has a transport over ``left_behind``; then that server is not tried.
+        :param left_behind: server of the stream's last transport, or None. It is tried last.
+        :param moving: whether the stream still has a transport over ``left_behind``. If so, that server is not tried.
         :param fresh: whether to fetch the entry of ``remote`` again instead of using a cached one.
         """
         if fresh:
@@ -452,6 +459,6 @@ class Client(DelegatedClient[ClientSession]):
         others = [server for server in servers if server != left_behind]
         if moving or left_behind is None:
             return others
-        # The last server is tried, too: the entry may be outdated, and the remote may still be connected there, or
-        # again.
+        # The last server is tried even if the entry does not name it: the entry may be outdated, and the remote may
+        # still be connected to that server or have returned to it.
         return [*others, left_behind]

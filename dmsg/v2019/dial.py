@@ -1,4 +1,4 @@
-"""Endpoint that connects to a server: opens TCP, does the handshake, and waits for the OK frame."""
+"""Endpoint that connects to a server: opens a connection, runs the handshake, and waits for the OK frame."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
 HANDSHAKE_ROUND_TRIPS = 3
-"""Number of round trips that TCP, the three handshake messages and the OK frame take.  The time of connecting, divided
-by this number, is the first estimate of the round trip."""
+"""Number of round trips that TCP, the three handshake messages and the OK frame take together. The duration of
+connecting, divided by this number, is the first estimate of the round trip."""
 
 
 class SessionEndpoint:
@@ -43,15 +43,14 @@ class SessionEndpoint:
         carriers: Sequence[Carrier] = (PLAIN,),
         memory: CarrierMemory | None = None,
     ) -> None:
-        """:param address: ``host:port``.
+        """:param address: ``host:port`` of the server.
         :param carriers: carriers over which the server can be reached.
-        :param memory: memory of the carrier that worked last.
-        :param pings: returns whether the server is known to support PING and secure transports.
-        :param no_pings: callback invoked when a connection shows that the server supports neither PING nor secure
+        :param memory: memory of the carrier that worked last for each server.
+        :param pings: returns whether the server is assumed to support PING and secure transports.
+        :param no_pings: callback invoked if the connection shows that the server supports neither PING nor secure
             transports.
         :param receipts: whether the server gets receipts.
-        :param aes_gcm: whether this client prefers AES-256-GCM and the server understands the offer.
-
+        :param aes_gcm: whether to offer AES-256-GCM: this client prefers it, and the server understands the offer.
         :raises DmsgError: the address is malformed.
         """
         self._reactor = reactor
@@ -71,7 +70,7 @@ class SessionEndpoint:
         self._timeout = timeout
 
     def open(self) -> Deferred[ClientSession]:
-        """Connect; the Deferred fires with a session that the server has confirmed."""
+        """Connect; the Deferred fires with a session once the server has sent OK."""
         return Deferred.fromCoroutine(self._open())
 
     async def _open(self) -> ClientSession:
@@ -102,7 +101,7 @@ class SessionEndpoint:
         except BaseException:
             session.close()
             raise
-        if not session.connected:  # The connection was lost before this coroutine began to wait for its session.
+        if not session.connected:  # The connection was lost before this coroutine began to wait for OK.
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
         assert race.used is not None
         session.carrier = race.used

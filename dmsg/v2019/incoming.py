@@ -1,5 +1,5 @@
-"""Transports that others open to a client: gives them to listeners, authenticates initiators, and evicts transports
-when the table is full."""
+"""Transports that others open to a client. This module passes them to listeners, authenticates initiators, and evicts
+transports when the table is full."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from dmsg.v2019.transport_streams import Encryption, TransportStreams
 from dmsg.v2019.unconfirmed import Confirmations
 
 MAX_ASKING = 16
-"""Maximum number of simultaneous look-ups of initiators of plain REQUESTs."""
+"""Maximum number of simultaneous look-ups of the entries of initiators of plain REQUESTs."""
 MAX_ANSWERS = 4
-"""Maximum number of unconfirmed RESUMEs of one stream through one server; above it, the oldest is closed.  An
-initiator tries one after another, so all but its newest have failed or are forged."""
+"""Maximum number of unconfirmed RESUMEs of one stream through one server. Above it, the oldest is closed. An honest
+initiator sends one RESUME after another, so all but the newest have failed or are forged."""
 ADDRESSES = 64
-"""Number of recently used address objects that streams share, to save memory when a client opens many streams."""
+"""Number of recently used address objects that are cached. Streams with equal addresses share an object, which saves
+memory."""
 
 
 @lru_cache(maxsize=ADDRESSES)
@@ -43,7 +44,7 @@ def _address(key: PubKey, port: int) -> DmsgAddress:
 
 
 class IncomingSession(CarryingSession[ClientTransport], Protocol):
-    """Interface of the session that :class:`Incoming` uses."""
+    """Interface of a session, as :class:`Incoming` uses it."""
 
     pings: Pings
 
@@ -58,7 +59,7 @@ class IncomingSession(CarryingSession[ClientTransport], Protocol):
         """Register a secure stream that has opened."""
 
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """Continue a resumed stream over ``transport``."""
+        """Move a resumed stream to ``transport``."""
 
     def transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
         """Handle the end of a transport."""
@@ -67,7 +68,8 @@ class IncomingSession(CarryingSession[ClientTransport], Protocol):
 class Incoming:
     """Incoming transports of one session.
 
-    :param accept: returns the factory for all incoming transports; used only without ``streams``.
+    :param accept: returns the factory for all incoming transports, or None to refuse them; used only if ``streams`` is
+        None.
     """
 
     def __init__(
@@ -87,12 +89,12 @@ class Incoming:
         self._unconfirmed = Confirmations(reactor, self._not_confirmed)
 
     def forget(self, transport: ClientTransport) -> bool:
-        """Forget a transport that is closed; return whether it was waiting for its confirmation."""
+        """Remove a closed transport from the unconfirmed ones. Return whether it was one of them."""
         return self._unconfirmed.pop(transport) is not None
 
     def link_lost(self) -> None:
         """Discard all unconfirmed transports, because the connection is lost."""
-        # ``Confirmations`` iterates over a copy of its entries, so the loop may remove them.
+        # Iterating over ``Confirmations`` uses a copy of its entries, so the loop may remove entries.
         for transport in self._unconfirmed:
             self._unconfirmed.pop(transport)
             self._core.withdraw(transport)
@@ -105,9 +107,9 @@ class Incoming:
         self._core.close(transport, reason)
 
     def requested(self, transport: ClientTransport) -> None:
-        """Answer another client's REQUEST for a transport, or its offer to upgrade a plain transport."""
+        """Answer another client's REQUEST for a transport, or its handshake message in an upgrade."""
         if transport.state is State.CLOSED:
-            return  # The transport is closed already: a CLOSE came in the same read as the REQUEST.
+            return  # A CLOSE in the same read as the REQUEST has closed the transport.
         streams = self._streams
         if transport.offer is not None:
             self._unconfirmed.pop(transport)
@@ -121,14 +123,14 @@ class Incoming:
         else:
             streams.asking += 1
 
-            # A plain REQUEST proves nothing.  The server may have forged it in the name of a client that opens only
-            # secure transports, so the signed entry of that client decides.
+            # A plain REQUEST proves nothing: the server may have forged it in the name of a client that opens secure
+            # transports only. So the signed entry of that client decides.
             def looked(offers: frozenset[str] | Failure) -> None:
                 streams.asking -= 1
                 if transport.state is not State.OFFERED or not self._session.is_linked:
                     return
-                # Programs of 2019 post their entry before they send REQUESTs.  An initiator without an entry is
-                # therefore a newer program that has just started.
+                # A program of 2019 posts its entry before it sends REQUESTs. So an initiator without an entry is a
+                # newer program that has just started.
                 offered = None if isinstance(offers, Failure) else offers
                 if (offered is None or UPGRADE_FEATURE in offered) and not self._session.pings.answered:
                     self._core.invite(transport)
@@ -162,7 +164,7 @@ class Incoming:
                 self._core.answer_ended(transport, stream)
                 return
             if stream is None:
-                # The reason is in the encrypted answer, so that no server can forge it in this client's name.
+                # The reason is inside the encrypted answer, so no server can forge it in this client's name.
                 self._core.answer_ended(transport, CloseReason.NO_SUCH_STREAM)
                 return
             self._proceed(stream, transport)
@@ -189,8 +191,8 @@ class Incoming:
         self._unconfirmed.add(transport, factory)
 
     def _proceed(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """Answer a RESUME with the stream's position; the stream moves to this transport once the initiator confirms
-        it."""
+        """Answer a RESUME with this end's position. The stream moves to ``transport`` once the initiator confirms the
+        transport."""
         mine = [
             one
             for one in stream.secure_end.answers
@@ -212,14 +214,15 @@ class Incoming:
         self._session.flush()
 
     def make_room(self, initiator: PubKey | None) -> bool:
-        """Evict one transport from the full table to make room for a new one.
+        """Evict one transport to make room for a new one, because the table is full. The requester is the initiator of
+        the new transport.
 
-        An unconfirmed transport is evicted if it belongs to the requester, if the requester is not known, or if its
-        initiator has more transports than the requester.  Otherwise the newest transport of the initiator with most
-        transports is evicted, if that initiator has at least two more than the requester.
+        First choice is an unconfirmed transport. It is evicted if it is the requester's own, if the requester has not
+        proved its key, or if its initiator has more transports than the requester. Second choice is the newest
+        transport of the initiator with most transports, if that initiator has at least two more than the requester.
 
         :param initiator: key of the requester; None if it has not proved its key.
-        :returns: False if the new transport must be refused.
+        :returns: False if no transport may be evicted, so that the new one must be refused.
         """
         unconfirmed = self._unconfirmed.first_to_evict()
         if unconfirmed is not None and initiator in (None, unconfirmed.remote):
@@ -235,7 +238,7 @@ class Incoming:
         greediest = max(counts, key=counts.__getitem__)
         if counts[greediest] <= counts[initiator] + 1:
             return False
-        # A transport that a frame of the same read has confirmed has no stream yet and cannot be chosen.
+        # A transport that was confirmed in the same read has no stream yet, and cannot be chosen.
         newest = (
             one
             for one in reversed(incoming)
@@ -253,14 +256,14 @@ class Incoming:
         return True
 
     def confirmed(self, event: Confirmed) -> None:
-        """Begin or resume the stream of a transport whose initiator has proved that it holds the keys."""
+        """Start or resume the stream of a transport, because the initiator has proved that it holds the keys."""
         transport = event.transport
         stream: ClientStream = transport.carrier.stream
         unconfirmed = self._unconfirmed.pop(transport)
         if event.left is not None:
             event.left.carrier.leave(CloseReason.MOVED)
         if unconfirmed is None or stream.has_ended:
-            # The application closed the stream, or the transport was evicted, while the confirmation was on its way.
+            # The stream was closed, or the transport evicted, before the confirmation was processed.
             self._core.close(transport, CloseReason.ABORTED)
             return
         factory = unconfirmed.factory
@@ -286,5 +289,5 @@ class Incoming:
                 transport.carrier.leave(CloseReason.NO_SUCH_STREAM)
         stream.requeue(event.unsent)
         self._session.carry(stream, event.transport)
-        # The stream is started last, because the application's callbacks may do anything, even close the stream.
+        # The application is called last, because its callbacks may do anything, even close the stream.
         stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))

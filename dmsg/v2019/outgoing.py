@@ -1,4 +1,4 @@
-"""Transports that a client requests over one session, for new streams and for resumed ones."""
+"""Transports that a client requests over one session, for new streams and for streams that are resumed."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from dmsg.v2019.transport_streams import TransportStreams
 REQUEST_TIMEOUT = 10.0
 """Default number of seconds to wait for the answer to a REQUEST."""
 PLAIN_ONLY = "carry no secure transports"
-"""Part of the error message about servers of 2019."""
+"""Part of the message of an error about servers of 2019. Other code recognises such errors by it."""
 STALE_ENTRY = (
     "though its entry offers secure transports: another program used its key before; run `dmsg discovery delete` "
     "with that key, or see --encryption"
 )
-"""Part of the error message about peers of 2019 whose entry has features of dmsg."""
+"""Part of the message of an error about a peer of 2019 whose entry has features of a newer program."""
 
 
 class OutgoingSession(CarryingSession[ClientTransport], Protocol):
-    """Interface of the session that :class:`Outgoing` uses."""
+    """Interface of a session, as :class:`Outgoing` uses it."""
 
     connected: bool
     pings: Pings
@@ -57,7 +57,7 @@ class OutgoingSession(CarryingSession[ClientTransport], Protocol):
 
     @property
     def carries_secure(self) -> Callable[[], bool]:
-        """Function that returns whether the server carries secure transports, according to its entry."""
+        """Function that returns whether the server is assumed to carry secure transports."""
 
     def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
         """Return a new stream over a transport that is not open yet."""
@@ -66,7 +66,7 @@ class OutgoingSession(CarryingSession[ClientTransport], Protocol):
         """Register a secure stream that has opened."""
 
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """Continue a resumed stream over ``transport``."""
+        """Move a resumed stream to ``transport``."""
 
 
 class Outgoing:
@@ -96,12 +96,13 @@ class Outgoing:
     ) -> Deferred[IProtocol]:
         """Open a transport to ``remote`` through this server; the Deferred fires with the factory's connected protocol.
 
-        Fails with :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
-        :class:`~dmsg.errors.TransportClosed` or, if ``secure``, :class:`~dmsg.errors.EncryptionUnavailable`.
-        Cancelling the Deferred closes the transport.
+        The Deferred fails with :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
+        :class:`~dmsg.errors.TransportClosed` or, if ``secure``, :class:`~dmsg.errors.EncryptionUnavailable`. Cancelling
+        the Deferred closes the transport.
 
-        :param probe: see :class:`~dmsg.streams.core.agreement.Hello`; only with ``secure``.
-        :param upgrade: whether the remote accepts upgrades of plain transports.  An upgrade is requested only if this
+        :param probe: kind of probe, see :class:`~dmsg.streams.core.agreement.Hello`; None for a stream of an
+            application. Only with ``secure``.
+        :param upgrade: whether the remote accepts upgrades of plain transports. An upgrade is requested only if this
             server carries no secure transports.
         """
         proposal = None
@@ -134,11 +135,12 @@ class Outgoing:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the server is not known to carry secure transports."""
+        """Whether the server is assumed to carry plain transports only."""
         return not (self._session.pings.answered or self._session.carries_secure())
 
     def _why_refused(self, failure: Failure, remote: PubKey, transport: ClientTransport) -> Failure:
-        """Return the failure of a request, or raise a better error if the remote or the server is a program of 2019.
+        """Return the failure of a request. If the remote or the server seems to be a program of 2019, raise an error
+        that says so.
 
         Programs of 2019 refuse a secure transport without a reason.
         """
@@ -150,7 +152,7 @@ class Outgoing:
         if not (isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED):
             return failure
         if self._session.pings.answered:
-            # This server answers PING, so it is not of 2019, and the remote must have refused.
+            # This server answers PING, so it is not of 2019, and the refusal came from the remote.
             raise EncryptionUnavailable(
                 f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, {STALE_ENTRY}"
             ) from None
@@ -162,25 +164,25 @@ class Outgoing:
     def reopen(
         self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT, *, upgrade: bool = False
     ) -> Deferred[None]:
-        """Resume a stream that this client opened over a new transport through this server.
+        """Resume a stream that this client opened, over a new transport through this server.
 
-        The present transport of the stream is closed first.  Fails with the errors of :meth:`open`; if the remote has
-        closed the stream, with a TransportRefused whose ``final`` is true.
+        The stream's present transport, if any, is closed first. The Deferred fails with the errors of :meth:`open`. If
+        the remote has closed the stream, it fails with a TransportRefused whose ``final`` is true.
         """
         streams = self._streams
         end = stream.secure_end
         peer = stream.getPeer()
         assert streams is not None and isinstance(peer, DmsgAddress)
-        # The present transport is given up only if this server can be tried at all.
+        # The present transport is only closed if a REQUEST can be sent over this session.
         if not self._session.connected or not self._core.has_free_id:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
-        # The stream is suspended before its old transport is closed, so that the end of the transport is not taken for
-        # the loss of the stream.
+        # The stream is suspended before its old transport is closed. Otherwise the end of that transport would count as
+        # a loss of the stream's transport.
         before = end.transport
         streams.suspend(stream, CloseReason.MOVED)
         if before is not None:
             before.carrier.leave(CloseReason.MOVED)
-        # A higher generation makes earlier attempts obsolete, whose REQUESTs may still arrive over slower servers.
+        # The higher generation makes earlier attempts outdated, whose REQUESTs may still arrive through slower servers.
         end.generation += 1
         window = end.offer_window()
         hello = Hello(0, window, resume=end.position(), aes_gcm=streams.prefers_aes)
@@ -198,7 +200,8 @@ class Outgoing:
         return waiting.addCallback(opened)
 
     def _round_trip(self, transport: ClientTransport, started: float) -> float:
-        """Return the seconds of a round trip to the remote, measured since ``started``; an upgrade takes two."""
+        """Return the duration in seconds of a round trip to the remote, if a request was sent at ``started`` and
+        answered now. A request with an upgrade takes two round trips."""
         return (self._reactor.seconds() - started) / (2 if transport.upgrade else 1)
 
     def _request(

@@ -1,4 +1,4 @@
-"""Keepalive and round-trip measurement with PING and PONG on one connection."""
+"""Keepalive and measurement of the round trip, with PING and PONG on one connection."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from dmsg.clients.session import no_answer
 PING_INTERVAL = 10.0
 """Seconds between PINGs to a server that supports them."""
 PING_TIMEOUT = 10.0
-"""Seconds to wait for a PONG; after that the connection is closed."""
+"""Seconds to wait for a PONG. If none arrives, the connection is closed."""
 WAKE_TIMEOUT = 0.5
-"""Seconds to wait for a PONG after this machine was suspended. It is short: a router may have dropped the connection
-silently, and a person who opens a laptop should not wait for ``PING_TIMEOUT``.
-"""
+"""Seconds to wait for a PONG after this machine was suspended. The time is short, because a router may have dropped the
+connection silently and a person who opens a laptop should not wait for ``PING_TIMEOUT``."""
 WAKE_ROUND_TRIPS = 4
-"""Minimum time to wait for that PONG, in round trips."""
+"""Number of round trips to wait for that PONG at least."""
 SMOOTHING = 0.25
-"""Weight of a new round trip in the smoothed one."""
+"""Weight of a new measurement in the smoothed round trip."""
 
 
 class Pings:
-    """PINGs of one connection and their answers.
+    """PINGs of one connection, and their answers.
 
-    :param send: sends a PING with the given payload: 8 random bytes and those of ``instance``.
-    :param on_stalled: callback invoked when the server did not answer a PING in time.
-    :param instance: 8 bytes by which a server distinguishes two programs with one key; empty to send none.
+    :param send: sends a PING with the given payload: 8 random bytes, followed by ``instance``.
+    :param on_stalled: callback invoked if the server has not answered a periodic PING in time.
+    :param instance: 8 bytes by which a server distinguishes two programs with the same key; empty to send none.
     :ivar round_trip: smoothed round trip to the server in seconds; None until the first measurement.
-    :ivar known: whether the server is assumed to support PING.
+    :ivar known: whether the server is assumed to support PING, so that periodic PINGs are sent.
     :ivar answered: whether the server has answered a PING.
-    :ivar since: time of the first PING, in seconds of the reactor's clock.
+    :ivar since: time of the first periodic PING, in seconds of the reactor's clock.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Pings:
         self.since = 0.0
 
     def watch(self) -> None:
-        """Send PINGs from now on; the server must support them."""
+        """Start periodic PINGs. The server must support PING."""
         if not self.known and self._waiting is not None:
             self.known = True
             self.since = self._reactor.seconds()
@@ -65,7 +64,7 @@ class Pings:
     def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
         """Measure the round trip to the server in seconds.
 
-        Fails with DmsgTimeout, or with the reason for which the connection ended.
+        The Deferred fails with DmsgTimeout, or with the reason for which the connection ended.
         """
         assert self._waiting is not None
         name = os.urandom(8) + self._instance
@@ -80,7 +79,7 @@ class Pings:
         return answered.addTimeout(timeout, self._reactor, no_answer)
 
     def pong(self, payload: bytes) -> None:
-        """Handle a PONG; ignore one that answers no pending PING."""
+        """Handle a PONG. Ignore a PONG without a pending PING."""
         sent, answered = (self._waiting or {}).pop(payload, (0.0, None))
         if answered is None:
             return
@@ -93,7 +92,7 @@ class Pings:
         answered.callback(seconds)
 
     def stop(self, reason: Failure) -> None:
-        """Stop the PINGs and fail pending ones with ``reason``, because the connection is lost."""
+        """Stop the periodic PINGs, and fail pending ones with ``reason``, because the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,7 +1,7 @@
-"""Twisted protocol and factory of the server, over Noise links.
+"""Twisted protocol and factory of the server, over links with Noise encryption.
 
-``ServerSession`` connects one link to the relay.  The rules are in :mod:`dmsg.v2019.core.relay`; this module has the
-timers and the flow control.  The client's counterpart is :mod:`dmsg.v2019.session`.
+``ServerSession`` connects one link to the relay. The rules of the protocol are in :mod:`dmsg.v2019.core.relay`; this
+module adds timers and flow control. The client's counterpart is :mod:`dmsg.v2019.session`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import OK_FRAME, encode_close, encode_drain
 
 ROUTE_SIZE = 450
-"""Bytes of memory that one end of a transport takes at a server."""
+"""Bytes of memory that a server uses for one end of a transport."""
 STALL_GRACE = 0.5
-"""Maximum number of seconds for which sources are paused for a receiver that does not read."""
+"""Maximum number of seconds for which reading from sources is paused because their receiver does not read."""
 
 _TOLD = {
     DropReason.NOT_ADMITTED: CloseReason.NOT_ADMITTED,
@@ -63,7 +63,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         self._slow: IDelayedCall | None = None
         self._opened = 0.0
         self.number = 0
-        """Number of the session in telemetry; 0 without telemetry."""
+        """Number of the session in telemetry; 0 if telemetry is off."""
 
     def _connected(self, link: Link) -> None:
         factory = self._factory
@@ -76,15 +76,15 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         return super()._serve(link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
-        """Send the client the reason why it is refused, such as a full server or a key that is not admitted, and
-        close."""
+        """Send the client the reason for the refusal, such as a full server or a key that is not admitted, and close
+        the link."""
         assert self.link is not None
         self.link.send(encode_close(0, _TOLD.get(reason, CloseReason.UNSPECIFIED)))
         super().refuse(reason)
 
     def crowd_out(self) -> None:
-        """Close the connection because the server is full; a client that understands DRAIN gets one, so that it moves
-        at once."""
+        """Close the link, because the full server needs its place for another client. A client that understands DRAIN
+        receives one, so that it moves its streams at once."""
         if self._peer is not None and self._peer.speaks_drain and self.link is not None:
             self.link.send(encode_drain(0, ()))
         super().crowd_out()
@@ -96,7 +96,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         return taken
 
     def _slow_down(self, taken_bytes: int) -> None:
-        """Pause reading from a client that exceeds its byte rate, so that its data wait on its own machine."""
+        """Pause reading from a client that exceeds its byte rate. Meanwhile, its data wait on its own machine."""
         factory = self._factory
         rate = factory.limits.byte_rate
         now = factory.now()
@@ -127,7 +127,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
 class ServerFactory(ServingFactory[RelayPeer, Limits]):
     """Factory that accepts connections for one relay.
 
-    :ivar relay: core of the server, with the tables and the drop counters.
+    :ivar relay: core of the server, with the tables of connections and routes and the drop counters.
     """
 
     relay: Relay
@@ -156,7 +156,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout
         self.throttled = 0
-        """Number of times that reading from a client was paused for its byte rate."""
+        """Number of times that reading from a client was paused because of its byte rate."""
         self.now = reactor.seconds
         self.call_later = reactor.callLater
         self.relay = Relay(
@@ -169,7 +169,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             telemetry.about["capacity"] = self.limits.max_connections
 
     def _load(self) -> dict[str, object]:
-        """Return the numbers about the server's load for telemetry's heartbeat."""
+        """Return the figures of the server's load for the heartbeat of telemetry."""
         assert self.telemetry is not None
         registration = self.registration
         return {

@@ -24,7 +24,8 @@ from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.protocol import ServerFactory
 
 DRAIN_GRACE = 1.0
-"""Minimum number of seconds that clients get to connect to other servers, if there are any, before the server stops."""
+"""Minimum number of seconds between the announcement to clients that the server stops and its stop, if there are other
+servers."""
 _log = Logger()
 
 
@@ -33,10 +34,10 @@ class Server(RelayServer):
 
     :param listen: Twisted endpoint strings to listen on.
     :param settings: settings that servers of all protocol families have.
-    :param limits: limits of one client; assign to ``ServerFactory.limits`` to change them later.
-    :param telemetry: settings for writing events for the pipeline, or None.
-    :param cipher: cipher to prefer for connections: ``auto`` (the faster one here), ``aes-256-gcm`` or
-        ``chacha20-poly1305``. AES-256-GCM is used with clients that prefer it, too.
+    :param limits: limits of one client. Assign to ``ServerFactory.limits`` to change them later.
+    :param telemetry: settings for the events of the pipeline; None to write no events.
+    :param cipher: cipher to prefer for connections: ``auto`` (the faster one on this machine), ``aes-256-gcm`` or
+        ``chacha20-poly1305``. A connection uses AES-256-GCM if the client prefers it, too.
     :ivar ready: Deferred that fires with the listening ports.
     """
 
@@ -54,7 +55,7 @@ class Server(RelayServer):
         telemetry: TelemetrySettings | None = None,
         cipher: str = AUTO,
     ) -> None:
-        """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used.
+        """:raises DmsgError: the public address is malformed, or the directory for events cannot be used.
         :raises ValueError: ``cipher`` has an invalid value.
         """
         self._aes_gcm = preferred_cipher(cipher) is Cipher.AES_256_GCM
@@ -88,19 +89,22 @@ class Server(RelayServer):
         if self.telemetry is not None:
             await self.telemetry.stop()
 
-    # --- stopping: clients move to other servers ---
+    # --- stopping, while clients move to other servers ---
 
     async def _leave(self) -> None:
         others = (
             await self.registration.other_servers() if self.factory.sessions and self.settings.drain_timeout else []
         )
-        # The server withdraws from discovery first, so that discovery sends no new clients while it stops.
+        # The server first withdraws from discovery, so that discovery does not send new clients to it.
         await self.registration.withdraw()
         await self._hand_over(others)
 
     async def _hand_over(self, clients: list[PubKey]) -> None:
-        """Send the clients to other servers, and wait until their streams have moved or until the drain timeout is
-        over."""
+        """Announce other servers to the clients, and wait until the clients' streams have moved or the drain timeout is
+        over.
+
+        :param clients: keys of the other servers.
+        """
         relay = self.factory.relay
         if not clients or not relay.announce_drain(round(self.settings.drain_timeout), clients):
             return

@@ -1,6 +1,6 @@
-"""A client's session with one server, which carries streams.
+"""Session of a client with one server, which carries streams.
 
-The rules are in :mod:`dmsg.v2019.core.table`; this module has the Deferreds, timers and producers.
+The rules of the protocol are in :mod:`dmsg.v2019.core.table`; this module adds Deferreds, timers and producers.
 :class:`~dmsg.streams.streams.Streams` manages the streams that can move to another session.
 """
 
@@ -55,22 +55,22 @@ from dmsg.v2019.pings import PING_TIMEOUT, WAKE_ROUND_TRIPS, WAKE_TIMEOUT, Pings
 from dmsg.v2019.transport_streams import TransportStreams
 
 EXTENSION_TIME = 5.0
-"""Seconds after the first PING.  If a server closes the connection within this time, it is assumed not to support
-PING."""
+"""Seconds after the first PING within which a lost connection counts as the server's refusal of PING. The server is
+then assumed not to support PING."""
 
 
 _log = Logger()
 
 
 class ClientSession(Session):
-    """A client's session with one server.
+    """Session of a client with one server.
 
-    :param accept: returns the factory for each transport that others open, or None to refuse it.  Not used with
-        ``streams``.
-    :param streams: state shared with the client's other sessions; without it there are only plain transports.
+    :param accept: returns the factory for a transport that another client opens, or None to refuse it. Used only if
+        ``streams`` is None.
+    :param streams: state shared with the client's other sessions; None to use plain transports only.
     :param receipts: whether the server gets receipts.
-    :param carries_secure: returns whether the server carries secure transports, according to its entry.
-    :param side: side of the connection; on a direct link the other client acts as the server.
+    :param carries_secure: returns whether the server is assumed to carry secure transports.
+    :param side: side of the connection. On a direct link, the other client takes the place of the server.
     :ivar open: opens a transport to a remote, see :meth:`dmsg.v2019.outgoing.Outgoing.open`; ``reopen`` resumes a
         stream.
     :ivar established: Deferred that fires with this session once the server has sent OK.
@@ -121,7 +121,7 @@ class ClientSession(Session):
         return self._incoming.make_room(initiator)
 
     def _close_streams(self) -> None:
-        # The table is copied, because callbacks of the streams may open and close transports.
+        # The loop runs over a copy, because callbacks of the streams may open and close transports.
         for transport in list(self.core.transports.values()):
             end = transport.secure
             if transport.state is not State.OPEN or (end is None and transport.is_secure):
@@ -156,14 +156,15 @@ class ClientSession(Session):
         return self.pings.round_trip
 
     def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
-        """Measure the round trip to the server in seconds; the server must support PING.  Fails with DmsgTimeout."""
+        """Measure the round trip to the server, which must support PING, in seconds. The Deferred fails with
+        DmsgTimeout if there is no answer in time."""
         if self._link is None:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         return self.pings.ping(timeout)
 
     def check_after_wake(self) -> None:
         if not self.pings.known:
-            return  # No PING is sent, because a server of 2019 does not answer it.
+            return  # A server of 2019 does not answer PING.
 
         def answered(_: float) -> None:
             self.is_doubtful = False
@@ -187,7 +188,7 @@ class ClientSession(Session):
     def _on_draining(self, event: Draining) -> None:
         self._server_leaves(event.seconds, event.servers)
 
-    # --- calls from the link ---
+    # --- methods that the link calls ---
 
     @property
     def _accepts(self) -> bool:
@@ -232,8 +233,8 @@ class ClientSession(Session):
         self.core.is_lost = True
         if not self.established.called:
             self.established.errback(reason)
-            # The failure is marked as handled here, because the caller may have given up, and then nobody else handles
-            # it.  A later caller checks `connected` instead.
+            # The failure is marked as handled, because nobody else handles it if the caller has given up. A caller that
+            # asks later checks `connected` instead.
             self.established.addErrback(lambda _: None)
 
         def tell() -> None:
@@ -247,7 +248,8 @@ class ClientSession(Session):
         return tell
 
     def _unlink_closed(self) -> None:
-        """Unlink closed transports from their carriers, because the reference cycle would keep streams in memory."""
+        """Delete the references from closed transports to their carriers. These references would form cycles that keep
+        streams in memory."""
         removed = self.core.removed
         while removed:
             removed.pop().carrier = None
@@ -256,13 +258,14 @@ class ClientSession(Session):
         self.transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
 
     def _keep_receipt(self, transport: ClientTransport) -> None:
-        """Keep the receipt of a lost transport for the next connection to this server."""
+        """Store the receipt of a lost transport until the next connection to this server."""
         receipt = self.core.receipt(transport)
         if receipt is not None and self._streams is not None:
             self._streams.kept_receipts.keep(self.server, receipt, sum(transport.says_delivered))
 
     def _check_loss(self) -> None:
-        """Check whether the server closed the connection at the first PING, and thus does not support PING."""
+        """Check whether the server closed the connection soon after the first PING. If so, assume that it does not
+        support PING."""
         pings, link = self.pings, self._link
         ours = not self.connected or link is None or link.ended_for is not None
         if ours or not pings.known or pings.answered:
@@ -279,7 +282,8 @@ class ClientSession(Session):
 
     def _on_established(self, event: Established) -> None:
         self.connected = True
-        # Receipts of the previous connection are sent first, because this connection may be lost soon, too.
+        # Receipts of the previous connection are sent before anything else, because this connection may be lost soon,
+        # too.
         if self._receipts and self._streams is not None:
             self.core.hand_in(self._streams.kept_receipts.take(self.server))
         self.established.callback(self)
@@ -292,7 +296,7 @@ class ClientSession(Session):
         self._streams.add(stream)
 
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
-        """Continue a resumed stream over ``transport``."""
+        """Move a resumed stream to ``transport``."""
         assert self._streams is not None
         self._streams.note_resumed(stream)
         stream.move(transport.carrier)
@@ -326,11 +330,12 @@ class ClientSession(Session):
         self._outgoing.opening.fail(transport, Failure(error))
 
     def transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
-        """Handle the end of a transport: end its stream, or suspend it to be resumed elsewhere."""
+        """Handle the end of a transport: end its stream, or suspend the stream so that it can be resumed over another
+        transport."""
         if not transport.is_secure:
             transport.carrier.stream.carrier_closed(reason)
         elif end is not None and end.transport is transport:
-            # The stream has not moved to another transport yet.
+            # The stream is still on this transport.
             assert self._streams is not None
             self._streams.lost(transport.carrier.stream, reason, final=final)
 
@@ -344,7 +349,7 @@ class ClientSession(Session):
         stream: ClientStream = event.transport.carrier.stream
         if not stream.has_ended:
             stream.requeue(event.unsent)
-            # The protocol is called last, because the application's callbacks may do anything, even close the stream.
+            # The application is called last, because its callbacks may do anything, even close the stream.
             stream.acknowledged_all(tickets_among(event.tickets), len(event.tickets))
             stream.window_opened()
 
@@ -364,12 +369,13 @@ class ClientSession(Session):
         Noticed: _on_noticed,
     }
 
-    # --- for the carriers of streams (CarryingSession) ---
+    # --- interface CarryingSession for the carriers of streams ---
 
     def consumed(self, carrier: TransportCarrier[ClientTransport], size: int) -> None:
         self.core.consumed(carrier.transport, size)
         end = carrier.stream.end
-        # The window is measured once per window's worth of bytes, because reading the clock each time takes too long.
+        # The measurement needs the time. Reading the clock for each frame takes too long, so it is done once per
+        # window's worth of bytes.
         if end is not None and end.consumed >= end.measure_at:
             end.measure(self._reactor.seconds())
         self.flush()

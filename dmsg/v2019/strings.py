@@ -1,4 +1,5 @@
-"""``dmsg:`` endpoint strings; endpoints with equal options share a client, see :mod:`dmsg.clients.shared`."""
+"""Endpoint strings that begin with ``dmsg:``. Endpoints with equal options share a client
+(:mod:`dmsg.clients.shared`)."""
 
 from __future__ import annotations
 
@@ -38,9 +39,8 @@ def client_endpoint(
 def server_endpoint(
     reactor: Reactor, port: str = "", discovery: str | None = None, key: str | None = None
 ) -> DmsgServerEndpoint:
-    """Parse ``dmsg:[<port>][:discovery=URL][:key=FILE]``.
-
-    The default port is 0, to which clients connect that name no port.
+    """Parse ``dmsg:[<port>][:discovery=URL][:key=FILE]``. The default port is 0, which receives the streams of clients
+    that name no port.
 
     :raises ValueError: ``port`` is not a port.
     """

@@ -1,5 +1,5 @@
-"""State that all sessions of one client of the protocol family v2019 share: streams, limits, and receipts kept for
-later."""
+"""State that all sessions of one client of the protocol family v2019 share: its streams, limits, and receipts that are
+not delivered yet."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from dmsg.v2019.core.receipts_kept import KeptReceipts
 from dmsg.v2019.core.wire import INSTANCE_SIZE
 
 LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
-"""Look-ups of initiators of plain REQUESTs: rate per second, and burst.  Servers share the rate fairly, and so do the
-initiators of each server.  Discovery counts the look-ups against this client's address, so strangers must not be able
-to cause many."""
+"""Rate per second, and burst, of look-ups of the entries of initiators of plain REQUESTs. The rate is shared fairly by
+the servers, and then by the initiators at each server. Look-ups count towards this client's rate limit at discovery, so
+strangers must not be able to cause many."""
 CLOSING = 2.0
-"""Seconds that a stopping client gives its closing streams to send the data written to them."""
+"""Maximum seconds for which a stopping client waits until its closing streams have sent their data."""
 CLOSING_CHECK_INTERVAL = 0.02
 """Seconds between checks whether these streams have finished."""
 
@@ -40,23 +40,23 @@ class Encryption(Enum):
     """Policy of a client for the encryption of its transports."""
 
     REQUIRE = "require"
-    """Only secure transports, in both directions."""
+    """Use secure transports only, in both directions."""
     PREFER = "prefer"
-    """Secure transports with clients whose signed entry offers them, and plain ones with the rest."""
+    """Use secure transports with clients whose signed entry offers them, and plain ones with all others."""
     OFF = "off"
-    """Only plain transports as in 2019, which servers can read."""
+    """Use plain transports only, as in 2019. Servers can read their data."""
 
 
 class TransportStreams(Streams):
-    """Streams of one client over transports of 2019, and the state that its sessions share.
+    """Streams of one client over transports of 2019, and the state that the client's sessions share.
 
     :param factory: returns the factory that listens on a port, or None.
     :param factories: returns all factories that listen.
     :param cipher: cipher that this client prefers for its transports.
-    :param receipts: whether to sign receipts for servers that ask for them.
+    :param receipts: whether to sign receipts for servers that request them.
     :param reconnect: see :class:`~dmsg.streams.streams.Streams`.
     :param features_of: returns the features in the signed entry of a client.
-    :param is_known: returns whether these features are known without asking discovery.
+    :param is_known: returns whether the features of a client are known without a request to discovery.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class TransportStreams(Streams):
         super().__init__(reactor, key, schedule, resume_timeout=resume_timeout, budget=budget, reconnect=reconnect)
         self.handshake_limits = HandshakeLimits(reactor.seconds, factories)
         self.probes = Probes(reactor)
-        """Factory for the streams of other clients that only measure round trips."""
+        """Factory for probes: streams of other clients that only measure round trips."""
         self.instance = os.urandom(INSTANCE_SIZE)
-        """Bytes by which servers distinguish this program from another one with the same key."""
+        """Random bytes by which servers distinguish this program from another program with the same key."""
         self.receipts = receipts
         self.kept_receipts = KeptReceipts()
         """Receipts of transports whose connection was lost, for the next connection to their server."""
         self.factory = factory
         self.encryption = encryption
         self.prefers_aes = cipher is Cipher.AES_256_GCM
-        """Whether to offer and to accept AES-256-GCM for transports."""
+        """Whether to offer and accept AES-256-GCM for transports."""
         self.features_of = features_of
         self.is_known = is_known
         self._look_ups = FairRate()
         self.asking = 0
-        """Number of initiators of plain REQUESTs that are being looked up."""
+        """Number of look-ups of initiators of plain REQUESTs that are in progress."""
         self.refused: Counter[CloseReason] = Counter()
         """Number of incoming transports that were refused or evicted, by reason."""
 
@@ -103,9 +103,10 @@ class TransportStreams(Streams):
         return None if self.encryption is Encryption.OFF else self.key
 
     def may_look_up(self, server: PubKey, initiator: PubKey) -> bool:
-        """Return whether discovery may be asked for the entry of a plain REQUEST's initiator; if so, count the look-up.
+        """Return whether discovery may be asked for the entry of the initiator of a plain REQUEST. If so, count the
+        look-up.
 
-        :param server: server through which the REQUEST came; it may have invented the initiator.
+        :param server: server through which the REQUEST came. The server may have invented the initiator.
         """
         if self.is_known(initiator):
             return True
@@ -113,8 +114,8 @@ class TransportStreams(Streams):
 
 
 async def let_close(reactor: IReactorTime, streams: Callable[[], Iterable[ClientStream]]) -> None:
-    """Wait until closing streams have sent the data written to them, as the kernel does for TCP after a program has
-    ended."""
+    """Wait until closing streams have sent their data, at most ``CLOSING`` seconds. For TCP, the kernel does this after
+    a program has ended."""
     until = reactor.seconds() + CLOSING
     while reactor.seconds() < until and any(one.disconnecting and not one.has_ended for one in streams()):
         await deferLater(reactor, CLOSING_CHECK_INTERVAL)

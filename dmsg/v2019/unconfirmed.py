@@ -1,8 +1,9 @@
-"""Secure transports that this client answered, or invited to an upgrade, and that are not confirmed yet.
+"""Secure transports for which this client has answered a REQUEST, and whose initiators have not confirmed them yet.
 
-An attacker who replays a recorded REQUEST gets this far, so no frame is trusted before the confirmation.  Each
-transport has ``CONFIRM_TIMEOUT`` seconds.  When the table is full, the initiator with most unconfirmed transports loses
-its oldest; among equals, it is the initiator that asked first.  An honest initiator confirms within a round trip.
+An attacker who replays a recorded REQUEST gets this far, so no frame is trusted before the confirmation. Each transport
+must be confirmed within ``CONFIRM_TIMEOUT`` seconds. When the table is full, the initiator with most unconfirmed
+transports loses its oldest; among equals, the initiator that was first to reach this number. An honest initiator
+confirms within a round trip.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from dmsg.net.reactor import cancel_call
 from dmsg.v2019.core.state import ClientTransport, State
 
 CONFIRM_TIMEOUT = 10.0
-"""Seconds within which an initiator must prove that it has the keys; after that its transport is closed."""
+"""Seconds within which an initiator must prove that it holds the keys. After that, its transport is closed."""
 
 
 class Unconfirmed(NamedTuple):
     """Record of one unconfirmed transport.
 
-    :ivar asked_at: time of the answer, in seconds of the reactor's clock.
-    :ivar factory: factory for the new stream; None if the transport resumes a stream or is invited to an upgrade.
+    :ivar asked_at: time of the answer to the REQUEST, in seconds of the reactor's clock.
+    :ivar factory: factory for the new stream. None if the transport resumes a stream, or is to be upgraded first.
     """
 
     timer: IDelayedCall
@@ -46,7 +47,7 @@ class Confirmations:
         self._of: dict[PubKey, dict[ClientTransport, None]] = {}
         self._counts: PriorityQueue[PubKey] = PriorityQueue()
         self._decided: dict[ClientTransport, Unconfirmed] = {}
-        """Transports that a frame of the present read has confirmed or closed; the event for it is still to come."""
+        """Transports that a frame of the present read has confirmed or closed, and whose event is not processed yet."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._decided)
@@ -55,14 +56,14 @@ class Confirmations:
         return iter([*self._waiting, *self._decided])
 
     def add(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
-        """Add a transport that was just answered, and start its timeout."""
+        """Add a transport whose REQUEST was just answered, and start its timeout."""
         timer = self._reactor.callLater(CONFIRM_TIMEOUT, self._on_timeout, transport)
         self._waiting[transport] = Unconfirmed(timer, self._reactor.seconds(), factory)
         self._of.setdefault(transport.remote, {})[transport] = None
         self._rank(transport.remote)
 
     def pop(self, transport: ClientTransport) -> Unconfirmed | None:
-        """Remove a transport and return its record; None if it was not waiting."""
+        """Remove a transport and return its record; None if the transport is not in the table."""
         decided = self._decided.pop(transport, None)
         if decided is not None:
             return decided
@@ -75,13 +76,13 @@ class Confirmations:
         return found
 
     def first_to_evict(self) -> ClientTransport | None:
-        """Return the transport to evict when there is no room; None if none is waiting."""
+        """Return the transport to evict if the table is full; None if no transport is unconfirmed."""
         while (initiator := self._counts.first()) is not None:
             transport = next(iter(self._of[initiator]))
             if transport.state in (State.ANSWERED, State.INVITED):
                 return transport
-            # A frame of the same read has confirmed or closed this transport.  The session gets the event only after
-            # the whole read, so until then the record is kept in a separate table.
+            # A frame of the same read has confirmed or closed this transport. The session processes the event for it
+            # after the whole read, and needs the record then.
             decided = self.pop(transport)
             assert decided is not None
             self._decided[transport] = decided

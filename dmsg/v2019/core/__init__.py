@@ -1,2 +1,2 @@
-"""Rules of dmsg's protocol without I/O, for servers and clients: take received bytes, and return events and bytes to
+"""Rules of dmsg's protocol without I/O, for servers and clients: process received bytes, and return events and bytes to
 send."""

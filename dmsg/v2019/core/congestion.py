@@ -1,9 +1,10 @@
-"""Back-pressure and queue limits for clients that read slower than others send to them.  No I/O.
+"""Back-pressure and queue limits for clients that read more slowly than others send to them. No I/O.
 
-A peer is *congested* while too many bytes for it are queued, because its connection accepts them too slowly.  The relay
-pauses reading from a source only while all routes of the source lead to the congested peer, so that no other pair of
-clients has to wait, and only for a bounded time.  After that time a route may queue ``ROUTE_QUEUE_LIMIT`` bytes, and
-the peer ``PEER_QUEUE_LIMIT`` bytes.  A route that exceeds its limit is closed with a reason; the other routes go on.
+A peer is *congested* while too many bytes are queued for it, because its connection accepts them too slowly. While all
+routes of a source lead to the congested peer, the relay pauses reading from that source. Other sources are not paused,
+so that no other pair of clients has to wait. The pause is limited in time. After it, a route may queue
+``ROUTE_QUEUE_LIMIT`` bytes, and all routes together ``PEER_QUEUE_LIMIT`` bytes. A route that exceeds its limit is
+closed with a reason; the other routes continue.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from collections.abc import Callable
 from dmsg.v2019.core.peers import RelayPeer, Route
 
 ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
-"""Bytes that one route may have in a congested peer's queue."""
+"""Maximum bytes of one route in the queue of a congested peer."""
 PEER_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Bytes in a peer's queue beyond which routes that use more than their share are closed."""
+"""Number of bytes in a peer's queue above which routes that use more than an equal share of it are closed."""
 ANSWERS_MAXIMUM = 4 * 1024 * 1024
-"""Bytes of control frames that a peer's queue takes beyond ``PEER_QUEUE_MAXIMUM``.  Other clients can fill the queue
-with data, but only the peer itself provokes so many answers."""
+"""Number of bytes by which control frames may make a peer's queue exceed ``PEER_QUEUE_MAXIMUM``. Other clients can fill
+the queue with data, but only the peer itself can provoke so many answers."""
 PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
-"""Maximum number of bytes of forwarded frames in a peer's queue; a transport that would exceed it is closed.  When
-control frames exceed it by ``ANSWERS_MAXIMUM``, the peer's own connection is closed."""
+"""Maximum bytes of a peer's queue for forwarded frames. A transport whose frames would exceed it is closed. If control
+frames exceed it by more than ``ANSWERS_MAXIMUM``, the peer's own connection is closed."""
 
 
 class Congestion:
-    """Rules that pause the sources of congested peers and limit the bytes queued for these peers.
+    """Rules that pause the sources of congested peers, and limit the bytes queued for these peers.
 
-    :param on_paused: callback invoked with a congested peer when its first source is paused.  The caller then starts a
+    :param on_paused: callback invoked with a congested peer when its first source is paused. The caller then starts a
         timer that calls :meth:`stall`.
     """
 
@@ -35,7 +36,7 @@ class Congestion:
         self._on_paused = on_paused
 
     def begin(self, peer: RelayPeer) -> None:
-        """Mark a peer congested, because its queue is above the high-water mark."""
+        """Mark a peer as congested, because its queue is above the high-water mark."""
         if not peer.congested:
             peer.congested = True
             peer.sent = peer.port.queued()
@@ -43,13 +44,14 @@ class Congestion:
                 route.back.queued = route.back.mark = 0
 
     def relieve(self, peer: RelayPeer) -> None:
-        """Resume the sources of a peer whose queue is empty again."""
+        """Mark a peer as no longer congested, because its queue is empty, and resume its sources."""
         peer.congested = False
         peer.stalled = False
         self._release_sources(peer)
 
     def stall(self, peer: RelayPeer) -> None:
-        """Resume the sources of a peer that stayed congested; from now on only the queue limits apply."""
+        """Resume the sources of a peer, because it has been congested for too long. From now on, only the queue limits
+        apply to it."""
         if peer.congested:
             peer.stalled = True
             self._release_sources(peer)
@@ -64,16 +66,16 @@ class Congestion:
 
     @staticmethod
     def reserve(route: Route, size: int) -> bool:
-        """Count ``size`` more bytes for the congested peer of ``route``, and return True; return False if they exceed a
-        limit."""
+        """Count ``size`` more bytes of ``route`` in the queue of its congested peer. Return False, and count nothing
+        more, if they exceed a limit."""
         destination = route.peer
         queue = destination.port.queued()
-        if destination.sent - queue >= route.mark:  # All bytes that route.queued counts have been sent.
+        if destination.sent - queue >= route.mark:  # All bytes counted in route.queued have been sent.
             route.queued = 0
             route.mark = destination.sent
         route.queued += size
-        # Above the peer's limit only routes that queue more than their part are closed, so that quiet routes survive a
-        # flood by others.
+        # Above the peer's limit, only routes with more than an equal share of the queue are closed, so that quiet
+        # routes survive a flood by others.
         if (
             route.queued > ROUTE_QUEUE_LIMIT
             or queue > PEER_QUEUE_MAXIMUM
@@ -85,7 +87,7 @@ class Congestion:
 
     @staticmethod
     def reserve_answer(peer: RelayPeer, size: int) -> bool:
-        """Count a control frame of ``size`` bytes for a congested peer, and return True; return False if it exceeds the
+        """Count a control frame of ``size`` bytes in the queue of a congested peer. Return False if it exceeds the
         limit."""
         if peer.port.queued() > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
             return False
@@ -93,9 +95,9 @@ class Congestion:
         return True
 
     def pause_if_alone(self, source: RelayPeer, destination: RelayPeer) -> None:
-        """Pause reading from ``source`` if all its routes lead to ``destination``, which is congested."""
-        # A source with several destinations is not paused, because one slow reader would then stop its traffic to all
-        # others.
+        """Pause reading from ``source`` if all its routes lead to the congested ``destination``."""
+        # A source with several destinations is not paused. Otherwise one slow reader would stop the source's traffic to
+        # all others.
         if source.paused_by is None and not destination.stalled and len(source.destinations) == 1:
             source.paused_by = destination
             first = not destination.pausing
@@ -106,21 +108,22 @@ class Congestion:
 
     @staticmethod
     def route_added(source: RelayPeer, destination: RelayPeer) -> None:
-        """Resume a source that is paused for another peer, because its new route leads to ``destination``."""
+        """Resume a source that is paused for another peer than ``destination``, because not all of its routes lead to
+        that peer any more."""
         if source.paused_by not in (None, destination):
             _resume(source)
 
     @staticmethod
     def route_removed(source: RelayPeer, destination: RelayPeer) -> None:
-        """Resume a source that is paused for ``destination``, because none of its routes leads there any more."""
+        """Resume a source that is paused for ``destination``, because its last route to ``destination`` was removed."""
         if source.paused_by is destination:
             _resume(source)
 
     @staticmethod
     def _release_sources(peer: RelayPeer) -> None:
-        # The state is cleared before the call, because resumed reading may congest the peer again at once.
+        # The state is cleared before the call, because a source that is resumed may congest the peer again at once.
         while peer.pausing:
-            source = next(iter(peer.pausing))  # This is the source that has waited longest.
+            source = next(iter(peer.pausing))  # The source that has been paused for longest is resumed first.
             del peer.pausing[source]
             source.paused_by = None
             source.port.resume_reading()

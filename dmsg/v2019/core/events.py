@@ -15,16 +15,16 @@ from dmsg.v2019.core.state import ClientTransport
 
 @dataclass(slots=True)
 class Established:
-    """Event: the server's OK frame has arrived."""
+    """Event: the server's OK frame has arrived, so that transports can be opened."""
 
 
 @dataclass(slots=True)
 class Requested:
-    """Event: another client asks for ``transport``.
+    """Event: another client requests ``transport``.
 
     The session answers with ``ClientConnection.accept``, with ``ClientConnection.accept_secure`` if the transport has
-    an offer, or with ``ClientConnection.close``.  If the transport's state is CLOSED by then, the session does not
-    answer.
+    an offer, or with ``ClientConnection.close``. It does not answer if the transport has been closed before the event
+    is processed.
     """
 
     transport: ClientTransport
@@ -43,11 +43,11 @@ class Accepted:
 
 @dataclass(slots=True)
 class Confirmed:
-    """Event: ``transport``, which the other side requested and this side answered, is open.
+    """Event: ``transport``, which the other client requested and this one answered, is open.
 
-    :ivar left: transport that carried a resumed stream before; None for a new stream.
+    :ivar left: transport that carried the resumed stream before; None for a new stream.
     :ivar tickets: tickets of the frames of a resumed stream that the other end has received.
-    :ivar unsent: data of a resumed stream to send again, with the tickets of the data.
+    :ivar unsent: frames of a resumed stream to send again, as data and ticket.
     """
 
     transport: ClientTransport
@@ -58,10 +58,10 @@ class Confirmed:
 
 @dataclass(slots=True)
 class Resumed:
-    """Event: the other end has confirmed that it, too, continues the stream over ``transport``.
+    """Event: the other end has proved that it also continues the stream over ``transport``.
 
     :ivar tickets: tickets of the frames that the other end has received.
-    :ivar unsent: data to send again, with the tickets of the data.
+    :ivar unsent: frames to send again, as data and ticket.
     """
 
     transport: ClientTransport
@@ -71,7 +71,8 @@ class Resumed:
 
 @dataclass(slots=True)
 class DataReceived:
-    """Event: user data, never empty, have arrived; call ``ClientConnection.consumed`` once the data are read."""
+    """Event: user data have arrived, never empty. Call ``ClientConnection.consumed`` once the application has read
+    them."""
 
     transport: ClientTransport
     data: bytes
@@ -94,7 +95,8 @@ class Acknowledged:
 
 @dataclass(slots=True)
 class AcknowledgedAll:
-    """Event: the remote has received ``count`` more frames; ``tickets`` are the tickets of those sent with one."""
+    """Event: the remote has received ``count`` more frames. ``tickets`` contains the tickets of those that were sent
+    with one."""
 
     transport: ClientTransport
     count: int
@@ -105,9 +107,9 @@ class EndedBy(Enum):
     """Party that ended a transport."""
 
     REMOTE = auto()
-    """The remote client; its CLOSE is authenticated."""
+    """The remote client, whose CLOSE was authenticated."""
     ANYBODY = auto()
-    """The remote or any server on the path; the CLOSE frame is not authenticated."""
+    """The remote client or a server on the path, because the CLOSE was not authenticated."""
     HERE = auto()
     """The local end, because of a protocol error of the other end."""
 
@@ -128,10 +130,10 @@ class Closed:
 
     @property
     def final(self) -> bool:
-        """Whether the stream is over because another transport would end in the same way.
+        """Whether the stream must end with this transport, because another transport would end in the same way.
 
-        The end of an open transport is final unless it came in a CLOSE that a server may have forged.  A refusal is
-        final only if the remote authenticated it, or if the two ends disagree on the history of the stream.
+        The end of an open transport is final, unless it came in a CLOSE that a server may have forged. A refusal is
+        final only if the remote authenticated it, or if the two ends disagree about the history of the stream.
         """
         if self.by is EndedBy.HERE and self.refused:
             return self.reason == CloseReason.HASH_MISMATCH
@@ -147,7 +149,7 @@ class Ponged:
 
 @dataclass(slots=True)
 class Draining:
-    """Event: the server stops in ``seconds`` seconds and names ``servers`` to which the client can move."""
+    """Event: the server will stop in ``seconds`` seconds. The client can move to any of ``servers``."""
 
     seconds: int
     servers: list[PubKey]
@@ -155,7 +157,7 @@ class Draining:
 
 @dataclass(slots=True)
 class Noticed:
-    """Event: the server sent a NOTICE to this client, with ``code`` and a text of at most 64 bytes."""
+    """Event: the server has sent this client a NOTICE, with ``code`` and a text of at most 64 bytes."""
 
     code: int
     text: str

@@ -1,12 +1,13 @@
 """Handshakes of secure transports on one connection: REQUEST, ACCEPT, and the initiator's confirmation.
 
 This part of the client's table decides whether a handshake message is authentic, whether it begins or resumes a stream,
-and when the stream may carry data.  Its results are events and frames to send.  The steps are those of
-:mod:`dmsg.v2019.core.state`, and the messages those of :mod:`dmsg.streams.core.agreement`.
+and when the stream may carry data. Its results are events and frames to send. :mod:`dmsg.v2019.core.state` defines the
+states of a transport, and :mod:`dmsg.streams.core.agreement` the messages.
 
-A server can record and replay a REQUEST.  So the responder delivers nothing and, if a stream is resumed, changes
-nothing before an authentic frame of the initiator.  The initiator of a resumed stream changes nothing before an
-authentic frame of the responder (:mod:`dmsg.streams.core.resumption`).  No I/O, no clock.
+A server can record and replay a REQUEST. So the responder delivers no data before it has received an authentic frame of
+the initiator, and until then does not change a stream that is to be resumed. In the same way, the initiator does not
+change the stream that it resumes before it has received an authentic frame of the responder
+(:mod:`dmsg.streams.core.resumption`). No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from dmsg.v2019.core.wire import (
 
 
 class SecureTable(TransportTable):
-    """Table of one connection's transports that also runs the handshakes of secure ones.
+    """Table of one connection's transports that also runs the handshakes of secure transports.
 
     :param budget: memory budget from which receive windows grow; by default that of the process.
-    :param refusal: returns the reason to refuse a REQUEST before its handshake is computed, or None.  Its arguments
-        are the initiator's key and the ephemeral key, which is None in a plain REQUEST.
+    :param refusal: returns the reason to refuse a REQUEST before its handshake is computed, or None. It is called with
+        the initiator's key and ephemeral key. The ephemeral key is None in a plain REQUEST.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class SecureTable(TransportTable):
         self._budget = budget
         self.refusal = refusal
         self._handshake_cost = 0
-        """Number of frames whose processing time the handshakes of the present read have taken."""
+        """Time that the handshakes of the present read have taken, as the number of frames that take equally long."""
 
     def _new_end(
         self,
@@ -96,7 +97,7 @@ class SecureTable(TransportTable):
     # --- answers of the responder ---
 
     def accept_secure(self, transport: ClientTransport, hello: Hello) -> SecureEnd:
-        """Answer the REQUEST that begins a secure stream; :class:`Confirmed` or :class:`Closed` follows.
+        """Accept the REQUEST for a new secure stream. :class:`Confirmed` or :class:`Closed` follows.
 
         :param hello: hello of this end.
         :raises LocalProtocolError: the transport is not waiting for an answer.
@@ -107,10 +108,10 @@ class SecureTable(TransportTable):
         return end
 
     def answer_resume(self, transport: ClientTransport, end: SecureEnd, *, aes_gcm: bool = False) -> None:
-        """Answer RESUME with the position of ``end``; :class:`Confirmed` or :class:`Closed` follows.
+        """Answer RESUME with the position of ``end``. :class:`Confirmed` or :class:`Closed` follows.
 
-        The stream stays unchanged until then, because the sender of the REQUEST has not yet proved that it holds the
-        initiator's key.
+        The stream is not changed before :class:`Confirmed`, because the sender of the REQUEST has not yet proved that
+        it holds the initiator's key.
 
         :param aes_gcm: whether this end prefers AES-256-GCM.
         :raises LocalProtocolError: the transport is not waiting for an answer.
@@ -137,15 +138,19 @@ class SecureTable(TransportTable):
         return offer, result
 
     def answer_ended(self, transport: ClientTransport, reason: int) -> None:
-        """Answer a REQUEST that would resume a closed stream with ``reason``, for which the stream was closed."""
+        """Refuse to resume a stream that is closed.
+
+        :param reason: reason for which the stream was closed.
+        """
         self._answer(transport, Hello(ended=reason))
-        # No data follow this answer, so a CLOSE is sent; without it the server would keep the route.
+        # The answer ends the transport for the clients. The CLOSE makes the server delete the route.
         self.close(transport, reason)
 
-    # --- upgrades: a plain REQUEST and ACCEPT, then the handshake messages in FWD frames ---
+    # --- upgrades: after a plain REQUEST and ACCEPT, the handshake messages follow in FWD frames ---
 
     def invite(self, transport: ClientTransport) -> None:
-        """Answer a plain REQUEST whose initiator may upgrade it; :class:`Requested` or :class:`Closed` follows.
+        """Accept a plain REQUEST and invite its initiator to upgrade the transport. :class:`Requested` or
+        :class:`Closed` follows.
 
         :raises LocalProtocolError: the transport is not waiting for an answer.
         """
@@ -158,9 +163,11 @@ class SecureTable(TransportTable):
         self._outgoing += (encode_fwd_header(transport.id, transport.next_sequence, len(message)), message)
 
     def _upgrade(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """Handle a frame of a transport that is being upgraded."""
+        """Process a frame of a transport that is being upgraded."""
         if frame_type == ACK and len(payload) == SEQUENCE_SIZE:
-            return  # This ACK shows that the remote does not know the preface, because it acknowledges its frames.
+            # The ACK is ignored. A program of 2019 sends it, because it does not know the preface and acknowledges its
+            # frames.
+            return
         if frame_type != FWD or len(payload) < SEQUENCE_SIZE:
             self._fail(transport, CloseReason.BAD_FRAME, events)
             return
@@ -175,7 +182,7 @@ class SecureTable(TransportTable):
     def _on_preface(self, transport: ClientTransport, sequence: int, data: bytes, events: list[Event]) -> None:
         assert transport.prefaced is not None and transport.proposal is not None
         if data or sequence != preface(transport.payload)[transport.prefaced]:
-            # The remote is a program of 2019.  The upgrade is given up, and no data has been sent unencrypted so far.
+            # The remote is a program of 2019, so the upgrade is abandoned. No data have been sent unencrypted.
             self._fail(transport, CloseReason.ENCRYPTION_REQUIRED, events)
             return
         transport.prefaced += 1
@@ -198,7 +205,7 @@ class SecureTable(TransportTable):
         events.append(Requested(transport))
 
     def _check_unseen(self, request: bytes) -> CloseReason | None:
-        # The two static keys come first, then the first handshake message, which begins with an ephemeral key.
+        # The two static keys are followed by the first handshake message, which begins with an ephemeral key.
         ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
         return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)
 
@@ -223,7 +230,8 @@ class SecureTable(TransportTable):
                     events.append(DataEnded(transport))
             else:
                 count, tickets = end.open_ack(payload)
-                # No ticket is reported, because the frame that asked for the proof carries no data of the application.
+                # One frame less is reported, because the frame that asked for the proof carries no data of the
+                # application.
                 events.append(AcknowledgedAll(transport, count - 1 if proved and count else count, tickets))
         except SecureError as error:
             self._fail(transport, error.reason, events)
@@ -232,7 +240,8 @@ class SecureTable(TransportTable):
     def _prove(
         transport: ClientTransport, end: SecureEnd, frame_type: int, payload: bytes | memoryview, events: list[Event]
     ) -> bool:
-        """Whether a frame proves that the other end, too, continues its stream over ``transport``."""
+        """Return whether a frame is authentic, and so proves that the other end also continues its stream over
+        ``transport``."""
         if not end.is_authentic(frame_type, payload):
             return False
         events.append(Resumed(transport, *end.prove()))
@@ -267,17 +276,17 @@ class SecureTable(TransportTable):
             return
         self._identify(transport, payload)
         self._move(transport, Input.RECV_ACCEPT)
-        # An ACK of the data received so far proves to the other end that this one has the keys.
+        # The next frame is an ACK of the data received so far. It proves to the other end that this end has the keys.
         transport.ack_due = True
         self._due.append(transport)
         events.append(Accepted(transport, hello))
 
     def _confirm(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """Handle the first frame after ACCEPT; an authentic one proves that the initiator holds the keys."""
+        """Process the first frame after ACCEPT. If it is authentic, it proves that the initiator holds the keys."""
         if transport.answer is not None:
             self._resume_stream(transport, transport.answer, frame_type, payload, events)
         if transport.secure is None or transport.state is State.CLOSED:
-            return  # Another transport carries the stream by now, or this frame did not confirm the resumption.
+            return  # Another transport carries the stream now, or this frame did not confirm the resumption.
         after: list[Event] = []
         if frame_type in (FWD, ACK):
             self._receive_secure(transport, frame_type, memoryview(payload), after)
@@ -289,7 +298,7 @@ class SecureTable(TransportTable):
         if transport.state is State.OPEN and not transport.ack_due:
             assert transport.secure is not None
             if transport.secure.offer_window() != transport.secure.told_window:
-                # The application has read data since ACCEPT named the window, so an ACK announces the larger window.
+                # The application has read data since ACCEPT stated the window. So an ACK announces the larger window.
                 transport.ack_due = True
                 self._due.append(transport)
         events += after
@@ -297,11 +306,12 @@ class SecureTable(TransportTable):
     def _resume_stream(
         self, transport: ClientTransport, answer: Answer, frame_type: int, payload: bytes, events: list[Event]
     ) -> None:
-        """Resume a stream over ``transport`` if the first frame of the transport is authentic."""
+        """Resume a stream over ``transport``, if this first frame of the transport is authentic."""
         self.withdraw(transport)
         if answer.is_late or not answer.is_confirmed_by(frame_type, payload):
             if frame_type != CLOSE:
-                # This CLOSE ends only the transport, because any server may send one before the transport is confirmed.
+                # An unauthentic CLOSE is processed by the caller. It ends only the transport, because any server may
+                # have sent it.
                 self._fail(
                     transport, CloseReason.NO_SUCH_STREAM if answer.is_late else CloseReason.NOT_AUTHENTIC, events
                 )
@@ -312,7 +322,7 @@ class SecureTable(TransportTable):
         try:
             confirmed.tickets, confirmed.unsent = end.resume_over(transport, answer)
         except SecureError as error:
-            # Both ends have the keys, so the reason is sent in an authenticated CLOSE.
+            # Both ends have the keys, so the CLOSE with the reason is authenticated.
             self._fail(transport, error.reason, events)
 
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:

@@ -1,7 +1,7 @@
-"""Connections of a server, and the routes of the transports that each connection has.  No I/O.
+"""Records of a server's connections, and of the routes of the transports on each connection. No I/O.
 
-These are plain records; the rules are in :mod:`dmsg.v2019.core.relay`.  A transport is a pair of :class:`Route`
-objects, one in the table of each connection, under the id that the transport has there.
+The rules are in :mod:`dmsg.v2019.core.relay`. A transport has two :class:`Route` objects, one in the table of each of
+its two connections, under the id that the transport has on that connection.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dmsg.v2019.core.wire import FWD, HEADER_SIZE, SECURE_OVERHEAD, SEQUENCE_SIZ
 
 
 class ConnectionPort(Port, Protocol):
-    """Interface through which the relay sends bytes to a peer.
+    """Interface of a connection, through which the relay sends bytes to a peer.
 
-    :ivar address: network address of the peer, or an empty string.
-    :ivar places: blocks of addresses that contain the peer, the largest first; clients of a block share rates.
-    :ivar left_behind: number of queued bytes that were never sent; set when the connection is lost.
+    :ivar address: network address of the peer; empty if unknown.
+    :ivar places: address blocks that contain the peer, the widest first. Clients of one block share rates.
+    :ivar left_behind: number of queued bytes that were never sent. Set when the connection is lost.
     """
 
     address: str
@@ -34,36 +34,36 @@ class ConnectionPort(Port, Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Route:
-    """Route: one direction of a transport, stored at its source under the source's id."""
+    """One direction of a transport. It is stored in the table of its source, under the transport's id there."""
 
     peer: RelayPeer
     to_id: int
-    # The relay sets this field when both routes of the transport exist, because each refers to the other.
+    # The field is set once both routes of the transport exist, because each refers to the other.
     back: Route = field(init=False)
     accepted: bool = False
     """Whether the responder has sent ACCEPT."""
     carried: TransportRecord | None = None
-    """Observer's record of the transport; None without an observer."""
+    """Record of the transport that belongs to the observer; None without an observer."""
     frames: int = 0
-    """Number of FWD and ACK frames over this route; ``wire`` counts their bytes, headers included."""
+    """Number of FWD and ACK frames over this route. ``wire`` is the number of their bytes, including headers."""
     acks: int = 0
-    """Number of ACK frames over this route; ``ack_wire`` counts their bytes, headers included."""
+    """Number of ACK frames over this route. ``ack_wire`` is the number of their bytes, including headers."""
     wire: int = 0
     ack_wire: int = 0
     dropped: int = 0
-    """Number of bytes of user data that were counted as received and never sent on; the observer reads it."""
+    """Number of bytes of user data that are counted in ``wire`` but were dropped. For the observer."""
     tick: int = 0
-    """Tick for which the observer has seen this route; while it differs from the relay's tick, the next frames are
-    reported to the observer."""
+    """Tick up to which the frames of this route were reported to the observer. While this differs from the relay's
+    tick, further frames are reported."""
     seen: int = 0
-    """Tick in which frames last used this route; for the observer."""
+    """Tick in which frames last used this route. For the observer."""
     asked_at: float | None = None
-    """Time at which a FWD was forwarded whose ACK the observer waits for, to measure the round trip; None without
-    one."""
+    """Time at which a FWD was forwarded, to whose ACK the observer measures the round trip; None while it measures
+    none."""
     queued: int = 0
-    """Number of bytes queued over this route since ``mark``, a position in the peer's output.  ``mark`` advances once
-    everything queued before it has left.  The route's true share of the peer's queue is at most ``ROUTE_QUEUE_LIMIT``
-    more than this number."""
+    """Number of bytes queued over this route since ``mark``, which is a position in the peer's output. ``mark``
+    advances once all bytes counted here are sent. The bytes of the route that are really in the peer's queue may exceed
+    this number by at most ``ROUTE_QUEUE_LIMIT``."""
     mark: int = 0
 
     def user_data(self, secure: bool) -> int:
@@ -82,13 +82,13 @@ class RelayPeer:
     port: ConnectionPort
     next_id: int
     since: float = 0.0
-    """Time of connecting, in seconds of the relay's clock."""
+    """Time at which the peer connected, in seconds of the relay's clock."""
     routes: dict[int, Route] = field(default_factory=dict)
     destinations: dict[RelayPeer, int] = field(default_factory=dict)
-    """Number of the peer's routes, by the peer to which they lead."""
+    """Number of this peer's routes to each other peer."""
     congested: bool = False
     stalled: bool = False
-    """Whether the peer has been congested for so long that sources are no longer paused for it."""
+    """Whether the peer has been congested for so long that no sources are paused for it any more."""
     sent: int = 0
     """Number of bytes queued for the peer since it became congested."""
     paused_by: RelayPeer | None = None
@@ -98,22 +98,22 @@ class RelayPeer:
     bytes_in: int = 0
     police: Policer = field(default_factory=Policer)
     provoked: ProvokedFrames = field(default_factory=ProvokedFrames)
-    """Allowance for the frames that other clients have provoked from the peer."""
+    """Number of late frames that the peer may send without charge, because other clients have provoked them."""
     requests: FairRate = field(default_factory=FairRate)
-    """Rate limit of the REQUESTs to the peer, shared fairly by their sources."""
+    """Rate limit of the REQUESTs to this peer, which their sources share fairly."""
     speaks_drain: bool = False
     """Whether the peer has sent a PING and therefore understands DRAIN."""
     instance: bytes = b""
-    """Bytes that name the peer's program, from its PINGs; empty if unknown."""
+    """Bytes in the peer's PINGs that identify its program; empty if unknown."""
     told_of: bool = False
-    """Whether the peer has received the NOTICE that another program uses its key."""
+    """Whether the peer has received a NOTICE that another program uses its key."""
 
 
 def data_in(run: memoryview, secure: bool) -> int:
-    """Return the number of bytes of user data in ``run``, which holds whole frames."""
+    """Return the number of bytes of user data in ``run``, which consists of whole frames."""
     position = data = 0
     overhead = SECURE_OVERHEAD if secure else SEQUENCE_SIZE
-    # The relay has cut the run at frame boundaries, so no frame reaches beyond its end.
+    # The run ends at a frame boundary, so no frame exceeds its end.
     while position < len(run):
         frame_type, _, size = unpack_header(run, position)
         if frame_type == FWD:

@@ -1,17 +1,17 @@
-"""Rate limits for the requests and bytes of one client at a server.  No I/O, no clock.
+"""Rate limits for the requests and bytes of one client at a server. No I/O, no clock.
 
-Each kind of control frame has a token bucket per connection; and a key may have a few connections.  Above the rate, a
-REQUEST is refused with a reason, a PING or a stray frame gets no answer, and a receipt is discarded.  A client that
+There is a token bucket for each connection and kind of control frame; a key may have a few connections. Above its rate,
+a REQUEST is refused with a reason, a PING or a stray frame gets no answer, and a receipt is discarded. A client that
 continues nevertheless is disconnected.
 
-Answers are not charged.  The REQUEST that opened a transport was charged, which covers its first ACCEPT and its CLOSE,
-and frames that others provoke are not charged either (:class:`~dmsg.base.policing.ProvokedFrames`).
+Answers are not charged. The charge for the REQUEST that opened a transport also covers the transport's first ACCEPT and
+its CLOSE. Frames that other clients provoke are not charged either (:class:`~dmsg.base.policing.ProvokedFrames`).
 
-REQUESTs to one destination have a rate of their own, so that no client is asked for more than it can answer.  Sources
-share that rate fairly (:mod:`dmsg.base.fair_rate`).  A REQUEST above it is refused and counts as flooding by the
-requester.
+The REQUESTs to one destination have a rate limit, too, so that no client receives more of them than it can answer. The
+requesters share this rate fairly (:mod:`dmsg.base.fair_rate`). A REQUEST above the rate is refused, and counts as
+flooding by the requester.
 
-Bytes have a token bucket, too.  Above its rate the server reads more slowly and drops nothing.
+Bytes have a token bucket as well. Above the rate, the server reads more slowly and drops nothing.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ class Kind(IntEnum):
     CLOSE = 2
     PING = 3
     STRAY = 4
-    """FWD or ACK of a transport that does not exist.  When a remote is lost, a whole window of such frames is in
-    flight.  So they never end a connection; above the rate they get no answer."""
+    """FWD or ACK of a transport that does not exist. When a remote is lost, a whole window of such frames may be in
+    flight. So these frames never end a connection; above the rate, they get no answer."""
     RECEIPT = 5
-    """Receipt; an honest client sends at most one for each end of a transport.  Above the rate it is discarded."""
+    """Receipt. An honest client sends at most one for each end of a transport. Above the rate, a receipt is
+    discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits(ClientLimits):
-    """Limits of one client, which an operator can also change while the server runs."""
+    """Limits of one client. An operator can change them while the server runs."""
 
     max_transports: int = option(
         8192,
@@ -89,7 +90,7 @@ class Limits(ClientLimits):
 
 
 class Policer(Counting):
-    """Token buckets of one client."""
+    """Token buckets of one client, one for each kind of control frame."""
 
     __slots__ = ()
     kinds = Kind

@@ -1,7 +1,7 @@
-"""Receipts that a client keeps until its next connection to a server, because the last connection was lost.  No I/O.
+"""Receipts that a client stores until its next connection to the server, because the last connection was lost. No I/O.
 
-Transports end with their connection, and then there is no connection over which to send their receipts.  A server
-that is still running, or comes back, accepts the receipts for a while (:mod:`dmsg.telemetry.receipts_due`).
+When a connection is lost, its transports end, and no connection is left to send their receipts. If the server still
+runs, or returns, it accepts the receipts for a while after the loss (:mod:`dmsg.telemetry.receipts_due`).
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from itertools import count
 from dmsg.keys import PubKey
 
 KEPT_OF_SERVER = 1024
-"""Maximum number of receipts kept for one server.  Above it, the receipt for the fewest bytes is evicted, so that
-opening many transports cannot push out receipts for real traffic."""
+"""Maximum number of receipts stored for one server. Above it, the receipt for the fewest bytes is evicted, so that many
+short transports cannot displace receipts for real traffic."""
 KEPT_SERVERS = 16
-"""Maximum number of servers with kept receipts.  Above it, the server whose connection was lost longest ago is
+"""Maximum number of servers with stored receipts. Above it, the server for which no receipt was added for longest is
 evicted."""
 
 
 class KeptReceipts:
-    """Receipts that one client keeps, by server."""
+    """Receipts that one client stores, by server."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[PubKey, list[tuple[int, int, bytes]]] = OrderedDict()
-        """Heap for each server of (bytes of user data, serial number, receipt), so that the receipt for the fewest
-        bytes is first."""
+        """Heap of (bytes of user data, serial number, receipt) for each server, with the receipt for the fewest bytes
+        first."""
         self._numbers = count()
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
     def keep(self, server: PubKey, receipt: bytes, size: int) -> None:
-        """Keep a receipt for ``server``.
+        """Store a receipt for ``server``.
 
-        :param receipt: signed receipt, encoded as the RECEIPT frame carries it.
+        :param receipt: signed receipt, as a RECEIPT frame carries it.
         :param size: number of bytes of user data that the receipt confirms.
         """
         kept = self._of.setdefault(server, [])
-        # The serial number breaks ties between equal sizes and keeps the order of arrival for ``take``.
+        # The serial number orders receipts of equal size, and lets ``take`` return receipts in the order in which they
+        # were stored.
         heapq.heappush(kept, (size, next(self._numbers), receipt))
         if len(kept) > KEPT_OF_SERVER:
             heapq.heappop(kept)
@@ -48,5 +49,5 @@ class KeptReceipts:
             self._of.popitem(last=False)
 
     def take(self, server: PubKey) -> list[bytes]:
-        """Remove the receipts of ``server`` and return them, oldest first."""
+        """Remove and return the receipts of ``server``, the oldest first."""
         return [receipt for _, _, receipt in sorted(self._of.pop(server, ()), key=lambda one: one[1])]

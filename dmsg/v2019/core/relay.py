@@ -1,14 +1,14 @@
-"""Relay of a server: forwards frames by transport id and refuses what it does not accept.  No I/O.
+"""Relay of a server: forwards frames by transport id, and refuses frames that it does not accept. No I/O.
 
-The protocol class feeds plaintext to :meth:`Relay.receive_frames`, which returns only the number of bytes processed.
-Output goes to the port of the receiving connection.  A protocol error is an exception that ends the connection of that
-peer only.  The tables of connections and routes, and their invariants are in :mod:`dmsg.v2019.core.routes`.
+The protocol class passes plaintext to :meth:`Relay.receive_frames`, which returns only the number of processed bytes.
+Output goes to the port of the receiving connection. A protocol error raises an exception, which ends the connection of
+that peer only. The tables of connections and routes, and their invariants, are in :mod:`dmsg.v2019.core.routes`.
 
-Frames of one transport stay in order, and a control frame never overtakes data of its transport.  The relay forwards
-payloads as they are and cannot read those of secure transports.  Every frame that it drops is counted under a
+The frames of one transport stay in order, and a control frame never overtakes data of its transport. The relay does not
+change payloads, and cannot read those of secure transports. Every frame that it drops is counted under a
 :class:`~dmsg.errors.DropReason`.
 
-Source: the seed document, sections on frames and servers.  Where the reference of 2019 differs, a comment says so.
+Source: the seed document, sections on frames and servers. Where the reference of 2019 differs, a comment says so.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ from dmsg.v2019.core.wire import (
 )
 
 STRANGER_AFTER = 5.0
-"""Seconds after which a connection that names no instance counts as another program's."""
+"""Age in seconds of a connection that has sent no instance, above which it is assumed to belong to another program."""
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
 EARLY_FRAMES = 16
-"""Maximum number of FWD and ACK frames that a transport forwards before it is accepted; honest clients send none."""
+"""Maximum number of FWD and ACK frames that are forwarded on a transport before it is accepted. Honest clients send
+none."""
 FIRST_BURST = 16
-"""Number of frames whose headers are compared first; the number doubles while all of them are equal."""
+"""Number of frames whose headers are compared in the first step. The number doubles as long as all headers are
+equal."""
 
 
 class Relay(RouteTable):
@@ -81,28 +83,29 @@ class Relay(RouteTable):
         super().__init__(limits=limits, now=now, random=random, on_congested=on_congested, observer=observer)
         self._crowds = CrowdedRates()
         self.tick = 0
-        """Counter that the observer increments to learn of each route's next frames."""
+        """Counter that the observer increments. Of each route, the first frames after an increment are reported to the
+        observer."""
         self.steps = 0
-        """Number of frames of the last read that were handled one by one."""
+        """Number of frames of the last read that were processed one by one."""
         self.strays = 0
-        """Number of frames of the last read without a transport, which exceeded the client's rate and were not provoked
-        by others."""
+        """Number of frames of the last read that had no transport, exceeded the client's rate, and were not provoked by
+        others."""
         self.refused = 0
-        """Number of REQUESTs of the last read that exceeded the rate of their destination."""
+        """Number of REQUESTs of the last read that exceeded the rate limit of their destination."""
 
     # --- frames ---
 
-    # This loop sees every frame of the server.  It is one function because a call per frame would cost more than the
-    # rest of the work.  Consecutive frames for one peer form a run.  Their ids are rewritten in place, and the run is
-    # sent as one slice of the buffer, without a copy per frame.
+    # This loop processes every frame of the server. It is one function, because a call for each frame would cost more
+    # than the rest of the work. Consecutive frames to one peer form a run. The ids of a run are rewritten in place, and
+    # the run is sent as one slice of the buffer, without a copy for each frame.
     def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:  # noqa: C901, PLR0912, PLR0915
-        """Process the whole frames at the start of ``buffer``; rewrite their ids in place.
+        """Process the whole frames at the start of ``buffer``, and rewrite their ids in place.
 
         :param end: length of the plaintext in ``buffer``.
-        :param limit: maximum number of frames that are handled one by one: control frames, and frames that leave by
-            another route than the frame before them.
-        :returns: number of bytes taken.  The rest is an unfinished frame or, when :attr:`steps` equals ``limit``,
-            frames that the caller has to offer again.
+        :param limit: maximum number of frames that are processed one by one: control frames, and frames whose route
+            differs from that of the previous frame.
+        :returns: number of processed bytes. The rest is an incomplete frame. If :attr:`steps` equals ``limit``, it may
+            also contain whole frames, which the caller has to pass again.
         :raises RemoteProtocolError: ``peer`` must be disconnected.
         """
         steps = self.strays = self.refused = 0
@@ -118,7 +121,9 @@ class Relay(RouteTable):
         last_id = -1
         route: Route | None = None
         last_route: Route | None = None
-        first = mark = acks = ack_bytes = 0  # These variables count the frames of last_route.
+        # These variables belong to last_route: the index of its first frame, the position of that frame, and counts of
+        # ACKs.
+        first = mark = acks = ack_bytes = 0
         view = memoryview(buffer)
         try:
             while position <= stop:
@@ -160,8 +165,8 @@ class Relay(RouteTable):
                             last_route = route
                             to_id = route.to_id
                         elif header == last_header:
-                            # Bulk data and its ACKs come as many frames with equal headers and thus of one size.
-                            # Strided slices rewrite the ids of all of them at once, far faster than a loop.
+                            # Bulk data and their ACKs arrive as many frames with equal headers, and so of equal size.
+                            # Strided slices rewrite the ids of all these frames at once, far faster than a loop.
                             step = following - position
                             most = (end - position) // step
                             if most >= FIRST_BURST:
@@ -184,7 +189,8 @@ class Relay(RouteTable):
                         pack_id_into(buffer, position + 1, to_id)
                         position = following
                         continue
-                # Any other frame leaves the fast path.  The frames before it are forwarded first, to keep the order.
+                # Any other frame leaves the fast path. The frames before it are forwarded first, so that the order is
+                # kept.
                 if steps >= limit:
                     frames -= 1
                     break
@@ -221,14 +227,14 @@ class Relay(RouteTable):
             route.tick = self.tick
 
     def _forward(self, source: RelayPeer, route: Route, run: memoryview) -> None:
-        """Forward ``run``, whose frames all go to the peer of ``route``."""
+        """Forward ``run``, whose frames all belong to transports between ``source`` and the peer of ``route``."""
         destination = route.peer
         if not destination.congested:
             destination.port.send(run)
             return
         own_id = route.back.to_id
         if source.routes.get(own_id) is not route:
-            return  # The frame is dropped, because earlier frames of this read closed the transport.
+            return  # An earlier frame of this read has closed the transport, so the frames are dropped.
         if not self.congestion.reserve(route, len(run)):
             self._overflow(source, own_id, route, run)
             return
@@ -236,7 +242,7 @@ class Relay(RouteTable):
         self.congestion.pause_if_alone(source, destination)
 
     def _overflow(self, source: RelayPeer, own_id: int, route: Route, run: memoryview) -> None:
-        """Drop frames for which the congested peer has no room, and close their transport."""
+        """Drop frames that exceed a limit of the congested peer's queue, and close their transport."""
         self.drops[DropReason.QUEUE_FULL] += 1
         if route.carried is not None:
             route.dropped += data_in(run, route.carried.secure)
@@ -270,7 +276,7 @@ class Relay(RouteTable):
             self.drops[DropReason.BAD_RECEIPT] += 1
 
     def _on_close(self, peer: RelayPeer, own_id: int, route: Route, payload: bytes) -> None:
-        # A CLOSE is not counted, because a transport ends only once and its REQUEST was counted.
+        # A CLOSE is not charged, because a transport ends only once and its REQUEST was charged.
         self._drop_route(peer, own_id, route, close_reason(payload))
         said = payload if len(payload) <= MAX_CLOSE else payload[:1]
         self._answer(route.peer, encode_frame(CLOSE, route.to_id, said))
@@ -279,16 +285,17 @@ class Relay(RouteTable):
         if len(payload) > MAX_HANDSHAKE_PAYLOAD:
             self.drops[DropReason.BAD_FRAME] += 1
             self._close_both(peer, own_id, route, CloseReason.BAD_FRAME)
-        elif own_id & 1 and not route.accepted:  # The responder was asked, so its first ACCEPT is not counted.
+        # The responder's first ACCEPT is not charged, because it answers a REQUEST.
+        elif own_id & 1 and not route.accepted:
             route.accepted = route.back.accepted = True
             if (carried := route.carried) is not None and carried.back is route:
                 assert self.observer is not None
                 self.observer.accepted(carried, payload)
-            # The relay does not check the payload, like the reference; clients check it.
+            # Like the reference, the relay does not check the payload. The clients check it.
             self._answer(route.peer, encode_frame(ACCEPT, route.to_id, payload))
         elif self._allows(peer, Kind.ACCEPT):
-            # The reference forwards a repeated ACCEPT and one from the initiator, too.  This relay does not, if the
-            # peer is congested.
+            # The reference also forwards a repeated ACCEPT, and an ACCEPT of the initiator. This relay forwards them
+            # only to a peer that is not congested.
             if route.peer.congested:
                 self.drops[DropReason.BAD_FRAME] += 1
             else:
@@ -303,10 +310,11 @@ class Relay(RouteTable):
         self._forward_early(peer, own_id, route, encode_frame(ACK, route.to_id, payload))
 
     def _forward_early(self, peer: RelayPeer, own_id: int, route: Route, frame: bytes) -> None:
-        """Forward a FWD or ACK of a transport that is not accepted yet, like the reference, but only a few of them.
+        """Forward a FWD or ACK of a transport that is not accepted yet, as the reference does, but only
+        ``EARLY_FRAMES`` of them.
 
-        Each such frame may provoke an answer from a receiver that has not accepted the transport.  They are not
-        forwarded to a congested receiver.
+        Each such frame may provoke an answer of a receiver that has not accepted the transport. It is not forwarded to
+        a congested receiver.
         """
         if route.peer.congested:
             self._overflow(peer, own_id, route, memoryview(frame))
@@ -319,13 +327,14 @@ class Relay(RouteTable):
             route.peer.port.send(frame)
 
     def _stray(self, peer: RelayPeer, frame_type: int, own_id: int) -> None:
-        """Answer a frame without a transport within its rate; above it, charge the sender unless others provoked it."""
+        """Handle a frame without a transport. Within the sender's rate, answer it. Above the rate, charge the sender,
+        unless other clients have provoked the frame."""
         kind, now, limits = _KINDS[frame_type], self._now(), self.limits
         if not limits.request_rate or peer.police.within(kind, limits.rate(kind), now):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
         elif peer.provoked.take(now):
-            # No answer is needed, because the peer already knows that the transport is closed.
+            # No answer is needed: the peer has been told already that the transport is closed.
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         else:
             self.strays += 1
@@ -334,9 +343,10 @@ class Relay(RouteTable):
                 peer.police.refuse(kind, limits.flood, now)
 
     def _tell_of_others(self, peer: RelayPeer) -> None:
-        """Send a client one NOTICE if another program uses its key, because REQUESTs reach only one of the two.
+        """Send a client one NOTICE if another program uses its key, because REQUESTs reach only one of the two
+        programs.
 
-        No NOTICE is sent about an older, lost connection of the same program, which is recognised by its instance.
+        An older, lost connection of the same program does not count. Such a connection is recognised by its instance.
         """
         same = self.connections.of_key(peer.key)
         if len(same) == 1 or peer.told_of:
@@ -351,14 +361,14 @@ class Relay(RouteTable):
     def _on_request(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
         allowed = self._allows(peer, Kind.REQUEST)
         if (used := peer.routes.get(own_id)) is not None:
-            # The reference overwrites the route and leaves the other end of the old route in its table.  This relay
-            # tells both ends of the old transport that it is closed.
+            # The reference overwrites the route, and leaves the other route of the old transport in its table. This
+            # relay closes the old transport at both ends.
             self.drops[DropReason.ID_IN_USE] += 1
             self._close_both(peer, own_id, used, CloseReason.ID_IN_USE)
             return
         size = len(payload)
         responder = self.newest.get(payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE])
-        # After the two keys, the payload may contain only the KK message of a secure transport.
+        # The two keys may be followed only by the KK message of a secure transport.
         length_fits = size == HANDSHAKE_PAYLOAD_SIZE or MIN_SECURE_REQUEST <= size <= MAX_HANDSHAKE_PAYLOAD
         if own_id & 1 or not length_fits or payload[:PUBKEY_SIZE] != peer.key:
             self._refuse(peer, own_id, b"", DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
@@ -375,7 +385,8 @@ class Relay(RouteTable):
             self._refuse(peer, own_id, payload, DropReason.DESTINATION_RATE, CloseReason.RATE_LIMITED)
             peer.police.refuse(Kind.REQUEST, self.limits.flood, self._now())
         elif responder.congested and responder.port.queued() > PEER_QUEUE_LIMIT:
-            # The requester is refused, because otherwise REQUESTs of others could end the connection of a slow reader.
+            # The requester is refused. Otherwise the REQUESTs of others could end the connection of a client that reads
+            # slowly.
             self._refuse(peer, own_id, payload, DropReason.QUEUE_FULL, CloseReason.QUEUE_FULL)
         elif len(peer.routes) >= self.limits.max_transports or len(responder.routes) >= self.limits.max_transports:
             self._refuse(peer, own_id, payload, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
@@ -400,7 +411,8 @@ class Relay(RouteTable):
             self._answer(responder, encode_frame(REQUEST, to_id, payload))
 
     def _may_ask(self, peer: RelayPeer, responder: RelayPeer) -> bool:
-        """Count a REQUEST, and return whether it is within the rate of its destination, which all requesters share."""
+        """Count a REQUEST, and return whether it is within the rate limit of its destination, which all requesters
+        share."""
         rate, burst = self.limits.destination_rate, self.limits.destination_burst
         path = (*peer.port.places, peer.key)
         return not rate or self._crowds.take(responder.requests, path, rate, burst, self._now())
@@ -412,7 +424,7 @@ class Relay(RouteTable):
         self._answer(peer, encode_close(own_id, byte))
 
     def _allows(self, peer: RelayPeer, kind: Kind) -> bool:
-        """Count a frame of ``kind``, and return whether it is within the client's rate; if not, count the drop."""
+        """Count a frame of ``kind``, and return whether it is within the client's rate. If it is not, count a drop."""
         if peer.police.allows(kind, self.limits, self._now()):
             return True
         self.drops[DropReason.RATE_LIMITED] += 1
@@ -423,7 +435,8 @@ class Relay(RouteTable):
         PING: _on_ping,
         RECEIPT: _on_receipt,
     }
-    """Handlers of frames that belong to a connection; a type in neither this table nor the next ends the connection."""
+    """Handlers of the frames that belong to a connection. A type that is neither in this table nor in the next one ends
+    the connection."""
     _ON_ROUTE: ClassVar[dict[int, Callable[[Relay, RelayPeer, int, Route, bytes], None]]] = {
         ACCEPT: _on_accept,
         CLOSE: _on_close,
@@ -438,5 +451,5 @@ def _unknown_frame_error(frame_type: int) -> RemoteProtocolError:
 
 
 def _target(request: bytes) -> bytes:
-    """Return the key of the client that a REQUEST asks."""
+    """Return the key of the client to which a REQUEST is addressed."""
     return request[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE]

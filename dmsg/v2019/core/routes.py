@@ -1,12 +1,12 @@
-"""Tables of a server's connections and of the routes between them.  No I/O.
+"""Tables of a server's connections, and of the routes between them. No I/O.
 
-A :class:`~dmsg.v2019.core.peers.RelayPeer` stands for one connection, whose frames leave through its
-:class:`~dmsg.v2019.core.peers.ConnectionPort`.  :class:`~dmsg.v2019.core.relay.Relay` adds the handling of frames.
+A :class:`~dmsg.v2019.core.peers.RelayPeer` is the record of one connection, whose frames are sent through its
+:class:`~dmsg.v2019.core.peers.ConnectionPort`. :class:`~dmsg.v2019.core.relay.Relay` adds the processing of frames.
 
 Invariants, checked by :meth:`RouteTable.check`:
 
-* a route exists at both ends or at neither (the 2019 reference leaves one end
-  behind, its defect 5);
+* a transport has a route at both of its ends or at neither (the 2019 reference
+  leaves one route behind, its defect 5);
 * ``newest`` names only connections that are in the table (its defect 12).
 
 :mod:`dmsg.v2019.core.congestion` limits the bytes queued for slow receivers.
@@ -30,12 +30,13 @@ from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ID_COUNT, IDS_PER_SIDE, encode_close, encode_drain
 
 MAX_CONNECTIONS_PER_KEY = 4
-"""Maximum number of connections of one key; above it, the oldest is closed; until then, older ones keep their
-transports."""
+"""Maximum number of connections of one key. Above it, the oldest is closed. Up to it, older connections and their
+transports stay open beside the newest."""
 IN_FLIGHT = 16_384
-"""Number of frames that a client may have in flight on an accepted transport when others end it: a client's window."""
+"""Number of frames that a client may have in flight on an accepted transport when another client or the server ends it.
+This is the size of a client's window."""
 LATE_ANSWERS = 2
-"""Number of control frames that may be in flight in addition: an ACCEPT and a CLOSE."""
+"""Number of control frames that may also be in flight: an ACCEPT and a CLOSE."""
 
 
 class RouteTable(ConnectionTable[RelayPeer]):
@@ -51,10 +52,9 @@ class RouteTable(ConnectionTable[RelayPeer]):
         observer: Observer | None = None,
     ) -> None:
         """:param now: returns seconds of a monotonic clock.
-
-        :param on_congested: callback invoked with a congested peer when its first source is paused.  The caller then
+        :param on_congested: callback invoked with a congested peer when its first source is paused. The caller then
             starts a timer that calls :meth:`stall`.
-        :param observer: object notified of transports that open and close.
+        :param observer: object that is notified of transports that open and close.
         """
         super().__init__(MAX_CONNECTIONS_PER_KEY)
         self.observer = observer
@@ -64,7 +64,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         self.route_count = 0
         """Number of routes, which is twice the number of transports."""
         self.leaving: dict[RelayPeer, None] = {}
-        """Connections that have ended and still have transports to close."""
+        """Connections that have ended, and whose transports are not all closed yet."""
         self.draining = False
         self._random = random or Random()
         self.congestion = Congestion(on_congested or (lambda peer: None))
@@ -72,7 +72,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
     # --- connections ---
 
     def add(self, key: PubKey, port: ConnectionPort) -> RelayPeer:
-        """Add a connection of ``key``, which is the newest of that key from now on, and return its record."""
+        """Add a connection of ``key``, and return its record. From now on, it is the newest connection of that key."""
         peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1, self._now())
         self._add_peer(peer)
         return peer
@@ -81,15 +81,15 @@ class RouteTable(ConnectionTable[RelayPeer]):
         """Remove a connection that has ended, and close its transports at their other ends.
 
         :param limit: maximum number of transports to close in this call.
-        :returns: whether all transports are closed; if not, call again in a later reactor turn.
+        :returns: whether all transports are closed. If not, call the method again in a later reactor turn.
         """
         if peer in self.peers:
             self._forget(peer)
-        # A connection may have thousands of transports. Closing them all at once would delay every other client.
+        # A connection may have thousands of transports. Closing all of them at once would delay every other client.
         for own_id in list(itertools.islice(peer.routes, limit)):
             route = peer.routes.get(own_id)
             if route is not None:
-                # The other route may be gone already, because a client's transport to itself has both its ids in this
+                # The route may already be missing: a transport of a client to itself has both of its routes in this
                 # table.
                 self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)
                 if route.peer is not peer:
@@ -100,7 +100,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         return not peer.routes
 
     def _forget(self, peer: RelayPeer) -> None:
-        """Take a disconnected peer out of the table of connections and report its unsent bytes."""
+        """Remove a disconnected peer from the table of connections, and report its unsent bytes to the observer."""
         if self.observer is not None and peer.port.left_behind:
             share_loss([route.back for route in peer.routes.values()], peer.port.left_behind, peer.congested)
         self.connections.remove(peer)
@@ -110,14 +110,14 @@ class RouteTable(ConnectionTable[RelayPeer]):
     # --- ends of transports ---
 
     def _drop_route(self, peer: RelayPeer, own_id: int, route: Route, reason: int, by_server: bool = False) -> None:
-        """Forget both directions of a transport."""
+        """Remove both routes of a transport."""
         other = route.peer
         if (carried := route.carried) is not None and self.observer is not None:
             by = "server" if by_server else "src" if carried.forward is route else "dst"
             self.observer.ended(carried, reason, by)
         now = self._now()
-        # Each frame in flight to or from an end may provoke stray frames, for which that end must not pay.  The end
-        # that closed the transport itself sends no more frames of its own.
+        # Each frame in flight to or from an end may provoke stray frames, for which that end must not be charged. An
+        # end that closed the transport itself has no further frames of its own in flight.
         peer.provoked.add(route.back.frames + (_on_their_way(route) if by_server else 0), now)
         other.provoked.add(route.frames + _on_their_way(route), now)
         del peer.routes[own_id]
@@ -137,7 +137,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
         self._answer(route.peer, encode_close(route.to_id, reason))
 
     def close_all(self, reason: CloseReason) -> None:
-        """Close every transport at both ends and refuse new ones, because the server stops."""
+        """Close every transport at both ends, and refuse new ones, because the server stops."""
         self.draining = True
         for peer in list(self.peers):
             for own_id, route in list(peer.routes.items()):
@@ -145,7 +145,7 @@ class RouteTable(ConnectionTable[RelayPeer]):
                     self._close_both(peer, own_id, route, reason)
 
     def announce_drain(self, seconds: int, servers: Sequence[PubKey]) -> int:
-        """Refuse new transports, and send DRAIN with other servers to the clients that understand it.
+        """Refuse new transports, and send a DRAIN that names other servers to each client that understands it.
 
         :returns: number of clients to which DRAIN was sent.
         """
@@ -159,35 +159,36 @@ class RouteTable(ConnectionTable[RelayPeer]):
     # --- congestion ---
 
     def congest(self, peer: RelayPeer) -> None:
-        """Mark a peer congested, because its queue is above the high-water mark."""
+        """Mark a peer as congested, because its queue is above the high-water mark."""
         if peer in self.peers:
             self.congestion.begin(peer)
 
     def relieve(self, peer: RelayPeer) -> None:
-        """Resume reading from the sources of a peer whose queue is empty again."""
+        """Mark a peer as no longer congested, because its queue is empty, and resume reading from its sources."""
         self.congestion.relieve(peer)
 
     def stall(self, peer: RelayPeer) -> None:
-        """Resume the sources of a peer that stayed congested; from now on only the queue limits apply."""
+        """Resume the sources of a peer, because it has been congested for too long. From now on, only the queue limits
+        apply to it."""
         self.congestion.stall(peer)
 
     # --- frames that the table itself sends ---
 
     def _answer(self, peer: RelayPeer, frame: bytes) -> None:
-        """Send a control frame, or disconnect the peer if it provokes too many of them and reads none."""
+        """Send a control frame. If the peer is congested and too many control frames are queued for it, disconnect the
+        peer."""
         if peer not in self.peers:
             return
-        # The peer is disconnected, because an attacker that provokes answers and never reads them would fill the
-        # server's memory.
+        # An attacker that provokes answers and never reads them would otherwise fill the server's memory.
         if not peer.congested or self.congestion.reserve_answer(peer, len(frame)):
             peer.port.send(frame)
         else:
             self._end_peer(peer, DropReason.SEND_BUFFER_FULL)
 
     def _new_id(self, peer: RelayPeer) -> int:
-        """Return the next free odd id of ``peer``, counting upwards so that an id is reused as late as possible."""
+        """Return the next free odd id of ``peer``. Ids count upwards, so that an id is reused as late as possible."""
         to_id = peer.next_id
-        # The loop always ends, because an odd id is always free: max_transports is at most the number of odd ids.
+        # The loop ends, because there is always a free odd id: max_transports is at most the number of odd ids.
         while to_id in peer.routes:
             to_id = (to_id + 2) % ID_COUNT
         peer.next_id = (to_id + 2) % ID_COUNT
@@ -196,9 +197,9 @@ class RouteTable(ConnectionTable[RelayPeer]):
     # --- self-check ---
 
     def check(self) -> None:
-        """Check the invariants of the tables; for tests.
+        """Check the invariants of the tables, for tests.
 
-        :raises AssertionError: the tables disagree, which only an error in this module can cause.
+        :raises AssertionError: the tables disagree, which only an error in this package can cause.
         """
         ends = 0
         present = self.peers | self.leaving

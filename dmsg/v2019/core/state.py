@@ -82,12 +82,12 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (None, Input.SEND_REQUEST): State.REQUESTED,
     (None, Input.RECV_REQUEST): State.OFFERED,
     (State.OFFERED, Input.SEND_ACCEPT): State.OPEN,
-    # A secure transport opens once its initiator has proved that it holds the keys.
+    # A secure transport is open once its initiator has proved that it holds the keys.
     (State.OFFERED, Input.SEND_ANSWER): State.ANSWERED,
     (State.ANSWERED, Input.RECV_CONFIRM): State.OPEN,
     (State.ANSWERED, Input.RECV_CLOSE): State.CLOSED,
     (State.ANSWERED, Input.SEND_CLOSE): State.CLOSED,
-    # In an upgrade, ACCEPT only announces that the handshake messages may follow.
+    # In an upgrade, ACCEPT only announces that handshake messages may follow.
     (State.REQUESTED, Input.RECV_INVITATION): State.AGREEING,
     (State.AGREEING, Input.RECV_ACCEPT): State.OPEN,
     (State.AGREEING, Input.RECV_CLOSE): State.CLOSED,
@@ -100,7 +100,7 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.OFFERED, Input.RECV_CLOSE): State.CLOSED,
     (State.REQUESTED, Input.RECV_ACCEPT): State.OPEN,
     (State.REQUESTED, Input.RECV_CLOSE): State.CLOSED,
-    # Any answer but ACCEPT and CLOSE closes the transport, as in the reference ("accept check failed").
+    # Any answer except ACCEPT and CLOSE closes the transport, as in the reference ("accept check failed").
     (State.REQUESTED, Input.SEND_CLOSE): State.CLOSED,
     (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
     (State.OPEN, Input.SEND_CLOSE): State.CLOSED,
@@ -109,19 +109,20 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClientTransport:
-    """State of a transport at one of its two clients.
+    """Record of a transport at one of its two clients.
 
-    :ivar id: transport id, even if this side opened the transport, odd if the server assigned it.
+    :ivar id: transport id, even if this client opened the transport, odd if the server assigned it.
     :ivar remote: key of the other client.
-    :ivar carrier: object that binds the transport to its stream and session; set outside the core.
+    :ivar carrier: object that binds the transport to its stream and session. Set and used only outside the core.
     :ivar in_flight: (size, ticket) of each unacknowledged frame of a plain transport, by sequence.
     :ivar is_secure: whether the frames are encrypted end to end.
     :ivar secure: end of the secure stream that the transport carries, or None.
-    :ivar answer: answer to a RESUME, by which the transport carries a stream once the initiator confirms it.
-    :ivar identity: 16 bytes that name the transport in receipts; None if no receipt is due.
-    :ivar upgrade: whether the handshake is in FWD frames after a plain REQUEST and ACCEPT.
-    :ivar prefaced: number of frames of the responder's preface that have arrived; None before its ACCEPT.
-    :ivar delivered: bytes sent and received that were delivered before the stream left this transport.
+    :ivar answer: this end's answer to a RESUME. Once the initiator confirms it, the transport carries the resumed
+        stream.
+    :ivar identity: 16 bytes that identify the transport in receipts; None if no receipt is due.
+    :ivar upgrade: whether the handshake messages are sent in FWD frames, after a plain REQUEST and ACCEPT.
+    :ivar prefaced: number of frames of the responder's preface that have arrived; None before the responder's ACCEPT.
+    :ivar delivered: numbers of sent and of received bytes that were delivered before the stream left this transport.
     """
 
     id: int
@@ -150,7 +151,7 @@ class ClientTransport:
 
     @property
     def says_delivered(self) -> tuple[int, int]:
-        """Bytes sent and received that this end's receipt states as delivered."""
+        """Numbers of sent and of received bytes that this end's receipt states as delivered."""
         return self.delivered if self.secure is None else self.secure.delivered
 
     @property

@@ -1,19 +1,19 @@
-"""Client side of one connection to a server: processes received frames and maintains the table of transports.  No I/O,
+"""Client side of one connection to a server: processes received frames, and maintains the table of transports. No I/O,
 no clock.
 
-Bytes go in through :meth:`ClientConnection.receive_frames`, which returns events.  Frames to send collect until
+:meth:`ClientConnection.receive_frames` processes received bytes and returns events. Frames to send are collected until
 :meth:`~dmsg.v2019.core.transports.TransportTable.data_to_send`.
 
-Events are handled after the whole read, so the transport of an event may be closed already.  A protocol error of the
-server ends the connection, and the events before it are returned first (:attr:`ClientConnection.broken`).  A protocol
-error of a remote ends only its transport.
+The caller handles events after the whole read, so the transport of an event may already be closed. A protocol error of
+the server ends the connection, after the events before the error were returned (:attr:`ClientConnection.broken`). A
+protocol error of a remote ends only its transport.
 
-Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.  The 2019 client waits for each ACK; this
-one keeps a window in flight (``WINDOW_BYTES``, ``WINDOW_FRAMES`` of :mod:`dmsg.v2019.core.wire`).  The receiving side
-follows the reference: an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread, and later ACKs are
-withheld until the application has read.
+Control frames are checked with the table ``TRANSITIONS``. FWD and ACK test one attribute instead. The 2019 client waits
+for each ACK; this client keeps a window of frames in flight (``WINDOW_BYTES``, ``WINDOW_FRAMES`` of
+:mod:`dmsg.v2019.core.wire`). The receiving side follows the reference. While at most ``UNREAD_LIMIT`` bytes are unread,
+it acknowledges frames on receipt. Further ACKs are withheld until the application has read.
 
-A secure transport (:mod:`dmsg.streams.core.agreement`, :mod:`dmsg.streams.core.secure`) has the same frames with
+A secure transport (:mod:`dmsg.streams.core.agreement`, :mod:`dmsg.streams.core.secure`) uses the same frames with
 encrypted payloads, and one ACK for all frames of a read.
 """
 
@@ -86,17 +86,17 @@ from dmsg.v2019.core.wire import (
 )
 
 RECEIVE_LIMIT = 4 * 1024 * 1024
-"""Maximum bytes that a plain transport buffers for an application that does not read.  A sender that exceeds it despite
-withheld ACKs loses the transport."""
+"""Maximum bytes that a plain transport buffers for an application that does not read. A sender that exceeds the limit,
+although ACKs are withheld, loses the transport."""
 FRAME_OVERHEAD = 64
-"""Bytes that each unread frame counts in addition to its data, for the memory of its bookkeeping."""
+"""Bytes that each unread frame counts in addition to its data, for the memory that its bookkeeping uses."""
 MAX_INCOMING = 4096
-"""Maximum number of transports of one connection that others opened."""
+"""Maximum number of transports of one connection that other clients have opened."""
 HANDSHAKES_A_TURN = 8
-"""Number of handshakes whose first message is processed after the frames of a read, and in each reactor turn after it.
-With this limit, frames of open transports do not have to wait for many handshakes."""
+"""Maximum number of handshakes that are computed after the frames of a read, and in each later reactor turn. So frames
+of open transports do not have to wait for many handshakes."""
 UNREAD_REQUESTS = 8192
-"""Maximum number of REQUESTs of one connection that wait for their handshake; further ones are refused."""
+"""Maximum number of REQUESTs of one connection whose handshake is not computed yet. Further REQUESTs are refused."""
 
 _Handler = Callable[["ClientConnection", ClientTransport, int, bytes, list[Event]], None]
 
@@ -104,13 +104,14 @@ _Handler = Callable[["ClientConnection", ClientTransport, int, bytes, list[Event
 class ClientConnection(SecureTable):
     """Client's end of one connection to a server, with the table of its transports.
 
-    :param key: secret key for secure transports; without it only plain ones are accepted.
+    :param key: secret key for secure transports. Without it, only plain transports are accepted.
     :param budget: memory budget from which receive windows grow; by default that of the process.
     :param receipts_to: key of the server if it gets receipts for the data that it delivers, otherwise None.
     :param refusal: see :class:`~dmsg.v2019.core.handshakes.SecureTable`.
-    :param make_room: ends an incoming transport to make room for a new one; returns False if none may be ended.
+    :param make_room: called with the requester's key; evicts an incoming transport to make room for a new one. Returns
+        False if none may be evicted.
     :param side: side of the connection: client of a server, or one end of a direct link between two clients.
-    :ivar accepting: whether REQUESTs are offered to the application; otherwise they are answered with CLOSE.
+    :ivar accepting: whether REQUESTs are passed to the application. If not, they are answered with CLOSE.
     """
 
     def __init__(
@@ -133,27 +134,27 @@ class ClientConnection(SecureTable):
         self.accepting = False
         self.make_room = make_room
         self.unread_requests: dict[int, bytes] = {}
-        """REQUESTs that wait for their handshake, by transport id, oldest first; see :meth:`read_requests`."""
+        """REQUESTs whose handshake is not computed yet, by transport id, the oldest first. See
+        :meth:`read_requests`."""
         self._answered: set[int] = set()
-        """Ids without a transport to which a CLOSE was sent during the present read."""
+        """Ids without a transport for which a CLOSE was sent during the present read."""
         self.established = False
         self.broken: RemoteProtocolError | None = None
-        """Protocol error for which the connection must end.  No further bytes are processed; events of earlier frames
-        are returned."""
+        """Protocol error for which the connection must end. Once it is set, no bytes are processed. The events of
+        earlier frames are still returned."""
         self.has_frames_left = False
-        """Whether the last read may have left whole frames behind."""
+        """Whether the last read may have left whole frames unprocessed."""
 
     # --- calls of the application ---
 
     def request(
         self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told_window: int = 0
     ) -> ClientTransport:
-        """Open a transport; :class:`Accepted` or :class:`Closed` follows.
+        """Open a transport. :class:`Accepted` or :class:`Closed` follows.
 
-        :param proposal: first handshake message of a secure transport; None opens a plain one.
+        :param proposal: first handshake message of a secure transport; None opens a plain transport.
         :param end: end of the stream to resume over the transport; None begins a new stream.
-        :param told_window: receive window in bytes that the proposal names.
-
+        :param told_window: receive window in bytes that the proposal states.
         :raises LocalProtocolError: all 32768 ids are in use.
         """
         transport_id = self._free_id()
@@ -177,7 +178,7 @@ class ClientConnection(SecureTable):
         self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
 
     def send(self, transport: ClientTransport, data: bytes | memoryview, ticket: object = None) -> None:
-        """Send one FWD frame; ``Acknowledged`` or ``AcknowledgedAll`` with the ticket follows.
+        """Send one FWD frame. When it is acknowledged, ``Acknowledged`` or ``AcknowledgedAll`` with the ticket follows.
 
         :param data: at most 65508 bytes, or 65492 on a secure transport.
         :raises LocalProtocolError: the transport is not open, its window is closed, or the data are too long.
@@ -199,7 +200,7 @@ class ClientConnection(SecureTable):
             payload = transport.secure.seal_data(data, ticket)
             self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
             return
-        # The reference starts at a random sequence, so this client does, too.
+        # The first sequence is random, as in the reference.
         sequence = transport.next_sequence
         transport.next_sequence = (sequence + 1) & 0xFFFF
         transport.in_flight[sequence] = (size, ticket)
@@ -210,9 +211,9 @@ class ClientConnection(SecureTable):
             outgoing.append(data)  # type: ignore[arg-type]  # bytes.join takes a memoryview, too
 
     def probe(self, transport: ClientTransport, ticket: object = None) -> None:
-        """Send a FWD without data, which the remote acknowledges even while its window is closed.
+        """Send a FWD without data. The remote acknowledges it even while the window is closed.
 
-        :raises LocalProtocolError: the transport is not an open secure one, or frames are in flight already.
+        :raises LocalProtocolError: the transport is not open or not secure, or frames are in flight.
         """
         end = transport.secure
         if transport.state is not State.OPEN or end is None or end.in_flight or end.unproven is not None:
@@ -221,9 +222,10 @@ class ClientConnection(SecureTable):
         self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
 
     def send_end(self, transport: ClientTransport, ticket: object = None) -> None:
-        """Half-close the stream: announce that no more data follow.  The frame is acknowledged as data are.
+        """Half-close the stream: announce that no more data follow. The frame is acknowledged like data.
 
-        :raises LocalProtocolError: the transport is not open, its window is closed, or the remote has no half-close.
+        :raises LocalProtocolError: the transport is not open, its window is closed, or the remote does not support
+            half-close.
         """
         end = transport.secure
         if transport.state is not State.OPEN or end is None or not end.half_close or not end.may_send:
@@ -232,7 +234,8 @@ class ClientConnection(SecureTable):
         self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
 
     def consumed(self, transport: ClientTransport, size: int) -> None:
-        """Record that the application has read ``size`` bytes, and release withheld ACKs if it has read enough."""
+        """Record that the application has read ``size`` bytes. Send withheld ACKs, or a larger window, if it has read
+        enough."""
         if transport.is_secure:
             if transport.secure is not None and transport.secure.consume(size) and not transport.ack_due:
                 transport.ack_due = True
@@ -247,15 +250,15 @@ class ClientConnection(SecureTable):
 
     # --- frames from the server ---
 
-    # This loop sees every frame of the client.  It handles data and ACKs of open transports itself, because a call per
-    # frame would cost more than the rest of the work.
+    # This loop processes every frame of the client. It handles data and ACKs of open transports itself, because a call
+    # for each frame would cost more than the rest of the work.
     def receive_frames(self, buffer: bytearray, end: int, limit: int = sys.maxsize) -> tuple[int, list[Event]]:  # noqa: C901, PLR0912, PLR0915
         """Process the whole frames at the start of ``buffer``.
 
         :param end: length of the plaintext in ``buffer``.
-        :param limit: maximum number of frames to take.  Once it is reached, :attr:`has_frames_left` is set, and the
-            caller offers the rest again.
-        :returns: number of bytes taken and the events; see :attr:`broken`, too.
+        :param limit: maximum number of frames to process. When it is reached, :attr:`has_frames_left` is set, and the
+            caller must pass the rest again.
+        :returns: number of processed bytes, and the events. See :attr:`broken`, too.
         """
         events: list[Event] = []
         transports = self.transports
@@ -282,7 +285,7 @@ class ClientConnection(SecureTable):
                     size -= SEQUENCE_SIZE
                     if size:
                         transport.unread += size
-                        # A client of 2019 waits for each ACK, and withheld ACKs are its only back-pressure.
+                        # A sender of 2019 waits for each ACK, and withheld ACKs are its only back-pressure.
                         if transport.unread > UNREAD_LIMIT:
                             transport.held_acks.append(sequence)
                             transport.held_size += size + FRAME_OVERHEAD
@@ -307,8 +310,8 @@ class ClientConnection(SecureTable):
             except RemoteProtocolError as error:
                 self.broken = error  # The session handles the error after the events of earlier frames.
                 break
-            # A handshake takes as long as processing many frames, so it is counted as that many.  Otherwise a read full
-            # of REQUESTs would keep the reactor from all other work.
+            # A handshake counts as the number of frames that take equally long. Otherwise a read full of REQUESTs would
+            # keep the reactor from all other work.
             if self._handshake_cost:
                 limit = max(0, limit - self._handshake_cost)
                 self._handshake_cost = 0
@@ -318,7 +321,7 @@ class ClientConnection(SecureTable):
         return position, events
 
     def read_requests(self) -> list[Event]:
-        """Process the next few handshakes of ``unread_requests`` and return their events."""
+        """Compute the next few handshakes of ``unread_requests``, and return their events."""
         events: list[Event] = []
         for transport_id in list(islice(self.unread_requests, HANDSHAKES_A_TURN)):
             payload = self.unread_requests.pop(transport_id)
@@ -326,7 +329,7 @@ class ClientConnection(SecureTable):
                 assert self._key is not None
                 offer = Offer(self._key, payload)
             except KeyFormatError:
-                # Any key is accepted here, even the null key, as in the reference.
+                # The reference accepts any key of an initiator, even the null key. This client accepts valid keys only.
                 self._refuse(transport_id, CloseReason.BAD_REQUEST)
             except HandshakeError:
                 self._refuse(transport_id, CloseReason.NOT_AUTHENTIC)
@@ -367,8 +370,8 @@ class ClientConnection(SecureTable):
         elif frame_type == REQUEST:
             self._on_request(transport_id, payload, events)
         elif frame_type != CLOSE and transport_id not in self._answered:
-            # One CLOSE answers all frames of this id in a read.  Otherwise a remote could make this end flood the
-            # server, which would then disconnect it.
+            # One CLOSE answers all frames of this id in a read. Otherwise a remote could make this client flood the
+            # server, which would then disconnect this client.
             self._answered.add(transport_id)
             self._refuse(transport_id, CloseReason.NO_SUCH_TRANSPORT)
 
@@ -396,7 +399,8 @@ class ClientConnection(SecureTable):
                 self._prove(transport, end, CLOSE, payload, events)
             said = end.open_close(payload)
             if said is not None and transport.state is State.ANSWERED:
-                # The first frame of the initiator is an authentic CLOSE.  It proves the keys and ends the transport.
+                # The first frame of the initiator is an authentic CLOSE. It proves that the initiator has the keys, and
+                # ends the transport.
                 self._move(transport, Input.RECV_CONFIRM)
                 events.append(Confirmed(transport))
         refused = transport.state is not State.OPEN
@@ -422,7 +426,7 @@ class ClientConnection(SecureTable):
         self._fail(transport, CloseReason.BAD_FRAME, events)
 
     def _on_misfit(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """Close the transport for a FWD or ACK of a wrong size; ignore OK, ACCEPT and unknown types."""
+        """Close the transport for a FWD or ACK of a wrong size. Ignore OK, ACCEPT and unknown types."""
         if frame_type in (FWD, ACK):
             self._fail(transport, CloseReason.BAD_FRAME, events)
 
@@ -434,7 +438,8 @@ class ClientConnection(SecureTable):
         State.OFFERED: _on_early,
         State.OPEN: _on_misfit,
     }
-    """Handlers by state for frames other than REQUEST and CLOSE; data of open transports are handled elsewhere."""
+    """Handlers, by state, of frames other than REQUEST and CLOSE. ``receive_frames`` handles data of open transports
+    itself."""
 
     def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == PONG:
@@ -450,7 +455,7 @@ class ClientConnection(SecureTable):
             raise RemoteProtocolError(DropReason.BAD_FRAME, f"malformed DRAIN: {error}") from None
 
     def _on_ping(self, payload: bytes) -> None:
-        """Answer the PING of the other client on a direct link, as a server would."""
+        """Answer a PING of the other client on a direct link, as a server would."""
         if len(payload) > MAX_PING:
             raise RemoteProtocolError(DropReason.BAD_FRAME, "malformed PING")
         self._outgoing.append(encode_frame(PONG, 0, payload))
@@ -463,7 +468,7 @@ class ClientConnection(SecureTable):
         elif not self.accepting:
             self._refuse(transport_id, CloseReason.REFUSED)
         elif (unseen := self._check_unseen(payload)) is not None:
-            # This check comes before all expensive work, even before the check of the initiator's key.
+            # This check comes before all expensive work, even before the initiator's key is parsed.
             self._refuse(transport_id, unseen)
         elif not secure:
             self._offer(transport_id, payload, None, events)
@@ -476,10 +481,10 @@ class ClientConnection(SecureTable):
         try:
             initiator = PubKey.shared(bytes(payload[:PUBKEY_SIZE]))
         except KeyFormatError:
-            # Any key is accepted here, even the null key, as in the reference.
+            # The reference accepts any key of an initiator, even the null key. This client accepts valid keys only.
             self._refuse(transport_id, CloseReason.BAD_REQUEST)
             return
-        # An initiator that has not proved its key is passed as None and cannot displace confirmed transports.
+        # An initiator that has not proved its key is passed as None, so that it cannot displace confirmed transports.
         if self.incoming >= MAX_INCOMING and not self.make_room(None if offer is None else initiator):
             self._refuse(transport_id, CloseReason.TOO_MANY_TRANSPORTS)
             return

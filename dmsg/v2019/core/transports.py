@@ -1,12 +1,12 @@
 """Table of the transports of one connection to a server: ids, states, output buffer and receipts.
 
-This base class decides which id a new transport gets, applies ``TRANSITIONS``, and writes CLOSE, PING and receipts.
-Its subclasses add handshakes (:mod:`dmsg.v2019.core.handshakes`) and the handling of frames
-(:class:`~dmsg.v2019.core.table.ClientConnection`).  No I/O, no clock.
+This base class chooses the ids of new transports, applies ``TRANSITIONS``, and writes CLOSE, PING and receipts. Its
+subclasses add handshakes (:mod:`dmsg.v2019.core.handshakes`) and the processing of frames
+(:class:`~dmsg.v2019.core.table.ClientConnection`). No I/O, no clock.
 
-Invariants: a transport is in the table from its REQUEST until its CLOSE or the loss of the connection.  Ids that this
-client chooses are even and those that the server assigns are odd, so the two sides never choose the same id.  On a
-direct link, between two clients, the caller's ids are even and those of the other client odd.
+Invariants: a transport is in the table from its REQUEST until its CLOSE or the loss of the connection. Ids that this
+client chooses are even, and ids that the server assigns are odd, so the two sides never choose the same id. On a direct
+link between two clients, the caller chooses even ids and the other client odd ids.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from dmsg.v2019.core.wire import (
 )
 
 FRAMES = BufferPool(HEADER_SIZE + MAX_FRAME_PAYLOAD, 16)
-"""Buffers for large encrypted frames, in use until the link takes the frames at the end of the reactor turn."""
+"""Pool of buffers for large encrypted frames, each in use until the link has written the frame."""
 LARGE = 16 * 1024
-"""Bytes of user data from which on a frame gets a separate buffer.  It equals ``DIRECT_SIZE`` of links, which encrypt
-from such a buffer directly instead of joining it with others first."""
+"""Number of bytes of user data from which a frame gets a separate buffer. It equals ``DIRECT_SIZE`` of links: a link
+encrypts larger pieces directly, without joining them with others first."""
 
 
 class Side(Enum):
@@ -57,8 +57,8 @@ class TransportTable:
 
     :param key: secret key that signs receipts.
     :param receipts_to: key of the server if it gets receipts for the data that it delivers, otherwise None.
-    :param side: side of the connection; decides which ids this table chooses.
-    :ivar incoming: number of transports that others opened.
+    :param side: side of the connection, which decides whether this table chooses even or odd ids.
+    :ivar incoming: number of transports that other clients opened.
     """
 
     def __init__(
@@ -78,21 +78,22 @@ class TransportTable:
         self._key = key
         self._due: list[ClientTransport] = []
         self._pinged = False
-        """Whether a PING was sent, after which the server may send PONG, DRAIN and NOTICE."""
+        """Whether a PING was sent. After it, the server may send PONG, DRAIN and NOTICE."""
         self.transports: dict[int, ClientTransport] = {}
         self.incoming = 0
         self.removed: list[ClientTransport] = []
-        """Closed transports that may still have a carrier, which the session removes after the events."""
+        """Closed transports that may still refer to a carrier. The session deletes these references after it has
+        handled the events."""
         self._random = random or Random()
         self._next_id = self._random.randrange(IDS_PER_SIDE) * 2 + self._parity
         self._outgoing: list[bytes | tuple[bytearray, int]] = []
-        """Pieces of frames, and whole frames as (buffer of ``FRAMES``, length)."""
+        """Frames to send: either pieces of bytes, or whole frames as (buffer of ``FRAMES``, length)."""
         self.is_lost = False
-        """Whether the connection is lost, so that receipts cannot be sent over it."""
+        """Whether the connection is lost, so that no receipts can be sent over it."""
 
     @property
     def has_free_id(self) -> bool:
-        """Whether an id is free for another REQUEST."""
+        """Whether this client can choose an id for another REQUEST."""
         return len(self.transports) - self.incoming < IDS_PER_SIDE
 
     def _free_id(self) -> int:
@@ -115,7 +116,7 @@ class TransportTable:
     def _remove(self, transport: ClientTransport, *, was_open: bool) -> None:
         if was_open and not self.is_lost and (receipt := self.receipt(transport)) is not None:
             self.hand_in([receipt])
-        # The transport may be missing: after the loss of the connection the table is already empty.
+        # The transport may be missing, because the table is cleared when the connection is lost.
         if self.transports.pop(transport.id, None) is not None and not transport.initiator:
             self.incoming -= 1
         transport.held_acks.clear()
@@ -124,7 +125,7 @@ class TransportTable:
 
     @staticmethod
     def withdraw(transport: ClientTransport) -> None:
-        """Discard the transport's answer to a RESUME, which can no longer be confirmed."""
+        """Discard the transport's answer to a RESUME, because it cannot be confirmed any more."""
         answer, transport.answer = transport.answer, None
         if answer is not None:
             answer.end.answers.pop(transport, None)
@@ -139,19 +140,19 @@ class TransportTable:
     # --- frames to send ---
 
     def ping(self, payload: bytes) -> None:
-        """Send a PING; :class:`~dmsg.v2019.core.events.Ponged` follows.  The server must support PING."""
+        """Send a PING. :class:`~dmsg.v2019.core.events.Ponged` follows. The server must support PING."""
         self._pinged = True
         self._outgoing.append(encode_frame(PING, 0, payload))
 
     def close(self, transport: ClientTransport, reason: int = CloseReason.UNSPECIFIED) -> None:
-        """Send CLOSE; no event follows.  Closing a closed transport does nothing."""
+        """Close a transport and send CLOSE. No event follows. If the transport is closed already, do nothing."""
         state = transport.state
         if state is not None and state is not State.CLOSED:
             self._move(transport, Input.SEND_CLOSE)
             self._remove(transport, was_open=state is State.OPEN)
             if transport.secure is not None and state is State.OPEN:
                 if transport.ack_due:
-                    # Due ACKs are sent before the CLOSE, because the remote must know which data arrived.
+                    # A due ACK is sent before the CLOSE, because the remote must know which data have arrived.
                     transport.ack_due = False
                     payload = transport.secure.seal_ack()
                     self._outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
@@ -161,15 +162,15 @@ class TransportTable:
                 self._outgoing.append(encode_close(transport.id, reason))
 
     def data_to_send(self) -> bytes:
-        """Return the frames to send, with the ACKs that are due, and empty the buffer."""
+        """Return the frames to send, including due ACKs, and clear the output buffer."""
         pieces: list[bytes] = []
         self.send_through(lambda piece: pieces.append(bytes(piece)))
         return b"".join(pieces)
 
     def send_through(self, send: Callable[[bytes | memoryview], object]) -> None:
-        """Pass the frames to ``send``, with the ACKs that are due, and empty the buffer.
+        """Pass the frames to send, including due ACKs, to ``send``, and clear the output buffer.
 
-        :param send: called with whole frames.  A memoryview is valid only until ``send`` returns.
+        :param send: called with one or more whole frames. A memoryview is valid only until the call returns.
         """
         outgoing = self._outgoing
         if self._due:
@@ -182,8 +183,8 @@ class TransportTable:
         if not outgoing:
             return
         self._outgoing = []
-        # Small pieces are joined, and large frames are passed as they are: copying one would take as long as its
-        # encryption.
+        # Small pieces are joined. Large frames are passed separately, because copying a frame would take as long as
+        # encrypting it.
         small: list[bytes] = []
         for piece in outgoing:
             if not isinstance(piece, tuple):
@@ -201,15 +202,15 @@ class TransportTable:
     # --- receipts ---
 
     def _identify(self, transport: ClientTransport, accept: bytes) -> None:
-        # There are no receipts for upgrades, which are only used with servers of 2019.  No server could compute the
-        # identity of an upgraded transport, because no server sees which frames contain the handshake.
+        # Upgrades, which are only used with servers of 2019, have no receipts. No server could compute the identity of
+        # an upgraded transport, because no server can tell which frames contain the handshake.
         if self._receipts_to is not None and not transport.upgrade:
             transport.identity = transport_identity(transport.payload, accept)
 
     def receipt(self, transport: ClientTransport) -> bytes | None:
         """Return the signed receipt for the data that the server delivered over a closed transport.
 
-        :returns: None if the receipt was already taken or the server gets none.
+        :returns: None if the receipt was returned before, or if the server gets none.
         """
         identity, transport.identity = transport.identity, None
         if identity is None:
@@ -226,5 +227,5 @@ class TransportTable:
         return receipt.sign(self._key)
 
     def hand_in(self, receipts: Iterable[bytes]) -> None:
-        """Queue a RECEIPT frame to the server for each of these receipts, which this client has signed."""
+        """Queue a RECEIPT frame for each of ``receipts``, which this client has signed."""
         self._outgoing.extend(encode_frame(RECEIPT, 0, receipt) for receipt in receipts)

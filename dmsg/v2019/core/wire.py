@@ -1,11 +1,11 @@
-"""Frames: ``type(1) || transport id(2) || payload size(2) || payload``, big endian.  No I/O.
+"""Frames: ``type(1) || transport id(2) || payload size(2) || payload``, big endian. No I/O.
 
-Frames are a byte stream inside records and are not aligned with them: several frames in a record and a frame over
-several records are both legal.  The loops that read frames are in :mod:`dmsg.v2019.core.relay` and
-:mod:`dmsg.v2019.core.table`, for speed; this module has the constants and functions that both share.
+Frames form a byte stream inside records, and their boundaries are independent: a record may contain several frames, and
+a frame may span several records. For speed, the loops that read frames are in :mod:`dmsg.v2019.core.relay` and
+:mod:`dmsg.v2019.core.table`. This module has the constants and functions that both use.
 
-Sources: the seed document of 2019 for REQUEST, ACCEPT, CLOSE, FWD and ACK; ``docs/protocol/frames.md`` for the types
-that this package adds, which pass only between programs that both know them.
+Sources: the seed document of 2019 for REQUEST, ACCEPT, CLOSE, FWD and ACK. ``docs/protocol/frames.md`` defines the
+types that this package adds, which are sent only between programs that both know them.
 """
 
 from __future__ import annotations
@@ -24,52 +24,55 @@ from dmsg.noise.records import MAX_PLAINTEXT
 HEADER_SIZE = 5
 SEQUENCE_SIZE = 2
 MAX_FRAME_PAYLOAD = MAX_PLAINTEXT - HEADER_SIZE
-"""65510 bytes: the largest payload whose frame fits into one record."""
+"""Maximum bytes of a payload whose frame fits into one record: 65510."""
 MAX_FWD_DATA = MAX_FRAME_PAYLOAD - SEQUENCE_SIZE
-"""65508 bytes of user data in one FWD."""
+"""Maximum bytes of user data in one FWD frame: 65508."""
 MAX_FRAME = HEADER_SIZE + 65535
-"""Bytes of the longest frame that the size field can announce."""
+"""Maximum bytes of a frame, as far as its size field can express."""
 HANDSHAKE_PAYLOAD_SIZE = 2 * PUBKEY_SIZE
-"""66 bytes: payload of a plain REQUEST or ACCEPT, which is two public keys."""
+"""Bytes of the payload of a plain REQUEST or ACCEPT, which is two public keys: 66."""
 ID_COUNT = 0x10000
 IDS_PER_SIDE = ID_COUNT // 2
 MAX_PING = 64
 """Maximum bytes of a PING payload."""
 PING_NAME = 8
-"""Number of random bytes at the start of our PINGs; ``INSTANCE_SIZE`` bytes that name the program follow."""
+"""Number of random bytes at the start of the PINGs of this package. ``INSTANCE_SIZE`` bytes that identify the program
+follow."""
 INSTANCE_SIZE = 8
 MAX_NOTICE = 1 + 64
 """Maximum bytes of a NOTICE payload."""
 SAME_KEY = 1
-"""Code of the NOTICE that another program is connected with this key; the text is its address as the server sees it."""
+"""Code of the NOTICE that another program is connected with the same key. Its text is the other program's address, as
+the server sees it."""
 MAX_HANDSHAKE_PAYLOAD = 66 + 1024
 """Maximum bytes of a REQUEST or ACCEPT payload that contains the KK message of a secure transport."""
 MAX_CLOSE = 64
-"""Maximum bytes of a CLOSE payload that a server forwards whole; of a longer payload it forwards only the reason."""
+"""Maximum bytes of a CLOSE payload that a server forwards as a whole. Of a longer payload, it forwards only the
+reason."""
 MIN_SECURE_REQUEST = 66 + 33 + 128 + 16
-"""Bytes of the shortest REQUEST payload with a KK message: two keys, an ephemeral key, a hello, a tag."""
+"""Minimum bytes of a REQUEST payload with a KK message: two keys, an ephemeral key, a hello and a tag."""
 MAX_HINTS = 16
 """Maximum number of servers named in a DRAIN."""
 RELAY_FEATURE = "relay1"
 """Mark in the version of a server's entry: the server carries secure transports and answers PING."""
 RECEIPT_FEATURE = "receipt1"
-"""Mark in the version of a server's entry: the server takes RECEIPT."""
+"""Mark in the version of a server's entry: the server accepts RECEIPT."""
 SECURE_OVERHEAD = SEQUENCE_SIZE + 16
 """Bytes that a FWD payload on a secure transport has besides user data: the sequence and the tag."""
 UNREAD_LIMIT = 65535
-"""Bytes of unread data beyond which a receiver withholds its ACKs (2019 reference)."""
+"""Number of unread bytes above which a receiver withholds its ACKs, as in the 2019 reference."""
 
 # --- constants chosen by this package ---------------------------------------
 
 WINDOW_BYTES = 512 * 1024
-"""Maximum bytes of user data that a sender keeps unacknowledged on one plain transport."""
+"""Maximum unacknowledged bytes of user data of a sender on one plain transport."""
 WINDOW_FRAMES = 8192
-"""Maximum number of frames that a sender keeps unacknowledged on one plain transport.  It is far below 2**15, so that
-no 16-bit sequence is in use twice."""
+"""Maximum number of unacknowledged frames of a sender on one plain transport. It is far below 2**15, so that no 16-bit
+sequence is in use twice."""
 
 
 class FrameType(IntEnum):
-    """Frame types with the layout of their payloads."""
+    """Frame types, with the layouts of their payloads."""
 
     OK = 0x0  # empty; the server's first frame, id 0 (not in the 2019 document)
     REQUEST = 0x1  # initiator pk(33) + responder pk(33)
@@ -86,12 +89,12 @@ class FrameType(IntEnum):
     ACK = 0xB  # seq(2); encrypted seq(2) + hash(4) [+ window(4)] on a secure transport
 
 
-# The types are module constants, too, because the loops that read frames would look up members of the enumeration for
-# each frame.
+# The types are also module constants. The loops that read frames would otherwise look up a member of the enumeration
+# for each frame.
 OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, RECEIPT, NOTICE, FWD, ACK = (int(frame_type) for frame_type in FrameType)
 
 unpack_header = struct.Struct(">BHH").unpack_from
-"""Function that returns (type, id, payload size) of the frame at an offset."""
+"""Function that unpacks (type, id, payload size) of the frame at an offset of a buffer."""
 pack_header = struct.Struct(">BHH").pack
 pack_header_into = struct.Struct(">BHH").pack_into
 pack_id_into = struct.Struct(">H").pack_into
@@ -113,7 +116,7 @@ def encode_close(transport_id: int, reason: int) -> bytes:
 
 
 def encode_ack(transport_id: int, sequence: int) -> bytes:
-    """Return the ACK frame of one sequence on a plain transport."""
+    """Return a frame that acknowledges one sequence on a plain transport."""
     return _pack_ack(ACK, transport_id, SEQUENCE_SIZE, sequence)
 
 
@@ -123,13 +126,15 @@ def encode_fwd_header(transport_id: int, sequence: int, size: int) -> bytes:
 
 
 def encode_drain(seconds: int, servers: Sequence[PubKey]) -> bytes:
-    """Return a DRAIN frame: the server stops in ``seconds`` seconds, and the frame names at most ``MAX_HINTS`` other
-    servers."""
+    """Return a DRAIN frame, which announces that the server stops in ``seconds`` seconds.
+
+    :param servers: other servers, of which the frame names at most ``MAX_HINTS``.
+    """
     return encode_frame(DRAIN, 0, seconds.to_bytes(2, "big") + b"".join(servers[:MAX_HINTS]))
 
 
 def parse_drain(payload: bytes) -> tuple[int, list[PubKey]]:
-    """Return the seconds and the servers of a DRAIN payload.
+    """Return the seconds and the servers in a DRAIN payload.
 
     :raises KeyFormatError: the payload is malformed.
     """
@@ -141,14 +146,14 @@ def parse_drain(payload: bytes) -> tuple[int, list[PubKey]]:
 
 
 def close_reason(payload: bytes) -> int:
-    """Return the reason in a CLOSE payload of any length; 0 if it is empty."""
-    # On a secure transport an encrypted copy of the reason follows, which only the other end can check.
+    """Return the reason in a CLOSE payload of any length; 0 if the payload is empty."""
+    # On a secure transport, an encrypted copy of the reason follows, which only the other end can decrypt.
     return payload[0] if payload else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Frame as an object, for tools and tests; the fast loops do not use it."""
+    """Frame as an object, for tools and tests. The fast loops do not use this class."""
 
     type: int
     id: int
@@ -160,7 +165,7 @@ class Frame:
 
 
 class FrameBuffer:
-    """Parser of frames from a byte stream in pieces of any size, for tools and tests."""
+    """Parser of frames in a byte stream that arrives in pieces of any size, for tools and tests."""
 
     __slots__ = ("_data",)
 
@@ -168,7 +173,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Append bytes, and remove and return the whole frames."""
+        """Append received bytes. Remove and return the frames that are now complete."""
         buffer = self._data
         buffer += data
         frames = []

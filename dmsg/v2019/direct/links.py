@@ -1,7 +1,7 @@
-"""The two ends of a direct link: a port that admits peers with a ticket, and a dialler.
+"""The two ends of a direct link: a port that admits peers with a ticket, and a function that connects to such a port.
 
-A direct link is TCP, the tags of :mod:`dmsg.v2019.direct.tickets`, and then frames as on a server's connection.  Only
-secure transports run over it, so the link itself encrypts nothing.
+A direct link is a TCP connection that begins with the tags of :mod:`dmsg.v2019.direct.tickets`. Frames follow, as on a
+connection to a server. The link itself is not encrypted, because only secure transports use it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
 TAG_TIMEOUT = 3.0
-"""Seconds from the TCP connection to the other end's tag."""
+"""Maximum seconds from the TCP connection to the arrival of the other end's tag."""
 OK_TIMEOUT = 5.0
-"""Seconds from the tags to the other end's OK."""
+"""Maximum seconds from the tags to the arrival of the other end's OK."""
 MAX_LINKS = 32
-"""Maximum number of direct links, and of unfinished handshakes, at one port."""
+"""Maximum number of direct links at one port, and of its handshakes in progress."""
 LINKS_PER_ADDRESS = 4
 """Maximum number of direct links of one address at one port."""
 _LIMITS = ClientLimits(max_connections=MAX_LINKS, max_per_address=LINKS_PER_ADDRESS)
 
 
 class AcceptedSession(ClientSession):
-    """Session over a direct link that this client accepted, see :class:`~dmsg.net.links.acceptor.AcceptedSession`."""
+    """Session over a direct link that this client accepted; implements
+    :class:`~dmsg.net.links.acceptor.AcceptedSession`."""
 
     def __init__(self, port: DirectPort, remote: PubKey, turn: TurnFlush, streams: TransportStreams) -> None:
         super().__init__(port.reactor, turn, streams.key.public, remote, streams=streams, side=Side.CALLED)
@@ -75,7 +76,7 @@ class AcceptedSession(ClientSession):
 
 
 class DirectPort(Acceptor):
-    """Factory of a port for direct links; it sends nothing to a peer without a ticket.
+    """Factory of a port for direct links. It sends nothing to a peer without a valid ticket.
 
     :param streams: streams of this client.
     :param tickets: tickets that are accepted.
@@ -113,7 +114,8 @@ class DirectPort(Acceptor):
             return None
         link = super().buildProtocol(addr)
         if link is not None:
-            # HTTP is turned off: a server answers HTTP at its port, but this port sends nothing to strangers.
+            # Without this callback, HTTP requests are not answered. A server answers them, but this port sends nothing
+            # to strangers.
             link.first_bytes = None
         return link
 
@@ -136,9 +138,10 @@ def dial(
     peer: PubKey,
     secret: bytes,
 ) -> Deferred[ClientSession]:
-    """Open a direct link; the Deferred fires with a session that the other end has confirmed.
+    """Open a direct link; the Deferred fires with a session once the other end has sent OK.
 
-    Fails with :class:`~dmsg.errors.HandshakeError` or an error of Twisted.  Cancelling ends the connection.
+    The Deferred fails with :class:`~dmsg.errors.HandshakeError` or an error of Twisted. Cancelling it ends the
+    connection.
 
     :param endpoint: endpoint at which the peer listens.
     :param peer: key of the other end.
@@ -162,7 +165,7 @@ def dial(
         except BaseException:
             session.close()
             raise
-        if not session.connected:  # The link was lost before this coroutine began to wait for its session.
+        if not session.connected:  # The link was lost before this coroutine began to wait for OK.
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
         session.pings.watch()
         return session
@@ -175,4 +178,4 @@ class _DialledSession(ClientSession):
 
     def link_up(self, link: Link) -> None:
         super().link_up(link)
-        self.flush()  # This end sends OK first, because it is the caller.
+        self.flush()  # As the caller, this end sends OK first.

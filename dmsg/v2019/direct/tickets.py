@@ -1,8 +1,10 @@
-"""Tags by which the two ends of a direct link recognise each other before the first frame.  No I/O, no clock.
+"""Tags by which the two ends of a direct link recognise each other before the first frame. No I/O, no clock.
 
-The end that dials sends its tag at once, and the end that accepts answers a valid tag with its own.  Both tags are
-computed from a secret that only the two ends know, so the port sends nothing to anybody else.  A tag proves no key and
-protects no data: the KK handshake of each transport does both.
+The end that connects (the dialler) sends its tag at once. The end that accepts answers a valid tag with its own tag.
+Both tags are computed from a secret that only the two ends know, so the port sends nothing to anybody else. A tag
+neither proves a key nor protects data; the KK handshake of each transport does both.
+
+A *ticket* is the accepting end's record of a tag that it expects.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey
 
 TAG_SIZE = 16
-"""Bytes of a tag."""
+"""Number of bytes of a tag."""
 LABEL = b"dmsg direct 1"
-"""First bytes of the text whose hash is a tag."""
+"""First bytes of the data whose keyed hash is a tag."""
 MAX_TICKETS = 32
-"""Maximum number of tickets of one port.  When a further one is issued, the oldest is forgotten."""
+"""Maximum number of tickets of one port. Above it, the oldest ticket is evicted."""
 TICKET_TIME = 60.0
 """Seconds for which a ticket is valid after it was last issued."""
 
 
 def dialler_tag(secret: bytes) -> bytes:
-    """Return the tag of the end that dials.
+    """Return the tag of the end that connects.
 
     :param secret: 32 bytes that both ends know.
     """
@@ -38,9 +40,9 @@ def listener_tag(secret: bytes) -> bytes:
 
 
 class Tickets:
-    """Tickets that a port accepts: each admits one peer, as often as that peer connects.
+    """Table of the tickets of a port. A ticket admits one peer, any number of times.
 
-    :ivar evicted: number of tickets that were forgotten to make room.
+    :ivar evicted: number of tickets that were evicted to make room.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class Tickets:
         self.evicted = 0
 
     def issue(self, secret: bytes, peer: PubKey, now: float) -> None:
-        """Admit ``peer``, who knows ``secret``, from now on."""
+        """Admit ``peer``, which knows ``secret``, for ``TICKET_TIME`` seconds from now."""
         tag = dialler_tag(secret)
         self._tickets.pop(tag, None)
         self._tickets[tag] = peer, listener_tag(secret), now + TICKET_TIME
@@ -57,13 +59,13 @@ class Tickets:
             self.evicted += 1
 
     def find(self, tag: bytes, now: float) -> tuple[PubKey, bytes] | None:
-        """Return the peer with this tag and the tag to answer with, or None."""
+        """Return the peer that uses this tag, and the tag to answer with. Return None if there is no valid ticket."""
         peer, answer, until = self._tickets.get(tag, (None, b"", 0.0))
         return None if peer is None or now >= until else (peer, answer)
 
 
 class _TagHandshake:
-    """Handshake of a direct link, see :class:`~dmsg.net.links.interfaces.LinkHandshake`."""
+    """Handshake of a direct link; implements :class:`~dmsg.net.links.interfaces.LinkHandshake`."""
 
     def __init__(self, outgoing: bytes) -> None:
         self._outgoing = outgoing
@@ -85,12 +87,12 @@ class _TagHandshake:
         return self._received[TAG_SIZE:]
 
     def _peer_of(self, tag: bytes) -> PubKey | None:
-        """Return the peer that has sent a valid tag, or None."""
+        """Return the peer that uses this tag, or None if the tag is not valid."""
         raise NotImplementedError
 
 
 class DiallerHandshake(_TagHandshake):
-    """Handshake of the end that dials.
+    """Handshake of the end that connects.
 
     :param secret: 32 bytes that both ends know.
     :param peer: key of the other end.
@@ -109,7 +111,7 @@ class ListenerHandshake(_TagHandshake):
     """Handshake of the end that accepts.
 
     :param tickets: tickets that are accepted.
-    :param now: time, in seconds of the clock by which the tickets were issued.
+    :param now: present time, in seconds of the clock by which the tickets were issued.
     """
 
     def __init__(self, tickets: Tickets, now: float) -> None:

@@ -1,2 +1,2 @@
-"""Connections to peers on the same local network, which are found by the number of a code, without discovery or
-server."""
+"""Connections to peers on the same local network without discovery or server. Peers are found by the number of a
+code."""

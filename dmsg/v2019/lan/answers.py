@@ -1,4 +1,4 @@
-"""Rules by which the sender of a code decides which questions on the network it answers.  No I/O; the time is an
+"""Rules by which the sender of a code decides which questions on the network it answers. No I/O; the time is an
 argument."""
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from dmsg.v2019.direct.tickets import Tickets
 from dmsg.v2019.lan.messages import Announcement, BadMessage, LanDrop, is_for_codes, receiver_of, shared_secret
 
 PACKETS_RATE, PACKETS_BURST = 500.0, 1000.0
-"""Number of packets per second, and in a burst, that are parsed, over all networks; more are possible, because other
-programs use multicast DNS, too."""
+"""Maximum number of packets that are parsed per second, and in a burst, over all networks. The numbers are large,
+because other programs use multicast DNS, too."""
 QUESTIONS_RATE, QUESTIONS_BURST = 2.0, 10.0
-"""Number of questions for codes per second, and in a burst, from one address.  With this limit, somebody who tries all
-numbers needs an hour."""
+"""Maximum number of questions for codes per second, and in a burst, from one address. At this rate, it takes an hour to
+try all numbers."""
 ANSWERS_RATE, ANSWERS_BURST = 10.0, 32.0
-"""Number of answers per second, and in a burst, to all addresses; each costs a key agreement."""
+"""Maximum number of answers per second, and in a burst, to all addresses together. Each answer costs a key
+agreement."""
 
 
 class CodeAnswers:
-    """Answers of one code.
+    """Answers of the sender of one code.
 
     :param key: ephemeral key of the sender.
     :param nameplate: number of the code.
-    :param tickets: gets a ticket for each receiver that is answered.
+    :param tickets: table to which a ticket is added for each receiver that is answered.
     :ivar drops: number of packets that were not answered, by reason.
     """
 
@@ -41,9 +42,9 @@ class CodeAnswers:
         self.drops: Counter[LanDrop] = Counter()
 
     def receive(self, data: bytes, source: str, interface: Interface, port: int, now: float) -> bytes | None:
-        """Return the answer to a packet, to be sent to its source alone, or None.
+        """Return the answer to a packet, which is to be sent only to the packet's sender; None for no answer.
 
-        :param source: address of the sender of the packet.
+        :param source: address of the packet's sender.
         :param interface: network on which the packet arrived.
         :param port: TCP port at which the sender of the code listens on this network.
         """
@@ -67,14 +68,14 @@ class CodeAnswers:
     def _admit(self, data: bytes, source: str, interface: Interface, now: float) -> tuple[PubKey, Question]:
         """Return the receiver that asks for this code, and its question.
 
-        :raises _Ignored: the packet is not to be answered.
+        :raises _Ignored: the packet must not be answered.
         """
         _check(self._packets.take(1.0, PACKETS_RATE, PACKETS_BURST, now), LanDrop.RATE_LIMITED)
         question = parse_question(data)
         _check(is_for_codes(question.name), LanDrop.OTHER_NAME)
         _check(interface.has_on_link(source), LanDrop.OFF_LINK)
-        # Only questions for codes are charged to their address, because other questions are none of this program's
-        # business.
+        # Only questions for codes count towards the limit of their address, because other questions are not meant for
+        # this program.
         _check(self._questions.allow(source, now), LanDrop.RATE_LIMITED)
         receiver = receiver_of(question.name, self._nameplate)
         if receiver is None:
@@ -84,7 +85,7 @@ class CodeAnswers:
 
 
 class _Ignored(Exception):
-    """Exception that gives the reason why a packet is not answered."""
+    """Exception with the reason for which a packet is not answered."""
 
     def __init__(self, reason: LanDrop) -> None:
         self.reason = reason

@@ -1,16 +1,16 @@
-"""Messages on the local network: the question of a receiver, and the answer of the sender whose code has the number.
-No I/O, no clock.
+"""Messages on the local network: the question of a code's receiver, and the answer of the code's sender. No I/O, no
+clock.
 
 The question asks for the TXT record of a name::
 
     HASH . KEY . _dmsg-code . _tcp . local
 
-``KEY`` is the receiver's ephemeral key (33 bytes) and ``HASH`` the BLAKE2b hash of the nameplate, keyed with it (16
-bytes); both in base32, in lower case, without padding.  The answer's text is
-``version(1) = 1 || port(2) || key(33)``, big endian: where the sender listens, and its ephemeral key.
+``KEY`` is the receiver's ephemeral key (33 bytes). ``HASH`` is the BLAKE2b hash (16 bytes) of the nameplate, keyed with
+``KEY``. Both are in base32, in lower case and without padding. The text of the answer is ``version(1) = 1 || port(2) ||
+key(33)``, big endian: the port at which the sender listens, and its ephemeral key.
 
-Nobody announces anything: a sender is silent until somebody asks for its number.  A nameplate has few digits, so the
-hash hides the number only from those who do not try all numbers.
+Nobody announces anything: a sender is silent until somebody asks for its number. The hash does not hide the number from
+somebody who tries all numbers, because a nameplate has only a few digits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROTOCOL = b"dmsg lan 1"
 VERSION = 1
 HASH_SIZE = 16
 MIN_PORT = 1024
-"""Smallest port that an answer may name: services of the system have smaller ones."""
+"""Smallest port that an answer may name, because smaller ports are reserved for services of the system."""
 _TEXT_SIZE = 1 + 2 + PUBKEY_SIZE
 
 
@@ -47,15 +47,15 @@ class LanDrop(Enum):
 
 
 class BadMessage(DmsgError):
-    """Error: a question or an answer about codes is malformed."""
+    """Error: a question for a code, or an answer to it, is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """Content of an answer.
 
-    :ivar key: ephemeral key of the sender.
-    :ivar port: TCP port at which the sender listens on the address that answered.
+    :ivar key: ephemeral key of the code's sender.
+    :ivar port: TCP port at which the sender listens, at the address from which the answer came.
     """
 
     key: PubKey
@@ -69,7 +69,7 @@ class Announcement:
     def parse(cls, text: bytes) -> Announcement:
         """Parse the text of the TXT record.
 
-        :raises BadMessage: the text is malformed, of another version, or names a port of the system.
+        :raises BadMessage: the text is malformed, has another version, or names a port below ``MIN_PORT``.
         """
         if len(text) != _TEXT_SIZE or text[0] != VERSION:
             raise BadMessage("the answer is malformed or of another version")
@@ -83,7 +83,7 @@ class Announcement:
 
 
 def name_for(receiver: PubKey, nameplate: int) -> Name:
-    """Return the name for which a receiver asks.
+    """Return the name whose TXT record a receiver asks for.
 
     :param receiver: ephemeral key of the receiver.
     """
@@ -91,12 +91,12 @@ def name_for(receiver: PubKey, nameplate: int) -> Name:
 
 
 def is_for_codes(name: Name) -> bool:
-    """Whether a name asks for any code."""
+    """Whether a name belongs to a question for a code, with any number."""
     return len(name) == 2 + len(SERVICE) and name[2:] == SERVICE
 
 
 def receiver_of(name: Name, nameplate: int) -> PubKey | None:
-    """Return the key of the receiver that asks by this name, or None if it asks for another code.
+    """Return the key of the receiver that asks for this name, or None if it asks for a code with another number.
 
     :raises BadMessage: the name is malformed.
     """
@@ -106,7 +106,7 @@ def receiver_of(name: Name, nameplate: int) -> PubKey | None:
         raise BadMessage("the name is not base32") from None
     if len(found) != HASH_SIZE or len(key) != PUBKEY_SIZE:
         raise BadMessage("hash or key has a wrong length")
-    # The hash is compared before the key is checked, because most questions are for other codes.
+    # The hash is compared before the key is parsed, because most questions are for other codes.
     if found != _hash(key, nameplate):
         return None
     try:
@@ -116,7 +116,7 @@ def receiver_of(name: Name, nameplate: int) -> PubKey | None:
 
 
 def shared_secret(own: SecKey, *, sender: PubKey, receiver: PubKey) -> bytes:
-    """Return the 32 bytes that only sender and receiver know, from which the tags of their link are computed.
+    """Return 32 bytes that only sender and receiver can compute, as the secret for the tags of their link.
 
     :param own: ephemeral key of this end.
     """

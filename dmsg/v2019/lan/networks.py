@@ -1,4 +1,4 @@
-"""Keeps one running object for each address of this machine, as networks come and go."""
+"""Runs one object for each address of this machine, and starts and stops them as networks come and go."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from dmsg.net.isolate import call_isolated
 from dmsg.net.mdns.interfaces import Interface
 
 LOOK_INTERVAL = 5.0
-"""Seconds between checks of this machine's addresses, because the user may join a network after the command began."""
+"""Seconds between checks of this machine's addresses. The user may join a network while a command runs."""
 
 
 class OnInterface(Protocol):
-    """Interface of the object that runs on one address."""
+    """Interface of an object that runs on one address."""
 
     def stop(self) -> Deferred[None]:
         """Close the sockets."""
 
 
 class Networks:
-    """Service that runs one object on each address of this machine.
+    """Runner of one object for each address of this machine.
 
-    :param open_on: starts the object on one address.
-    :param on_warning: called with a sentence when the object cannot be started on an address, once for each reason.
+    :param open_on: starts an object on one address.
+    :param on_warning: called with a sentence if no object can be started on an address, once for each reason.
     :ivar failed: reason for each address on which no object could be started.
     """
 
@@ -70,7 +70,8 @@ class Networks:
             self._running[interface] = self._open_on(interface)
             self.failed.pop(interface.host, None)
         except Exception as error:
-            # Exception is caught, because Twisted's listening errors and those of sockets have no common base class.
+            # Exception is caught, because the errors of listening in Twisted and those of sockets have no common base
+            # class.
             self._note_failure(interface.host, str(error))
 
     def _note_failure(self, where: str, why: str) -> None:
@@ -79,7 +80,7 @@ class Networks:
             self._on_warning(f"codes cannot be exchanged on the network at {where}: {why}")
 
     def stop(self) -> Deferred[None]:
-        """Stop on all addresses; the Deferred fires when all sockets are closed."""
+        """Stop all objects. The Deferred fires when all sockets are closed."""
         if self._looking.running:
             self._looking.stop()
         running, self._running = self._running, {}

@@ -1,7 +1,7 @@
-"""Peers on the networks of this machine: offers a code on them, or searches for somebody who offers it.
+"""This machine as a peer on its local networks: offers a code, or searches for the peer that offers it.
 
-Each peer has a key of its own, so that nobody can connect its traffic on the network with the keys that discovery and
-servers see.  Its streams end with the link that carries them.
+The peer has an ephemeral key of its own. So nobody can link its traffic on the network to the key that discovery and
+servers see. Its streams end with the link that carries them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams, let_close
 
 DIAL_TIMEOUT = 3
-"""Seconds that a TCP connection on the same network may take."""
+"""Seconds within which a TCP connection on the same network must be open."""
 ASK_AGAIN, ASK_AGAIN_MAX = 1.0, 4.0
-"""Seconds from the first question to the second; the delay doubles with each question, up to the second number."""
+"""Seconds between the first and the second question, and maximum seconds between two questions. The delay doubles with
+each question."""
 
 _log = Logger()
 
@@ -48,7 +49,7 @@ class LanPeer:
     """This machine as a peer on its local networks.
 
     :param interfaces: returns the addresses to use.
-    :param on_warning: called with a sentence for the person when an address cannot be used.
+    :param on_warning: called with a sentence for the user if an address cannot be used.
     :ivar drops: number of refused connections at the ports of offers, by reason.
     """
 
@@ -94,7 +95,7 @@ class LanPeer:
         return [stream for session in self._sessions() for stream in session.streams]
 
     def offer(self, nameplate: int, factory: IProtocolFactory, port: int) -> LanOffer:
-        """Answer those on the networks who ask for ``nameplate``, and accept their streams with ``factory``.
+        """Answer questions for ``nameplate`` on the networks, and accept streams of those who asked with ``factory``.
 
         :param port: port of the streams.
         """
@@ -105,16 +106,17 @@ class LanPeer:
         return offer
 
     def search(self, nameplate: int, found: Callable[[FoundPeer], object]) -> LanSearch:
-        """Ask the networks who offers ``nameplate``, again and again until the search is stopped.
+        """Ask on the networks who offers ``nameplate``, repeatedly until the search is stopped.
 
-        :param found: called with each answer that is to be tried.  Anybody can answer.
+        :param found: called with each peer to which the caller should try to connect. Anybody on the network may have
+            answered.
         """
         search = LanSearch(self, nameplate, found)
         self._running.append(search)
         return search
 
     async def stop(self) -> None:
-        """End offers, searches and links; streams that are closing have two seconds to send their data."""
+        """End offers, searches and links. Closing streams get two seconds to send their data."""
         running, self._running = self._running, []
         await DeferredList([one.stop() for one in running], consumeErrors=True)
         await let_close(self._reactor, self._all_streams)
@@ -130,7 +132,7 @@ class LanPeer:
         if self.drops:
             _log.debug("connections refused on the network: {drops}", drops=_texts(self.drops))
 
-    # --- calls of offers and searches ---
+    # --- methods that offers and searches call ---
 
     @property
     def reactor(self) -> Reactor:
@@ -150,13 +152,14 @@ class LanPeer:
         port = DirectPort(
             self._reactor, self._turn, self._streams, tickets, self.drops, is_admitted=interface.has_on_link
         )
-        # A network that comes and goes leaves a port each time.  One is kept as long as links that it accepted.
+        # Each network that appears and disappears leaves a port behind. A closed port is dropped once the links that it
+        # accepted have ended.
         self._ports = [one for one in self._ports if one.numPorts or one.sessions]
         self._ports.append(port)
         return port
 
     async def dial(self, one: Announcer) -> ClientSession:
-        """Open a direct link to somebody who has answered."""
+        """Open a direct link to a peer that has answered."""
         kind = TCP6ClientEndpoint if is_ipv6(one.interface) else TCP4ClientEndpoint
         endpoint = kind(self._reactor, one.host, one.port, DIAL_TIMEOUT, bindAddress=(one.interface.host, 0))
         session = await dial(self._reactor, self._turn, endpoint, self._streams, one.key, one.secret)
@@ -166,9 +169,9 @@ class LanPeer:
 
 
 class FoundPeer:
-    """Peer on the network that says that it offers the code.
+    """Peer on the network that claims to offer the code.
 
-    :ivar key: key that the peer announces; it is not proved before a stream is open.
+    :ivar key: key that the peer announced. It is not proved before a stream is open.
     """
 
     def __init__(self, peer: LanPeer, announcer: Announcer) -> None:
@@ -179,9 +182,10 @@ class FoundPeer:
     def connect(self, factory: IProtocolFactory, port: int, *, timeout: float) -> Deferred[IProtocol]:
         """Open a stream to the peer; the Deferred fires with the factory's connected protocol.
 
-        Fails with the errors of :func:`~dmsg.v2019.direct.links.dial` and :meth:`~dmsg.v2019.outgoing.Outgoing.open`.
+        The Deferred fails with the errors of :func:`~dmsg.v2019.direct.links.dial` and
+        :meth:`~dmsg.v2019.outgoing.Outgoing.open`.
 
-        :param timeout: seconds that opening the stream may take once the link is up.
+        :param timeout: seconds to open the stream, after the link is up.
         """
 
         async def connect() -> IProtocol:
@@ -196,7 +200,7 @@ class FoundPeer:
 
 
 class LanOffer:
-    """Offer of a code on all networks; made by :meth:`LanPeer.offer`."""
+    """Offer of a code on all networks, made by :meth:`LanPeer.offer`."""
 
     def __init__(self, peer: LanPeer, nameplate: int, ended: Callable[[], object]) -> None:
         self._peer = peer
@@ -214,7 +218,7 @@ class LanOffer:
         return self._networks.interfaces
 
     def stop(self) -> Deferred[None]:
-        """End the offer; streams that are open continue."""
+        """End the offer. Open streams continue."""
         self._ended()
         if self._answers.drops:
             _log.debug("questions not answered on the network: {drops}", drops=_texts(self._answers.drops))
@@ -224,7 +228,7 @@ class LanOffer:
 
 
 class _OfferOnInterface:
-    """Offer on one address: a TCP port, and answers that name it."""
+    """Offer on one address: a TCP port, and a UDP port that answers questions with the number of the TCP port."""
 
     def __init__(self, peer: LanPeer, interface: Interface, answers: CodeAnswers, tickets: Tickets) -> None:
         self._peer = peer
@@ -256,7 +260,7 @@ class _OfferOnInterface:
 
 
 class LanSearch:
-    """Search for a code on all networks; made by :meth:`LanPeer.search`."""
+    """Search for a code on all networks, made by :meth:`LanPeer.search`."""
 
     def __init__(self, peer: LanPeer, nameplate: int, found: Callable[[FoundPeer], object]) -> None:
         self._peer = peer
@@ -266,12 +270,12 @@ class LanSearch:
 
     @property
     def interfaces(self) -> list[Interface]:
-        """Addresses from which the question is asked."""
+        """Addresses from which the question is sent."""
         return self._networks.interfaces
 
     @property
     def announcers(self) -> int:
-        """Number of keys that were announced for the code."""
+        """Number of keys announced so far to which the receiver connects."""
         return self._question.announcers
 
     def _open_on(self, interface: Interface) -> _SearchOnInterface:
@@ -283,14 +287,14 @@ class LanSearch:
             self._found(FoundPeer(self._peer, one))
 
     def stop(self) -> Deferred[None]:
-        """End the search; links to peers that were found stay open."""
+        """End the search. Links to peers that were found stay open."""
         if self._question.drops:
             _log.debug("answers ignored on the network: {drops}", drops=_texts(self._question.drops))
         return self._networks.stop()
 
 
 class _SearchOnInterface:
-    """Sender of questions and receiver of answers on one address."""
+    """Search on one address: sends the question repeatedly, and receives the answers."""
 
     def __init__(
         self,
@@ -325,7 +329,8 @@ def _send(udp: Port, data: bytes, host: str, port: int) -> None:
     try:
         udp.write(data, (host, port))
     except OSError as error:
-        # The error is ignored: the network has gone, or the buffer is full, and the question is repeated anyway.
+        # The error is ignored, because the question is repeated. The network may have gone, or the send buffer may be
+        # full.
         _log.debug("a packet to {host} was not sent: {error}", host=host, error=str(error))
 
 

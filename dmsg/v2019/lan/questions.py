@@ -1,7 +1,8 @@
-"""Rules by which the receiver of a code decides to which of the answers it connects.  No I/O; the time is an argument.
+"""Rules by which the receiver of a code decides which answers to follow. No I/O; the time is an argument.
 
-Anybody on the network can answer.  So the number of keys that are tried is bounded, and each address may name one key:
-somebody who answers with a false key gets one guess at the words, and uses up one of these keys.
+Anybody on the network can answer. So the receiver tries a limited number of keys, and each address may announce one key
+only. An attacker who answers with a key of its own gets one guess at the words of the code, and uses up one of the keys
+that the receiver tries.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ from dmsg.net.mdns.packets import MalformedPacket, Question, parse_answer
 from dmsg.v2019.lan.messages import Announcement, BadMessage, LanDrop, name_for, shared_secret
 
 MAX_ANNOUNCERS = 3
-"""Maximum number of keys to which a receiver connects for one code."""
+"""Maximum number of keys that a receiver tries for one code."""
 ADDRESSES_OF_ONE = 4
-"""Maximum number of addresses that are tried for one key; a sender has one for each network and protocol."""
+"""Maximum number of addresses that a receiver tries for one key. A sender has an address for each network and IP
+version."""
 PACKETS_RATE, PACKETS_BURST = 100.0, 200.0
-"""Number of packets per second, and in a burst, that are parsed."""
+"""Maximum number of packets that are parsed per second, and in a burst."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcer:
-    """Peer that says that it offers the code.
+    """Peer that claims to offer the code.
 
-    :ivar key: ephemeral key that the peer announces.
+    :ivar key: ephemeral key that the peer announced.
     :ivar interface: network on which the peer answered.
-    :ivar host: address from which the peer answered, with its scope if it needs one.
-    :ivar port: TCP port at which the peer says it listens.
-    :ivar secret: 32 bytes that only the owner of ``key`` knows besides this end.
+    :ivar host: address from which the peer answered, with its scope if it is an IPv6 address.
+    :ivar port: TCP port at which the peer listens, according to its answer.
+    :ivar secret: 32 bytes that only this end and the owner of ``key`` can compute.
     """
 
     key: PubKey
@@ -44,11 +46,11 @@ class Announcer:
 
 
 class CodeQuestion:
-    """Question for one code and the answers to it.
+    """Question for one code, and the answers to it.
 
     :param key: ephemeral key of the receiver.
     :param nameplate: number of the code.
-    :ivar packet: packet to send to the group of multicast DNS.
+    :ivar packet: packet to send to the multicast DNS group.
     :ivar drops: number of packets that were ignored, by reason.
     """
 
@@ -62,14 +64,14 @@ class CodeQuestion:
 
     @property
     def announcers(self) -> int:
-        """Number of keys that were found."""
+        """Number of keys announced so far to which the receiver connects."""
         return len({key for key, _ in self._places.values()})
 
     def receive(self, data: bytes, source: str, port: int, interface: Interface, now: float) -> Announcer | None:
-        """Process a packet; return the peer that answered by it and is to be tried, or None.
+        """Process a packet. If it is an answer to follow, return the peer that sent it; otherwise None.
 
-        :param source: address of the sender of the packet.
-        :param port: UDP port of the sender.
+        :param source: address of the packet's sender.
+        :param port: UDP port of the packet's sender.
         :param interface: network on which the packet arrived.
         """
         found = self._look(data, source, port, interface, now)
@@ -95,7 +97,8 @@ class CodeQuestion:
         return self._admit(told, interface.scoped(source), interface)
 
     def _admit(self, told: Announcement, host: str, interface: Interface) -> Announcer | LanDrop:
-        """Count an announcer, unless there are too many or the address has already named a key or a port."""
+        """Record an announced key and address. Return the reason to ignore the answer if there are too many, or if this
+        address has already answered."""
         place = told.key, told.port
         if host in self._places:
             return LanDrop.REPEATED if self._places[host] == place else LanDrop.TOO_MANY
