@@ -1,1 +1,1 @@
-"""Secure streams, which outlive the transports that carry them; independent of the protocol family."""
+"""Secure streams, which outlive the transports that carry them. Independent of the protocol family."""

@@ -1,4 +1,4 @@
-"""Client streams over transports of any protocol family, and the carriers that bind them to a transport."""
+"""Streams of clients over transports of any protocol family, and the carriers that bind a stream to a transport."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dmsg.streams.core.secure import SecureEnd
 
 
 class ClientStream(StreamTransport):
-    """Stream of a client: the ``transport`` of an application's protocol.
+    """Stream of a client, which an application's protocol has as its ``transport``.
 
-    :ivar end: end of the secure stream, which outlives its transports: it has the positions, rolling hashes and
-        unacknowledged data.  None on a plain stream, which ends with its transport, and on a secure stream that is not
-        open yet.
+    :ivar end: end of the secure stream. It outlives the transports, and has the positions, rolling hashes and
+        unacknowledged data of the stream. None on a plain stream, which ends with its transport, and on a secure stream
+        that is not open yet.
     """
 
     end: SecureEnd | None = None
 
     @property
     def secure_end(self) -> SecureEnd:
-        """End of the secure stream; only to be used after the stream is opened, when ``end`` is not None."""
+        """End of the secure stream. Only for secure streams that are open, whose ``end`` is not None."""
         assert self.end is not None
         return self.end
 
@@ -48,16 +48,17 @@ class ClientStream(StreamTransport):
         if not (self._outbox.waiting and isinstance(carrier, TransportCarrier)):
             super().probe()
         elif self._loss is None and not self.secure_end.in_flight:
-            # Data wait because the window is closed. The frame that opens it may never come: a server may have dropped
-            # it, or the news that the other end has lost its transport. TCP sends window probes for the same reason.
+            # Data wait because the window is closed. The ACK that opens it may never arrive: a server may have dropped
+            # it, or the other end may have lost its transport without this end being told. TCP sends window probes for
+            # the same reason.
             self._probing = True
             carrier.probe(Ticket(None))
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        # A CLOSE can be lost with its connection. If that of the responder is lost, the initiator tries to resume and
-        # learns that the stream is closed.  If that of the initiator is lost, the responder would wait in vain to be
-        # resumed.  So the initiator lets the responder close the stream.
+        # A CLOSE can be lost together with its connection. If the responder's CLOSE is lost, the initiator tries to
+        # resume the stream and learns that it is closed. If the initiator's CLOSE were lost, the responder would wait
+        # in vain to be resumed. So the initiator lets the responder close the stream.
         return self.end is not None and self.end.initiator
 
     @property
@@ -65,7 +66,7 @@ class ClientStream(StreamTransport):
         return None if self.end is None else self.end.acknowledged - int(self._end_acknowledged)
 
     def _count_unacknowledged(self) -> int:
-        # The carrier is not asked, because NoCarrier.in_flight counts one frame too many, to delay closing.
+        # NoCarrier.in_flight is not used, because it reports one frame too many to delay closing.
         return super()._count_unacknowledged() if self.end is None else self.end.in_flight_bytes
 
     def _end(self, failure: Failure, reason: int) -> None:
@@ -74,13 +75,13 @@ class ClientStream(StreamTransport):
             self._carrier = EndedCarrier(self._carrier)
 
     def _may_have_all(self) -> bool:
-        # On a plain stream, missing ACKs may come from a reader that has paused.  On a secure stream, data are
-        # acknowledged as they arrive, even if nobody reads them.
+        # On a plain stream, ACKs may be missing because the reader has paused. On a secure stream, data are
+        # acknowledged when they arrive, even if nobody reads them.
         return self.end is None and super()._may_have_all()
 
 
 class Transport(resumption.Transport, Protocol):
-    """Interface of a protocol family's transport that carries one stream of a connection."""
+    """Interface of a transport, of any protocol family, that carries one stream."""
 
     @property
     def window_open(self) -> bool:
@@ -88,7 +89,7 @@ class Transport(resumption.Transport, Protocol):
 
     @property
     def in_flight(self) -> Sized:
-        """Unacknowledged frames of a plain transport."""
+        """Unacknowledged frames, for a plain transport."""
 
 
 TransportT = TypeVar("TransportT", bound=Transport)
@@ -96,20 +97,20 @@ TransportT_contra = TypeVar("TransportT_contra", bound=Transport, contravariant=
 
 
 class TransportTable(Protocol[TransportT_contra]):
-    """Interface of a connection's core that a carrier uses."""
+    """Interface of the core of a connection, as a carrier uses it."""
 
     def send(self, transport: TransportT_contra, data: bytes | memoryview, ticket: object = None) -> None:
         """Send one frame of a stream."""
 
     def probe(self, transport: TransportT_contra, ticket: object = None) -> None:
-        """Send a frame without data, although the window may be closed."""
+        """Send a frame without data, even while the window is closed."""
 
     def send_end(self, transport: TransportT_contra, ticket: object = None) -> None:
         """Send the half-close of a stream."""
 
 
 class CarryingSession(carrier.CarryingSession, Protocol[TransportT]):
-    """Interface of a session with a server that a carrier uses."""
+    """Interface of a session with a server, as a carrier uses it."""
 
     @property
     def core(self) -> TransportTable[TransportT]:
@@ -119,18 +120,18 @@ class CarryingSession(carrier.CarryingSession, Protocol[TransportT]):
         """Record that the application has read ``size`` bytes of a stream."""
 
     def closed(self, carrier: TransportCarrier[TransportT], reason: int) -> None:
-        """Close the transport of a stream that the local end has closed."""
+        """Close the transport of a stream, because this end has closed the stream."""
 
     def close_left(self, transport: TransportT, reason: int) -> None:
-        """Close a transport that its stream has left."""
+        """Close a transport that does not carry its stream any more."""
 
 
 class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream], Generic[TransportT]):
-    """Carrier: binds a stream to a transport of a session, and is the only object that refers to stream, transport and
-    session.
+    """Carrier that binds a stream to a transport of a session. It is the only object that refers to stream, transport
+    and session.
 
-    The session finds the stream of an event by ``transport.carrier``.  The stream holds the carrier over which it
-    sends.  While a stream moves, its next transport already has a carrier, too.
+    The session finds the stream of an event through ``transport.carrier``. The stream refers to the carrier through
+    which it sends. While a stream moves, its next transport already has a carrier as well.
     """
 
     __slots__ = ("_core", "transport")
@@ -157,7 +158,7 @@ class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream]
             self._core.send(self.transport, data, ticket)
 
     def probe(self, ticket: Ticket) -> None:
-        """Send a frame without data, although the window may be closed; only while nothing is in flight."""
+        """Send a frame without data, even while the window is closed. Only allowed while nothing is in flight."""
         self._core.probe(self.transport, ticket)
         self.session.flush()
 
@@ -177,17 +178,18 @@ class TransportCarrier(SessionCarrier[CarryingSession[TransportT], ClientStream]
 
 
 class SuspendedStreams(Protocol):
-    """Interface of the manager of suspended streams that :class:`NoCarrier` uses."""
+    """Interface of the manager of suspended streams, as :class:`NoCarrier` uses it."""
 
     def closed(self, stream: ClientStream, reason: int) -> None:
-        """Remove a stream that the local end has closed."""
+        """Remove a stream, because this end has closed it."""
 
     def schedule(self, stream: StreamTransport) -> None:
         """Flush the stream at the end of the reactor turn."""
 
 
 class NoCarrier:
-    """Carrier of a suspended stream, which has no transport; it sends nothing, and the stream keeps all data."""
+    """Carrier of a suspended stream, which has no transport. It sends nothing, so all data stay in the stream's
+    queue."""
 
     __slots__ = ("_end", "_stream", "_streams", "server")
 
@@ -209,8 +211,8 @@ class NoCarrier:
         pass
 
     def in_flight(self) -> int:
-        # For the initiator one frame more is counted as in flight, so that it closes only once the stream has a
-        # transport again.  Otherwise the responder would wait in vain to be resumed.
+        # The initiator counts one additional frame as in flight, so that it does not close the stream before the stream
+        # has a transport again. Otherwise the responder would wait in vain to be resumed.
         return len(self._end.in_flight) or int(self._end.initiator)
 
     def consumed(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Memory that a client's streams use for their peers, reported to the memory limit of :mod:`dmsg.base.memory`."""
+"""Memory that a client's streams use for their peers, reported to the memory account of :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.resumption import INITIAL_WINDOW
 
 CHECK_INTERVAL = 1.0
-"""Seconds between inspections of a client's streams."""
+"""Seconds between checks of a client's streams."""
 SMALL = INITIAL_WINDOW // 4
-"""Bytes of buffered data below which a stream is not counted, unless it is suspended."""
+"""Number of buffered bytes below which a stream is not reported, unless it is suspended."""
 STREAM_SIZE = 16 * 1024
 """Bytes that each stream counts in addition to its data."""
 
@@ -24,7 +24,7 @@ _log = Logger()
 
 
 class StreamHoldings(MemoryWatch[ClientStream]):
-    """Inspector of the unsent, unacknowledged and unread bytes of a client's streams, by peer.
+    """Periodic check of the unsent, unacknowledged and unread bytes of a client's streams, by peer.
 
     :param streams: returns the present streams.
     """
@@ -36,17 +36,17 @@ class StreamHoldings(MemoryWatch[ClientStream]):
         self._streams = streams
 
     def start(self) -> None:
-        """Start the periodic inspections."""
+        """Start the periodic checks."""
         self._memory.add(self._holdings)
         super().start()
 
     def stop(self) -> None:
-        """Stop the inspections."""
+        """Stop the periodic checks."""
         self._memory.remove(self._holdings)
         super().stop()
 
     def note_dropped(self, count: int) -> None:
-        """Log one line for all streams that an inspection has ended."""
+        """Log one line for all streams that a check has ended."""
         _log.warn(
             "buffers exceeded {limit} MiB: {given} streams whose peers do not read were ended",
             limit=self._memory.limit >> 20,

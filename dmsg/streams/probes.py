@@ -1,4 +1,4 @@
-"""Probes: streams that only measure round trips, with empty frames, and that no application sees."""
+"""Probes: streams of other clients that only measure round trips with empty frames. No application sees them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 from dmsg.net.reactor import cancel_call
 
 MAX_PROBES = 64
-"""Maximum number of open probes of other clients.  Above it, the oldest probe of the peer with most probes is ended."""
+"""Maximum number of open probes of other clients. Above it, the peer with most probes loses its oldest probe."""
 PROBE_TIME = 60.0
 """Seconds after which a probe is ended."""
 
@@ -29,7 +29,7 @@ class Probes(Factory):
     def buildProtocol(self, addr: IAddress | None) -> _ProbeProtocol:
         if len(self.open) >= MAX_PROBES:
             counts = Counter(one.peer for one in self.open)
-            # Among peers with equally many probes, max returns the one whose probe is the oldest.
+            # Among peers with equally many probes, max returns the peer with the oldest probe.
             most = max(counts, key=counts.__getitem__)
             next(one for one in self.open if one.peer == most).end()
         probed = _ProbeProtocol(self, addr)
@@ -38,7 +38,7 @@ class Probes(Factory):
 
 
 class _ProbeProtocol(Protocol):
-    """Protocol of one probe, which ends if data arrive."""
+    """Protocol of one probe, which is ended if data arrive."""
 
     def __init__(self, probes: Probes, peer: IAddress | None) -> None:
         self._probes = probes

@@ -1,8 +1,9 @@
 """Manager of one client's secure streams, which outlive their transports.
 
-A secure stream whose transport is lost is *suspended*.  The application can still write, nothing is sent, and the
-initiator tries to resume the stream over another transport (``reconnect``).  The responder waits to be resumed.  After
-:data:`~dmsg.streams.timeouts.RESUME_TIMEOUT` either end gives up, and the application gets the reason.
+A secure stream whose transport is lost is *suspended*. The application can still write, but nothing is sent. The
+initiator tries to resume the stream over another transport (``reconnect``), and the responder waits to be resumed.
+After :data:`~dmsg.streams.timeouts.RESUME_TIMEOUT`, either end closes the stream, and the application receives the
+reason.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from dmsg.streams.core.budget import BUDGET, Budget
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 MAX_ENDED = 4096
-"""Maximum number of closed streams remembered for the resume timeout, to tell the reason to an end that missed it."""
+"""Maximum number of closed streams whose reasons are remembered, for the resume timeout, for an end that has missed the
+CLOSE."""
 STALL_CHECK = 5.0
-"""Seconds between checks for streams that have stalled."""
+"""Seconds between checks for stalled streams."""
 PROBE_AFTER = 30.0
-"""Seconds without data in either direction after which a stream's initiator probes whether its path still works."""
+"""Seconds without data in either direction after which the initiator of a stream checks its path with a probe."""
 STALL_TIME = 15.0
 """Seconds without an ACK after which a stream with data in flight is moved to another transport."""
 
 MAX_SUSPENDED, MAX_SUSPENDED_OF_PEER = 4096, 1024
-"""Maximum number of suspended streams, in all and of one peer.  Above it, the stream that has waited longest is closed,
-because honest peers return soon.  The peer with most streams is not chosen, because keys are free: an attacker has
-many keys with few streams each, and the peer with most may be honest."""
+"""Maximum number of suspended streams, in all and of one peer. Above it, the stream that has been suspended for longest
+is closed, because honest peers return soon. The peer with most streams is not chosen as the victim: it may be honest,
+because keys cost nothing and an attacker would use many keys with few streams each."""
 CROWD, CROWD_TIME = 1024, 30.0
-"""Number of suspended incoming streams that may wait for the whole resume timeout, and the seconds after which further
-ones are closed.  Honest peers return within seconds; attackers fill the table and disconnect."""
+"""Number of incoming streams that may be suspended for the whole resume timeout, and seconds after which further ones
+are closed. Honest peers return within seconds, while attackers fill the table and disconnect."""
 CROWD_BYTES = 8 * 1024 * 1024
-"""Maximum number of bytes buffered by suspended incoming streams that may wait for the whole resume timeout.  Above it,
-all but one are closed after ``CROWD_TIME``.  Otherwise an attacker could open large windows, read nothing and
-disconnect, and the data would be kept for two minutes for a peer that does not return."""
+"""Number of bytes that suspended incoming streams together may buffer for the whole resume timeout. Above it, all but
+one of them are closed after ``CROWD_TIME``. Otherwise an attacker could open large windows, read nothing and
+disconnect, and the data would stay in memory for two minutes."""
 
 FINAL = frozenset(
     {
@@ -60,25 +62,25 @@ FINAL = frozenset(
         CloseReason.BAD_FRAME,
     }
 )
-"""Reasons that end a stream together with its transport if one of the two ends gave them."""
+"""Close reasons that end a stream together with its transport, if one of the two ends gave the reason."""
 
 _log = Logger()
 
 
 IDLE_MOVES = 5
-"""Number of consecutive moves without any data before further moves are delayed, by up to ``IDLE_PAUSE``."""
+"""Number of consecutive moves without data in between, above which further moves are delayed."""
 IDLE_PAUSE = 2.0
-"""Maximum seconds to wait before a stream is moved to another transport again, if its last moves were followed by no
-data."""
+"""Maximum seconds by which such a move is delayed."""
 
 
 class Streams:
-    """Table of one client's secure streams, which its sessions share.
+    """Table of one client's secure streams, which the client's sessions share.
 
     :param key: secret key of the client.
-    :param schedule: calls a stream's ``flush`` at the end of the reactor turn.
-    :param reconnect: resumes a stream over another transport; its Deferred is cancelled when the attempt is obsolete.
-    :param resume_timeout: seconds that a stream may be without a transport; 0 disables resuming.
+    :param schedule: schedules a call of a stream's ``flush`` for the end of the reactor turn.
+    :param reconnect: resumes a stream over another transport. Its Deferred is cancelled when the attempt is not needed
+        any more.
+    :param resume_timeout: seconds for which a stream may be without a transport; 0 disables resuming.
     :ivar resumed: number of times that a stream was resumed over another transport.
     """
 
@@ -103,11 +105,11 @@ class Streams:
         self._live: dict[bytes, ClientStream] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
         self._waiting: dict[ClientStream, tuple[float, int]] = {}
-        """Suspended streams, oldest first, with the time at which the client gives up resuming, and the reason of the
-        suspension."""
+        """Suspended streams, the oldest suspension first. Each has the time at which this end closes it, and the reason
+        of the suspension."""
         self._oldest: IDelayedCall | None = None
         self._awaited: dict[ClientStream, None] = {}
-        """Suspended streams that others opened, oldest first."""
+        """Suspended streams that other clients opened, the oldest suspension first."""
         self._waiting_of: Counter[IAddress] = Counter()
         self._searching: dict[ClientStream, Deferred[None]] = {}
         self._watch: IDelayedCall | None = None
@@ -120,21 +122,22 @@ class Streams:
         """Number of suspended streams."""
         return len(self._waiting)
 
-    # --- calls from the sessions ---
+    # --- methods that sessions call ---
 
     def add(self, stream: ClientStream) -> None:
         """Add a stream that has just opened."""
         token = stream.secure_end.token
         if token is not None and (token in self._live or token in self._ended):
-            # The initiator chose a token that is in use.  The new stream must not displace the other one, so it gets no
-            # token and cannot be resumed.
+            # The initiator has chosen a token that is in use. The new stream must not displace the other one, so it
+            # gets no token and cannot be resumed.
             stream.secure_end.token = token = None
         if token is not None:
             self._live[token] = stream
             self._watch_soon()
 
     def closed(self, stream: ClientStream, reason: int) -> None:
-        """Remove a stream that this end has closed, and remember the reason for the other end."""
+        """Remove a stream that this end has closed. Remember the reason, in case the other end tries to resume the
+        stream."""
         end = stream.secure_end
         if end.token is not None and self._live.get(end.token) is stream:
             del self._live[end.token]
@@ -150,16 +153,16 @@ class Streams:
         if searching is not None:
             searching.cancel()
         if end.transport is not None:
-            # The stream stays suspended: this transport was only about to carry it.
+            # This transport was about to carry the suspended stream.
             end.transport.carrier.leave(reason)
         for transport in list(end.answers):
             transport.carrier.leave(reason)
         end.release()
 
     def lost(self, stream: ClientStream, reason: int, *, final: bool) -> None:
-        """Suspend or close a stream whose transport is lost.
+        """Suspend a stream whose transport is lost, or close the stream if it cannot be resumed.
 
-        :param final: whether one of the two ends gave the reason, so that another transport may be useless.
+        :param final: whether one of the two ends gave the reason, so that another transport may be of no use.
         """
         end = stream.secure_end
         if stream.has_ended:
@@ -178,7 +181,7 @@ class Streams:
             self._search(stream)
 
     def suspend(self, stream: ClientStream, reason: int) -> None:
-        """Suspend ``stream``, which has lost its transport for ``reason``."""
+        """Suspend ``stream``, because it has lost its transport for ``reason``."""
         stream.secure_end.detach()
         stream.suspend(NoCarrier(self, stream))
         if stream not in self._waiting:
@@ -201,11 +204,11 @@ class Streams:
 
     @property
     def all(self) -> list[ClientStream]:
-        """Resumable streams, suspended or not."""
+        """Streams that can be resumed, whether suspended or not."""
         return list(self._live.values())
 
     def is_live(self, stream: ClientStream) -> bool:
-        """Whether a stream can be resumed: it is not closed, and the client does not stop."""
+        """Return whether a stream can be resumed: it has a token, it is not closed, and the client does not stop."""
         return (
             not self._stopped
             and stream.secure_end.token is not None
@@ -213,7 +216,8 @@ class Streams:
         )
 
     def find_offered(self, resume: Resume, remote: PubKey) -> ClientStream | int | None:
-        """Return the stream that ``remote`` wants to resume, the reason if it is closed, or None if there is none."""
+        """Find the stream that ``remote`` wants to resume. Return the close reason if the stream is closed, or None if
+        there is no such stream."""
         stream = self._live.get(resume.token)
         if stream is not None:
             peer = stream.getPeer()
@@ -234,24 +238,26 @@ class Streams:
         self._tell("stream with {peer} goes on{more}", stream)
 
     def _tell(self, line: str, stream: ClientStream, text: str = "") -> None:
-        """Log a line, throttled for each peer, because a peer can suspend and resume streams as often as it likes."""
+        """Log a line. The lines are throttled for each peer, because a peer can suspend and resume streams as often as
+        it likes."""
         peer = str(stream.getPeer())[:13]
         more = self._log_throttle.suffix((line, peer))
         if more is not None:
             _log.info(line, peer=peer, text=text, more=more)
 
     def migrate(self, stream: ClientStream) -> None:
-        """Move a stream whose transport is about to end to another one.  Only the initiator of the stream does so."""
+        """Move a stream to another transport, because its transport is about to end. Do nothing unless this end is the
+        initiator."""
         if stream.end is not None and stream.end.token is not None and stream.end.initiator and not stream.has_ended:
             self._search(stream)
 
     # --- resuming ---
 
     def before_moving(self, stream: ClientStream) -> float:
-        """Return the seconds to wait before the stream is resumed again.
+        """Return the seconds to wait before the stream is moved to another transport.
 
-        A move after which no data passed does not count as success.  Otherwise a relay that ends every transport at
-        once would keep this client reconnecting in a tight loop.
+        A move after which no data arrived does not count as a success. Otherwise a relay that ends every transport at
+        once would make this client reconnect in a tight loop.
         """
         end = stream.secure_end
         progress = end.received, end.acknowledged
@@ -275,15 +281,15 @@ class Streams:
                     reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
                     self._give_up(stream, reason, clean=getattr(result.value, "final", False))
             elif not stream.has_ended and stream in self._waiting and not isinstance(result, Failure):
-                # The search for a server continues: it began while the stream still had a transport, which was lost
-                # meanwhile.
+                # The search began while the stream still had a transport, which was lost meanwhile. So a new search
+                # begins.
                 self._search(stream)
 
         searching.addBoth(found)
 
     def _wait_for_oldest(self) -> None:
-        """Start the timer of the oldest suspended stream; one timer is enough, because all streams wait equally
-        long."""
+        """Start the timer of the stream that was suspended first. One timer is enough, because all streams have the
+        same timeout."""
         if self._oldest is None and self._waiting:
             until = next(iter(self._waiting.values()))[0]
             self._oldest = self._reactor.callLater(max(0.0, until - self._reactor.seconds()), self._on_timeout)
@@ -301,7 +307,10 @@ class Streams:
             self._wait_for_oldest()
 
     def _give_up(self, stream: ClientStream, reason: int, *, clean: bool = False) -> None:
-        """:param clean: whether the remote closed the stream, so that a reason of 0 means a clean end."""
+        """Close a suspended stream, and report the reason to the application.
+
+        :param clean: whether the remote has closed the stream, so that a reason of 0 means a clean end.
+        """
         self._tell("stream with {peer} is given up: {text}{more}", stream, close_reason_text(reason))
         self.closed(stream, reason)
         stream.carrier_closed(reason if clean else reason or CloseReason.PEER_DISCONNECTED)
@@ -340,9 +349,9 @@ class Streams:
                 if end.initiator and stream not in self._searching:
                     self._search(stream)
                 else:
-                    # The search of the initiator has found no other server.  Without a transport, the search also tries
-                    # the present server, which may have lost only one frame.  The responder cannot resume the stream.
-                    # Closing the transport tells the initiator to do so.
+                    # The initiator's search has found no other server. A suspended stream is also resumed over the
+                    # present server, which may have lost a single frame only. The responder cannot resume the stream.
+                    # Closing the transport makes the initiator do so.
                     end.transport.carrier.leave(CloseReason.STALLED)
                     self.suspend(stream, CloseReason.STALLED)
         self._thin_out(now)
@@ -352,10 +361,9 @@ class Streams:
             self._watch_soon()
 
     def _thin_out(self, now: float) -> None:
-        """Close incoming streams that have been suspended for ``CROWD_TIME``, while they are a crowd.
+        """Close incoming streams that have been suspended for ``CROWD_TIME``, while too many are suspended.
 
-        They are a crowd while there are more than ``CROWD`` of them, or more than one with more than ``CROWD_BYTES`` in
-        all.
+        Too many means more than ``CROWD`` streams, or several streams that together buffer more than ``CROWD_BYTES``.
         """
         held = sum(map(_held_by, self._awaited))
         while len(self._awaited) > CROWD or (held > CROWD_BYTES and len(self._awaited) > 1):
@@ -366,10 +374,10 @@ class Streams:
             self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
 
     def _check_quiet(self, stream: ClientStream, now: float) -> None:
-        """Probe an idle stream, because a server may drop the data that the other end sends.
+        """Probe an idle stream, because a server may be dropping the data that the other end sends.
 
-        Only the initiator, which could resume the stream, sends the probe.  It is a frame without data: if its ACK
-        does not come, the stream counts as stalled.
+        Only the initiator sends probes, because only the initiator can resume the stream. The probe is a frame without
+        data. If its ACK does not arrive, the stream counts as stalled.
         """
         end = stream.secure_end
         before = self._quiet.get(stream)
@@ -382,7 +390,7 @@ class Streams:
             stream.probe()
 
     def stop(self) -> None:
-        """Close the suspended streams, because the client stops."""
+        """Close all suspended streams, because the client stops."""
         self._stopped = True
         if self._watch is not None:
             self._watch.cancel()
@@ -394,5 +402,5 @@ class Streams:
 
 
 def _held_by(stream: ClientStream) -> int:
-    """Return the number of bytes that a stream buffers: unread, unsent, and sent without an acknowledgement."""
+    """Return the number of bytes that a stream buffers: unread, unsent and unacknowledged ones."""
     return stream.held + stream.secure_end.in_flight_bytes

@@ -1,4 +1,4 @@
-"""Default timeouts of clients, in a module that commands can import without loading the client."""
+"""Default timeouts of clients, in a separate module that commands can import without loading the client."""
 
 from __future__ import annotations
 

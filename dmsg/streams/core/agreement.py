@@ -1,16 +1,17 @@
-"""KK handshake inside REQUEST and ACCEPT, by which two clients agree on a secure transport.  No I/O.
+"""KK handshake inside REQUEST and ACCEPT, by which two clients agree on a secure transport. No I/O.
 
-REQUEST is ``initiator pk(33) || responder pk(33) || KK message 1``, ACCEPT the same two keys and KK message 2 (seed
-document, TODO list).  The encrypted payloads of the two messages, :class:`Hello`, contain the parameters that servers
-need not know.
+The payload of REQUEST is ``initiator pk(33) || responder pk(33) || KK message 1``. The payload of ACCEPT has the same
+two keys and KK message 2 (seed document, TODO list). Each message contains an encrypted :class:`Hello` with parameters
+that servers need not know.
 
-:class:`Proposal` is the initiator's side and :class:`Offer` the responder's.  Each takes the other's payload and
-returns the keys and the other's hello, or raises :exc:`~dmsg.errors.HandshakeError` and cannot be used any more.  The
-prologue names both keys in the order of their roles, so a message is valid only for these two clients in these roles.
-An unknown option is ignored, except a critical one, which ends the handshake.  So later versions can add options.
+:class:`Proposal` is the initiator's side, and :class:`Offer` the responder's side. Each processes the payload of the
+other side, and returns the keys and the other side's hello. If it raises :exc:`~dmsg.errors.HandshakeError`, it cannot
+be used any more. The prologue of the handshake contains both keys in the order of their roles, so a message is valid
+only for these two clients in these roles. An unknown option in a hello is ignored, so that later versions can add
+options. An unknown critical option ends the handshake.
 
-An authentic REQUEST may be a replay.  A responder that accepts an offer waits for the initiator's first frame
-(:mod:`dmsg.v2019.core.handshakes`).  ``docs/protocol/secure-transport.md`` is the specification.
+An authentic REQUEST may be a replay. So a responder that accepts an offer waits for the initiator's first frame
+(:mod:`dmsg.v2019.core.handshakes`). ``docs/protocol/secure-transport.md`` is the specification.
 """
 
 from __future__ import annotations
@@ -27,32 +28,34 @@ from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import TAG_SIZE as _TAG_SIZE, Handshake, HandshakeResult, Pattern
 
 PROTOCOL = b"dmsg secure transport 1"
-"""First part of the handshake's prologue; the two public keys follow."""
+"""First part of the handshake's prologue, before the two public keys."""
 UPGRADE_PROTOCOL = b"dmsg upgraded transport 1"
-"""First part of the prologue in an upgrade, where the messages follow a plain REQUEST and ACCEPT in FWD frames."""
+"""First part of the prologue in an upgrade, whose handshake messages follow a plain REQUEST and ACCEPT in FWD
+frames."""
 FEATURE = "secure1"
 """Mark in the version of a client's entry: the client supports secure transports."""
 UPGRADE_FEATURE = "upgrade1"
-"""Mark in the version of a client's entry: the client upgrades plain transports, for servers that carry no others."""
+"""Mark in the version of a client's entry: the client upgrades plain transports, for servers that carry no secure
+ones."""
 PREFACE_FRAMES = 4
-"""Number of FWD frames without data by which a responder announces that it accepts an upgrade.  Applications do not see
-empty frames."""
+"""Number of FWD frames without data by which a responder announces that it accepts an upgrade. An application of 2019
+does not see empty frames."""
 PING_FEATURE = "ping1"
 """Mark in the version of a client's entry: the client answers probes."""
 TOKEN_SIZE = 16
 HASH_SIZE = 32
 HELLO_SIZE = 128
-"""Bytes of a hello with its padding, which keeps servers from telling hellos apart by their length."""
+"""Number of bytes of a hello, including its padding. The constant size keeps servers from distinguishing hellos by
+their length."""
 KEYS_SIZE = 2 * PUBKEY_SIZE
-"""Bytes of the two public keys that precede the KK message."""
+"""Number of bytes of the two public keys before the KK message."""
 MIN_MESSAGE = PUBKEY_SIZE + HELLO_SIZE + _TAG_SIZE
-"""177 bytes: length of a KK message of this version in a REQUEST or ACCEPT."""
+"""Number of bytes of a KK message of this version: 177. Later versions may have longer messages."""
 MAX_MESSAGE = 1024
-"""Maximum bytes of a KK message; later versions may add options that this one ignores.  A protocol family may allow up
-to
+"""Maximum bytes of a KK message, which leaves room for options of later versions. A protocol family may permit up to
 :data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`."""
 CRITICAL = 0x80
-"""Lowest type of a critical option; a transport with an unknown critical option is refused."""
+"""Smallest type of a critical option. A transport with an unknown critical option is refused."""
 OPTION_END = 0x00
 OPTION_OPEN = 0x01
 OPTION_TAGS = 0x02
@@ -69,12 +72,12 @@ _resume = struct.Struct(f">{TOKEN_SIZE}sIQ{HASH_SIZE}s")
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Position of one end of a stream, for resuming it.
+    """Position of one end in a stream, for resuming the stream.
 
-    :ivar token: 16 bytes that name the stream.
-    :ivar generation: uint32, number of the attempt to move the stream to another transport.  A REQUEST whose
-        generation is not higher than the last one is refused.
-    :ivar received: uint64, number of bytes of the stream that have arrived in order.
+    :ivar token: 16 bytes that identify the stream.
+    :ivar generation: uint32, number of the attempt to move the stream to another transport. A REQUEST is refused unless
+        its generation is higher than the last one.
+    :ivar received: uint64, number of bytes of the stream that this end has received in order.
     :ivar hash: 32 bytes, rolling hash of these bytes.
     """
 
@@ -86,22 +89,24 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Hello: message that each end sends, encrypted, when a transport is opened.
+    """Hello: encrypted message that each end sends when a transport is opened.
 
-    ``port(2) || window(4) || options``, big endian, each option ``type(1) || length(1) || value``, then zeros up to
-    128 bytes.
+    The encoding is ``port(2) || window(4) || options``, big endian, and then zeros up to 128 bytes. Each option is
+    ``type(1) || length(1) || value``.
 
     :ivar port: uint16, port that the initiator wants to reach; 0 in the answer.
     :ivar window: uint32, receive window of the sender in bytes.
     :ivar token: 16 random bytes by which the stream can be resumed; None if the stream ends with its transport.
     :ivar resume: position of the sender in the stream to resume; None for a new stream.
-    :ivar ended: reason for which the sender closed the stream that the other end wants to resume.
-    :ivar tags: for a new stream: the sender can compute the rolling hashes over the tags of frames.  Used if both
-        hellos have it; otherwise, as with programs before 0.2, the hashes are over the data.
-    :ivar half_close: for a new stream: the sender supports half-close.  Used if both hellos have it.
-    :ivar aes_gcm: for this transport: the sender prefers AES-256-GCM.  Used if both hellos have it; otherwise the
-        cipher is ChaCha20-Poly1305.
-    :ivar probe: 0 for a probe of the client itself, 1 for a probe that is accepted only if a program listens on
+    :ivar ended: reason for which the sender has closed the stream that the other end wants to resume; None otherwise.
+    :ivar tags: for a new stream: whether the sender can compute the rolling hashes over the tags of frames. They are
+        computed so if it is set in both hellos. Otherwise, as with programs before 0.2, they are computed over the
+        data.
+    :ivar half_close: for a new stream: whether the sender supports half-close, which is used if it is set in both
+        hellos.
+    :ivar aes_gcm: for this transport: whether the sender prefers AES-256-GCM, which is used if it is set in both
+        hellos. Otherwise the cipher is ChaCha20-Poly1305.
+    :ivar probe: 0 for a probe of the client itself; 1 for a probe that is accepted only if a program listens on
         ``port``; None for a stream of an application.
     """
 
@@ -117,7 +122,7 @@ class Hello:
 
     def encode(self) -> bytes:
         """Return the bytes on the wire."""
-        # The options may be in any order; this order is the one of the recorded test vectors.
+        # The order of the options does not matter. This one is the order of the recorded test vectors.
         parts = [_head.pack(self.port, self.window)]
         if self.token is not None:
             parts.append(_option(OPTION_OPEN, self.token))
@@ -138,19 +143,22 @@ class Hello:
 
     @classmethod
     def decode(cls, data: bytes) -> Hello:
-        """:raises HandshakeError: the data are malformed or have an unknown critical option."""
+        """Parse a hello.
+
+        :raises HandshakeError: the data are malformed, or have an unknown critical option.
+        """
         if len(data) < HELLO_SIZE:
             raise HandshakeError("hello is too short")
         port, window = _head.unpack_from(data)
         options: dict[int, bytes] = {}
         position = _head.size
-        # A type of 0 ends the options, and the rest is padding.  So a hello may be longer than this version knows.
+        # An option of type 0 ends the options, and the rest is padding. So a later version may send a longer hello.
         while position < len(data) and data[position] != OPTION_END:
             following = position + 2 + (data[position + 1] if position + 1 < len(data) else len(data))
             if following > len(data):
                 raise HandshakeError("the hello is cut off inside an option")
             kind = data[position]
-            # A repeated option is refused, because two programs could disagree about which value is valid.
+            # A repeated option is refused, because two programs could disagree about which of its values is valid.
             if kind in options:
                 raise HandshakeError("hello has an option twice")
             options[kind] = data[position + 2 : following]
@@ -218,7 +226,8 @@ def _options(options: dict[int, bytes]) -> _Options:
 
 
 def preface(keys: bytes) -> tuple[int, ...]:
-    """Return the sequence numbers of the frames in the preface of an upgrade.
+    """Return the sequence numbers of the frames in the preface of an upgrade, by which a responder announces that it
+    accepts the upgrade.
 
     :param keys: payload of the plain REQUEST, which is the two public keys.
     """
@@ -240,9 +249,9 @@ def _handshake(key: SecKey, remote: PubKey, *, initiator: bool, upgrade: bool, e
 class Proposal:
     """Initiator's side of the handshake.
 
-    :ivar keys: public keys of both ends, the initiator's first; the whole payload of a plain REQUEST.
+    :ivar keys: public keys of both ends, the initiator's first. They are the whole payload of a plain REQUEST.
     :ivar message: KK message 1.
-    :ivar upgrade: whether the message follows a plain REQUEST.
+    :ivar upgrade: whether the message is sent after a plain REQUEST, to upgrade its transport.
     """
 
     __slots__ = ("_handshake", "_max_message", "hello", "keys", "message", "upgrade")
@@ -271,12 +280,12 @@ class Proposal:
         return self.keys if self.upgrade else self.keys + self.message
 
     def process_answer(self, payload: bytes) -> tuple[HandshakeResult, Hello]:
-        """Process the answer; return the transport's keys and the responder's hello.
+        """Process the answer. Return the transport's keys and the responder's hello.
 
         :param payload: payload of the ACCEPT frame; in an upgrade, the two keys and the responder's message.
         :raises HandshakeError: the payload is not an authentic answer to this REQUEST.
         """
-        # The keys are compared, because a server could answer with the ACCEPT of another transport.
+        # The keys are compared, because a server could send the ACCEPT of another transport.
         if payload[:KEYS_SIZE] != self.keys:
             raise HandshakeError("ACCEPT names other keys than the REQUEST")
         hello = Hello.decode(self._handshake.read_message(_message(payload, self._max_message)))
@@ -287,8 +296,8 @@ class Proposal:
 class Offer:
     """Responder's side of the handshake, made from an authentic REQUEST.
 
-    A server can replay a recorded REQUEST.  So an offer must have no effect before the initiator's first frame
-    confirms that it holds the keys.
+    A server can replay a recorded REQUEST. So an offer must have no effect before the initiator's first frame confirms
+    that the initiator holds the keys.
 
     :ivar hello: hello of the initiator.
     """
@@ -310,7 +319,8 @@ class Offer:
         :raises KeyFormatError: the initiator's key is invalid.
         :raises HandshakeError: the message is malformed or not authentic.
         """
-        # Cheap checks come before the key agreement, which is what an attacker would make this client pay for.
+        # Cheap checks come before the key agreement, which is expensive and which an attacker could make this client
+        # compute.
         self._keys = payload[:KEYS_SIZE]
         message = _message(payload, max_message)
         if self._keys[PUBKEY_SIZE:] != key.public:
@@ -320,7 +330,8 @@ class Offer:
         self.hello = Hello.decode(self._handshake.read_message(message))
 
     def accept(self, hello: Hello) -> tuple[HandshakeResult, bytes]:
-        """Return the transport's keys and the payload of the ACCEPT frame; an upgrade sends only its KK message."""
+        """Return the transport's keys, and the payload of the ACCEPT frame. In an upgrade, only the KK message in that
+        payload is sent."""
         payload = self._keys + self._handshake.write_message(hello.encode())
         assert self._handshake.result is not None
         return self._handshake.result, payload
@@ -332,7 +343,7 @@ def is_secure(payload: bytes) -> bool:
 
 
 def _message(payload: bytes, longest: int) -> bytes:
-    # The maximum leaves room for options of later versions and bounds the work for a stranger's message.
+    # The maximum leaves room for options of later versions, and limits the work that a stranger's message causes.
     message = payload[KEYS_SIZE:]
     if not MIN_MESSAGE <= len(message) <= longest:
         raise HandshakeError("the handshake message in REQUEST or ACCEPT has a wrong length")

@@ -1,7 +1,7 @@
-"""Memory budget from which the receive windows of a process grow, shared among its peers.  No I/O.
+"""Memory budget from which the receive windows of a process grow, shared by its peers. No I/O.
 
-Whether a window may grow depends on the number of bytes that its peer has already.  Initial windows are not counted, so
-a new stream always begins, and a refused growth only makes a stream slower.
+Whether a window may grow depends on the number of bytes that its peer has already taken. Initial windows are not
+charged. So a new stream can always begin, and a refused growth only makes a stream slower.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections import Counter
 from dmsg.base.bounded_tables import decrement
 
 WINDOW_BUDGET = 256 * 1024 * 1024
-"""Bytes by which all receive windows of a process together may grow beyond their initial size."""
+"""Number of bytes by which all receive windows of a process together may grow beyond their initial sizes."""
 
 
 class Budget:
     """Budget of bytes by which all receive windows together may grow.
 
-    A peer may take bytes only if at least as much is left afterwards as the peer then has.  So the first peer gets at
-    most half, two peers that grow in turns get a third each, and later peers always find bytes left.
+    A peer may take bytes only if, afterwards, at least as many bytes are left as the peer has. So the first peer gets
+    at most half of the budget, two peers that grow alternately get a third each, and some bytes are always left for
+    later peers.
     """
 
     __slots__ = ("_of", "left")
@@ -28,7 +29,7 @@ class Budget:
         self._of: Counter[bytes] = Counter()
 
     def take(self, peer: bytes, size: int) -> bool:
-        """Take ``size`` bytes for ``peer`` and return True, or return False if ``peer`` may not have as many."""
+        """Take ``size`` bytes for ``peer`` and return True. Return False if ``peer`` may not take as many."""
         if self._of[peer] + size > self.left - size:
             return False
         self.left -= size
@@ -36,7 +37,7 @@ class Budget:
         return True
 
     def give_back(self, peer: bytes, size: int) -> None:
-        """Return ``size`` bytes of ``peer`` to the budget."""
+        """Return ``size`` bytes that ``peer`` has taken to the budget."""
         self.left += size
         decrement(self._of, peer, size)
 

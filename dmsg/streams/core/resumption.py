@@ -1,12 +1,12 @@
-"""Resumption: the state of a secure stream that outlives its transports, and the move to another transport.  No I/O.
+"""Resumption: the state of a secure stream that outlives its transports, and the move to another transport. No I/O.
 
-:meth:`ResumableEnd.attach` replaces the state of one transport: keys, nonces, sequences.  The state of the stream is
-kept: bytes acknowledged and received, their rolling hashes, and unacknowledged data.  From it the two ends compare
-their positions and continue.
+:meth:`ResumableEnd.attach` replaces the state of one transport: keys, nonces and sequences. The state of the stream is
+kept: numbers of bytes acknowledged and received, their rolling hashes, and unacknowledged data. With this state, the
+two ends compare their positions and continue.
 
-The responder changes nothing before the initiator has confirmed the new transport.  The initiator changes nothing
-before an authentic frame proves that the responder has moved.  The handshake messages alone prove nothing, because
-anybody who has one of the two static keys can make them.
+The responder does not change its state before the initiator has confirmed the new transport. The initiator does not
+change its state before an authentic frame proves that the responder has moved. The handshake messages alone prove
+nothing, because anybody who has one of the two static keys can make them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from dmsg.streams.core.budget import BUDGET, Budget
 INITIAL_WINDOW = 256 * 1024
 """Initial receive window in bytes."""
 MAX_FRAMES = 16384
-"""Maximum number of frames in flight.  It is below 2**15, so that the order of two sequences is never ambiguous."""
+"""Maximum number of frames in flight. It is below 2**15, so that the order of two sequences is always unambiguous."""
 
 FWD, ACK, CLOSE = 0xA, 0xB, 0x3
-"""Kinds of encrypted payloads, used as their associated data.  The values are the frame types of 2019; a protocol
-family with other frame types uses these values, too."""
+"""Kinds of encrypted payloads, which are used as their associated data. The values are the frame types of 2019. A
+protocol family with other frame types uses these values as well."""
 END_DATA = b"\x0e"
-"""Associated data of the FWD that half-closes a stream.  No frame has this type, so no other FWD can be taken for a
+"""Associated data of the FWD that half-closes a stream. No frame has this type, so no other FWD can be mistaken for a
 half-close."""
 
 pack_nonce = struct.Struct("<4xQ").pack
@@ -44,9 +44,9 @@ _position = struct.Struct(">Q").pack
 
 
 class SecureError(DmsgError):
-    """Error: a frame arrived that a correct peer over an honest server does not send.
+    """Error: a frame arrived that a correct peer would not send through an honest server.
 
-    :ivar reason: reason with which the transport is closed.
+    :ivar reason: close reason for the transport.
     """
 
     def __init__(self, reason: CloseReason) -> None:
@@ -55,7 +55,7 @@ class SecureError(DmsgError):
 
 
 _NO_HASH = blake2b(digest_size=HASH_SIZE)
-"""Placeholder for the rolling hash of a direction without data.  A hash takes 448 bytes, which idle streams save."""
+"""Placeholder for the rolling hash of a direction without data. It saves idle streams the 448 bytes of a hash."""
 
 
 def _no_keys(*_: object) -> NoReturn:
@@ -63,11 +63,11 @@ def _no_keys(*_: object) -> NoReturn:
 
 
 class Transport(Protocol):
-    """Interface of a transport, of any protocol family, that the end of a stream uses.
+    """Interface of a transport, of any protocol family, as the end of a stream uses it.
 
-    :ivar carrier: carrier that binds the transport to its stream; set and used only by the session, not by the core.
+    :ivar carrier: carrier that binds the transport to its stream. Set and used by the session, not by the core.
     :ivar secure: end of the stream that the transport carries, or None.
-    :ivar delivered: bytes sent and received that were delivered before the stream left the transport.
+    :ivar delivered: numbers of sent and of received bytes that were delivered before the stream left the transport.
     """
 
     carrier: Any
@@ -76,10 +76,10 @@ class Transport(Protocol):
 
 
 class Agreement(NamedTuple):
-    """Result of comparing the positions: how much of the data in flight the other end has received.
+    """Result of comparing the positions of the two ends: how much of the data in flight the other end has received.
 
     :ivar frames: number of frames in flight that the other end has received.
-    :ivar position: number of bytes of the stream up to there.
+    :ivar position: number of bytes of the stream up to the end of these frames.
     :ivar rolling: rolling hash of these bytes.
     """
 
@@ -89,16 +89,17 @@ class Agreement(NamedTuple):
 
 
 Unsent = tuple[list[object], list[tuple[bytes | memoryview, object]]]
-"""Tickets of the frames that the other end has received, followed by (data, ticket) of each frame to send again."""
+"""Pair of lists: the tickets of the frames that the other end has received, and (data, ticket) of each frame to send
+again."""
 
 
 class Answer(NamedTuple):
-    """Unconfirmed answer to a RESUME, which leaves the stream as it was.
+    """Answer to a RESUME that is not confirmed yet. Making it does not change the stream.
 
     :ivar hello: hello of the initiator.
     :ivar reply: hello with which this end answered.
-    :ivar received_hash: rolling hash of the data that this end had received at the time of the answer.
-    :ivar remote_ended: whether the initiator had half-closed the stream by then.
+    :ivar received_hash: rolling hash of the data that this end had received when it answered.
+    :ivar remote_ended: whether the initiator had half-closed the stream when this end answered.
     """
 
     end: ResumableEnd
@@ -116,18 +117,19 @@ class Answer(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether the stream has already moved with this generation or a higher one."""
+        """Whether the stream has meanwhile moved with the same or a higher generation."""
         return self.generation <= self.end.generation
 
     def is_confirmed_by(self, frame_type: int, payload: bytes | memoryview) -> bool:
-        """Whether the frame is the initiator's first authentic one, which proves that it holds the keys."""
+        """Return whether a frame is the initiator's first one and authentic, which proves that the initiator holds the
+        keys."""
         cipher = begin_cipher(agreed_cipher(self.hello, self.reply), self.result.receive_key)
         return is_authentic(cipher.decrypt, 0, frame_type, payload)
 
 
 def is_authentic(decrypt: Callable[..., bytes], nonce: int, frame_type: int, payload: bytes | memoryview) -> bool:
-    """Whether a FWD, ACK or CLOSE with this nonce is authentic."""
-    # A CLOSE begins with its reason in the clear, for servers.
+    """Return whether a FWD, ACK or CLOSE with this nonce is authentic."""
+    # A CLOSE begins with its unencrypted reason, for servers.
     sealed = payload[1:] if frame_type == CLOSE else payload
     for associated in (bytes((frame_type,)), END_DATA) if frame_type == FWD else (bytes((frame_type,)),):
         try:
@@ -139,20 +141,21 @@ def is_authentic(decrypt: Callable[..., bytes], nonce: int, frame_type: int, pay
 
 
 class ResumableEnd:
-    """End of a secure stream, with the state that survives a change of transport.
+    """End of a secure stream, with the state that outlives a transport.
 
     :param binding: 32 bytes, the handshake hash of the stream's first transport.
     :param window: receive window of this end in bytes.
-    :param token: 16 bytes if the stream can be resumed, else None.
+    :param token: 16 bytes that identify the stream; None if it cannot be resumed.
     :param budget: memory budget from which the window grows; by default that of the process.
-    :param peer: key of the other end, to which the growth is charged in the budget.
-    :param tags: whether the rolling hashes are over the tags of frames, as both hellos agreed, instead of the data.
-    :param half_close: whether both ends support half-close, as both hellos agreed.
+    :param peer: key of the other end, to which growth of the window is charged in the budget.
+    :param tags: whether the rolling hashes are computed over the tags of frames instead of their data, as agreed in the
+        hellos.
+    :param half_close: whether both ends support half-close, as agreed in the hellos.
     :ivar in_flight: (data, caller's ticket, bytes that enter the rolling hash) of each unacknowledged frame.
     :ivar acknowledged: number of bytes of the stream that the other end has acknowledged.
     :ivar received: number of bytes of the stream that this end has received.
     :ivar consumed: number of received bytes that the application has read.
-    :ivar told_window: receive window that the other end knows, in bytes.
+    :ivar told_window: receive window in bytes that was last announced to the other end.
     :ivar remote_ended: whether the other end has half-closed.
     """
 
@@ -237,13 +240,14 @@ class ResumableEnd:
         self.window = window
         self.peer_window = 0
         self.limit = INITIAL_WINDOW
-        """Congestion window: maximum bytes in flight that this end allows itself; the other end's window is a second
-        limit."""
+        """Congestion window: maximum bytes in flight by this end's own estimate. The other end's receive window limits
+        them, too."""
         self._opening = True
-        """Whether no server's queue has been full yet, so that the congestion window grows as in TCP's slow start."""
+        """Whether no server has reported a full queue yet. Until then, the congestion window grows as in TCP's slow
+        start."""
         self.round_trip: float | None = None
         """Round trip in seconds, measured by the handshake."""
-        self.measure_at = 1  # The measurement of the window's use starts with the first byte.
+        self.measure_at = 1  # The first measurement starts with the first byte that the application reads.
         self._measured_at: float | None = None
         self._budget = BUDGET if budget is None else budget
         self.told_window = 0
@@ -252,26 +256,26 @@ class ResumableEnd:
         self._decrypt: Callable[..., bytes] = _no_keys
         self._decrypt_into: Callable[..., int] = _no_keys
         self._next_open_key: Callable[..., bytes] = _no_keys
-        """Method of the opening cipher that derives its next key."""
+        """Method of the decrypting cipher that derives the next key."""
         self._seal_rekey = self._open_rekey = NEVER
-        """Nonces before which the keys of the two directions change."""
+        """Nonces at which the keys of the sending and of the receiving direction are changed."""
         self.cipher = Cipher.CHACHA20_POLY1305
-        """Cipher of the present or the last transport."""
+        """Cipher of the present transport, or of the last one."""
         self._before = (0, 0)
         self._given = 0
-        """Number of bytes of the stream that the application got over earlier transports.  After a move, bytes below
-        this position arrive again and are not delivered twice."""
+        """Number of bytes of the stream that the application received over earlier transports. After a move, some of
+        these bytes arrive again, and are not delivered a second time."""
         self._end_given = False
-        """Whether the application got the half-close over an earlier transport, after which no data may follow."""
+        """Whether the application was told of the half-close over an earlier transport, so that no data may follow."""
         self.unproven: Agreement | None = None
-        """Result of comparing the positions, while the other end has not proved yet that it has moved, too."""
+        """Result of comparing the positions; None unless the other end has still to prove that it has moved."""
         self.answers: dict[Transport, Answer] = NO_TABLE
-        """Unconfirmed answers to RESUMEs, by the transport over which the other end may confirm one."""
+        """Unconfirmed answers to RESUMEs, by the transport over which the other end may confirm them."""
         self._need_hashes()
 
     def _need_hashes(self) -> None:
-        """Create the rolling hashes that are still placeholders."""
-        # Each direction has its own prefix, so that a hash of one direction cannot be used for the other.
+        """Replace placeholders of rolling hashes by real hashes."""
+        # The prefixes of the two directions differ, so that a hash of one direction is not valid for the other.
         first, second = (b"\2", b"\3") if self._tags else (b"\0", b"\1")
         sent, received = (first, second) if self.initiator else (second, first)
         if self._sent_hash is _NO_HASH:
@@ -289,10 +293,10 @@ class ResumableEnd:
         told_window: int,
         cipher: Cipher = Cipher.CHACHA20_POLY1305,
     ) -> None:
-        """Continue the stream over ``transport``, with the keys of its handshake.
+        """Continue the stream over ``transport``, with the keys of the transport's handshake.
 
         :param hello: hello of the other end.
-        :param told_window: receive window that this end named in its own hello, in bytes.
+        :param told_window: receive window in bytes that this end stated in its own hello.
         :param cipher: cipher on which the two hellos agree.
         """
         self.detach()
@@ -318,31 +322,33 @@ class ResumableEnd:
         """Detach the stream from its transport, if it has one."""
         if self.unproven is not None:
             self.unproven = None
-            self.in_flight.pop()  # This frame is not kept: it is the empty one that asked for the proof.
+            self.in_flight.pop()  # The frame that asked for the proof is dropped. It contains no data.
         if self.transport is not None:
             self.transport.delivered = self.delivered
             self.transport.secure = None
             self.transport = None
-            # The ciphers are freed: they take half of the memory of a suspended stream, and the next transport has
-            # other keys.
+            # The ciphers are freed, because they take half of the memory of a suspended stream and the next transport
+            # has other keys.
             self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = self._next_open_key = _no_keys
             if not self.in_flight:
                 self.in_flight = NO_QUEUE
-            # The rolling hashes take the other half of the memory.  Those of directions without data are freed as well,
-            # because they can be created again.
+            # The rolling hashes take the other half of the memory. The hash of a direction without data is freed as
+            # well, because it can be created again.
             if not self.acknowledged:
                 self._sent_hash = _NO_HASH
             if not self.received:
                 self._received_hash = _NO_HASH
 
     def _rekey_sealing(self) -> None:
-        """Change the key of the sending direction; called before the message with nonce ``_seal_rekey``."""
+        """Change the key of the sending direction. Called before the message with nonce ``_seal_rekey`` is
+        encrypted."""
         sealing = next_cipher(self._encrypt)
         self._encrypt, self._encrypt_into = sealing.encrypt, sealing.encrypt_into
         self._seal_rekey += rekey_after(self.cipher)
 
     def _rekey_opening(self) -> None:
-        """Change the key of the receiving direction; called after the message before nonce ``_open_rekey``."""
+        """Change the key of the receiving direction. Called after the last message before nonce ``_open_rekey`` was
+        decrypted."""
         opening = next_cipher(self._next_open_key)
         self._decrypt, self._decrypt_into = opening.decrypt, opening.decrypt_into
         self._next_open_key = opening.encrypt
@@ -350,15 +356,17 @@ class ResumableEnd:
 
     @property
     def delivered(self) -> tuple[int, int]:
-        """Bytes acknowledged by the other end and bytes received by this end over the present transport."""
+        """Number of bytes that the other end has acknowledged, and number that this end has received, over the present
+        transport."""
         return self.acknowledged - self._before[0], self.received - self._before[1]
 
     def offer_window(self) -> int:
-        """Return the receive window for a hello: the window minus the bytes that the application has not read."""
+        """Return the receive window to state in a hello: the window without the bytes that the application has not
+        read."""
         return max(0, self.consumed + self.window - self.received)
 
     def position(self) -> Resume:
-        """Return this end's position for a hello: how many bytes it has received, and their rolling hash."""
+        """Return this end's position to state in a hello: the number of received bytes and their rolling hash."""
         assert self.token is not None
         self._need_hashes()
         return Resume(self.token, self.generation, self.received, self._digest(self._received_hash, self.received))
@@ -371,14 +379,14 @@ class ResumableEnd:
         return rolling.digest()
 
     def compare(self, remote: Resume) -> Agreement:
-        """Compare the other end's position with the data that this end has sent, without changing the state.
+        """Compare the other end's position with the data that this end has sent. Do not change the state.
 
-        :raises SecureError: the position contradicts what was sent, so the two histories differ.
+        :raises SecureError: the position contradicts the sent data, so the two ends have different histories.
         """
         self._need_hashes()
         position, count, rolling = self.acknowledged, 0, self._sent_hash.copy()
-        # The other end may have received frames whose ACKs were lost, but it receives whole frames only.  A position
-        # inside a frame is therefore an error.
+        # The other end may have received frames whose ACKs were lost. It receives whole frames only, so a position
+        # inside a frame is an error.
         for data, _, counted in self.in_flight:
             if position >= remote.received:
                 break
@@ -392,7 +400,8 @@ class ResumableEnd:
     def resume(self, remote: Resume) -> Unsent:
         """Continue from the other end's position.
 
-        :raises SecureError: the position contradicts what was sent, so the two histories differ.
+        :returns: tickets of the frames that the other end has received, and the data to send again.
+        :raises SecureError: the position contradicts the sent data, so the two ends have different histories.
         """
         return self._agree(self.compare(remote))
 
@@ -401,10 +410,10 @@ class ResumableEnd:
         tickets = [in_flight.popleft()[1] for _ in range(agreement.frames)]
         self.acknowledged, self._sent_hash = agreement.position, agreement.rolling
         while in_flight and not in_flight[0][0]:
-            # Frames without data are not sent again: they only ask for an acknowledgement, and the other end's position
-            # is one.
+            # Frames without data are not sent again. They only ask for an acknowledgement, and the position
+            # acknowledges them.
             tickets.append(in_flight.popleft()[1])
-        # The tags are dropped, because data that are sent again are encrypted anew and have other tags.
+        # The tags are dropped, because data that are sent again are encrypted with another key and have other tags.
         unsent = [(data, ticket) for data, ticket, _ in in_flight]
         if in_flight:
             in_flight.clear()
@@ -413,27 +422,29 @@ class ResumableEnd:
         return tickets, unsent
 
     def answer(self, result: HandshakeResult, hello: Hello, reply: Hello) -> Answer:
-        """Return the state needed to continue over another transport once the initiator confirms it."""
+        """Return the state that is needed to continue over another transport, once the initiator confirms that
+        transport."""
         self._need_hashes()
         return Answer(self, result, hello, reply, self._received_hash.copy(), self.remote_ended)
 
     def keep_answer(self, transport: Transport, answer: Answer) -> None:
-        """Keep the answer given over ``transport`` until the initiator confirms it or the transport ends."""
+        """Store the answer given over ``transport`` until the initiator confirms it or the transport ends."""
         if self.answers is NO_TABLE:
             self.answers = {}
         self.answers[transport] = answer
 
     def resume_over(self, transport: Transport, answer: Answer) -> Unsent:
-        """Continue over ``transport``, whose initiator has confirmed ``answer``, from the position that the answer
-        states.
+        """Continue over ``transport`` from the position that ``answer`` states, because the initiator has confirmed
+        ``answer``.
 
-        Data that the former transport delivered after the answer arrive again.  They are counted and not given to the
-        application twice.
+        Data that the former transport delivered after the answer arrive again. They are counted, and not delivered to
+        the application a second time.
 
-        :raises SecureError: the two histories differ; the end is attached to ``transport`` nevertheless, to close it.
+        :raises SecureError: the two ends have different histories. The end is attached to ``transport`` nevertheless,
+            so that it can send an authenticated CLOSE.
         """
         assert answer.hello.resume is not None and answer.reply.resume is not None
-        # ``received`` is set back to the position that the answer states, because the initiator sends from there on.
+        # ``received`` is reset to the position that the answer states, because the initiator sends from there on.
         self.detach()
         self._given = max(self._given, self.received)
         self._end_given = self._end_given or self.remote_ended
@@ -445,11 +456,11 @@ class ResumableEnd:
         return self.resume(answer.hello.resume)
 
     def is_authentic(self, frame_type: int, payload: bytes | memoryview) -> bool:
-        """Whether the frame is the other end's next authentic one; changes nothing."""
+        """Return whether a frame is the next one of the other end, and authentic. Do not change the state."""
         return is_authentic(self._decrypt, self._open_nonce, frame_type, payload)
 
     def prove(self) -> Unsent:
-        """Complete the move of the initiator after an authentic frame has proved that the responder has moved."""
+        """Complete the initiator's move, because an authentic frame has proved that the responder has moved."""
         assert self.unproven is not None
         agreed, self.unproven = self.unproven, None
         asked = self.in_flight.pop()
@@ -458,7 +469,7 @@ class ResumableEnd:
         return found
 
     def release(self) -> None:
-        """Return the stream's bytes to the budget and detach the stream, because it is closed."""
+        """Detach a stream that is closed, and return its bytes to the budget."""
         self._budget.give_back(self._peer, max(0, self.window - INITIAL_WINDOW))
         self.window = min(self.window, INITIAL_WINDOW)
         self.detach()

@@ -1,15 +1,15 @@
-"""Encryption and flow control of a secure stream: ciphers, sequences, rolling hashes, windows.  No I/O, no clock.
+"""Encryption and flow control of a secure stream: ciphers, sequences, rolling hashes, windows. No I/O, no clock.
 
 The methods ``seal_*`` encrypt data into payloads of FWD, ACK and CLOSE, and the methods ``open_*`` decrypt these
-payloads.  A payload that is not authentic, repeated, missing or out of order raises
+payloads. A payload that is not authentic, repeated, missing or out of order raises
 :exc:`~dmsg.streams.core.resumption.SecureError` and ends the transport, because an honest server neither loses nor
-reorders frames.  Nonces are counted and never sent, so no two frames of a direction have the same nonce.
+reorders frames. Nonces are counters that are not sent, so no two frames of a direction have the same nonce.
 
-An ACK carries the rolling hash of all data so far.  So each end proves to the other that it has the same bytes, and a
-resumed stream can be compared.  The hashes are over the tags of the frames instead of their data if both ends support
-that, which saves a pass over the data.
+An ACK contains a part of the rolling hash of all data so far. With it, each end proves to the other that it has the
+same bytes, and the positions of a resumed stream can be compared. The hashes are computed over the tags of the frames
+instead of their data if both ends support that, which saves a pass over the data.
 
-Two windows limit the sender: the receive window that the other end announces, and a congestion window of its own.  A
+Two windows limit the sender: the receive window that the other end announces, and its own congestion window. A
 :class:`SecureEnd` outlives the transports that carry it (:mod:`dmsg.streams.core.resumption`).
 ``docs/protocol/secure-transport.md`` is the specification.
 """
@@ -39,25 +39,27 @@ from dmsg.streams.core.resumption import (
 SEQUENCE_SIZE = 2
 TAG_SIZE = 16
 ACK_HASH_SIZE = 4
-"""Bytes of the rolling hash in an ACK (seed document, TODO list)."""
+"""Number of bytes of the rolling hash that an ACK contains (seed document, TODO list)."""
 SECURE_OVERHEAD = TAG_SIZE
 MAX_SECURE_DATA = 65492
-"""Maximum bytes of user data in one FWD of a secure transport; with sequence and tag it fits into a frame of 2019."""
+"""Maximum bytes of user data in one FWD of a secure transport. Together with sequence and tag, they fit into a frame of
+2019."""
 MAX_WINDOW = 32 * 1024 * 1024
 """Maximum bytes of one stream's receive window."""
 GROW_WITHIN = 4.0
-"""Number of round trips within which the application must read a window's worth of bytes for the window to double."""
+"""Maximum number of round trips in which the application must read a window's worth of bytes, so that the window
+doubles."""
 EARLY_WINDOW = 2 * 1024 * 1024
 EARLY_GROW_WITHIN = 6.0
-"""Number of round trips for a window below ``EARLY_WINDOW``, which then quadruples.  The TCP connections that carry the
-stream are still in slow start, too, and a small window would keep them there."""
+"""The same for a window below ``EARLY_WINDOW``, which then quadruples. At that time, the TCP connections that carry the
+stream are in slow start too, and a small window would keep them in it."""
 MIN_LIMIT = 64 * 1024
-"""Minimum congestion window in bytes after a server's queue was full."""
+"""Minimum bytes to which the congestion window is reduced when a server's queue was full."""
 DIAGNOSE_SPAN = 64
-"""Number of nonces before and after the expected one to try on a frame that is not authentic, to distinguish missing
-and repeated frames from altered ones."""
+"""Number of nonces before and after the expected one that are tried on a frame that is not authentic. This
+distinguishes missing and repeated frames from altered ones."""
 DIAGNOSE_SIZE = 4096
-"""Maximum bytes of a frame on which nonces are tried."""
+"""Maximum bytes of a frame on which other nonces are tried."""
 
 _sequence = struct.Struct(">H").pack
 _ack = struct.Struct(f">H{ACK_HASH_SIZE}s")
@@ -65,13 +67,13 @@ _pack_sequence_into = struct.Struct(">H").pack_into
 _long_ack = struct.Struct(f">H{ACK_HASH_SIZE}sI")
 _FWD_DATA, _ACK_DATA, _CLOSE_DATA = bytes((FWD,)), bytes((ACK,)), bytes((CLOSE,))
 END_OF_DATA = b"\1"
-"""Payload of the FWD that half-closes a stream.  This one byte takes a position of the stream, as FIN takes a sequence
-number of TCP.  So ACKs, rolling hashes and RESUME cover the half-close in the same way as data."""
+"""Payload of the FWD that half-closes a stream. This byte has a position in the stream, as FIN has a sequence number in
+TCP. So ACKs, rolling hashes and RESUME treat the half-close like data."""
 _END_SIZE = SEQUENCE_SIZE + len(END_OF_DATA) + TAG_SIZE
 
 
 class SecureEnd(ResumableEnd):
-    """End of a secure stream that encrypts, decrypts and controls the flow of its frames."""
+    """End of a secure stream, which encrypts and decrypts its frames and controls their flow."""
 
     __slots__ = ()
 
@@ -83,13 +85,14 @@ class SecureEnd(ResumableEnd):
         told_window: int,
         cipher: Cipher = Cipher.CHACHA20_POLY1305,
     ) -> bytes:
-        """Attach ``transport``, over which the responder has answered RESUME, and ask the responder for a proof.
+        """Attach ``transport``, over which the responder has answered RESUME, and ask the responder for a proof that it
+        has moved.
 
-        Until the responder has proved that it moved (``prove``), nothing else is sent and unacknowledged data are
-        kept.  If this transport is lost before, nobody can tell whether the responder has left its old one.
+        Until the proof arrives (``prove``), nothing else is sent and unacknowledged data are kept. If this transport is
+        lost before, this end cannot know whether the responder has left its old transport.
 
         :returns: payload of a FWD without data, which the responder has to acknowledge.
-        :raises SecureError: the two histories differ.
+        :raises SecureError: the two ends have different histories.
         """
         assert hello.resume is not None
         agreed = self.compare(hello.resume)
@@ -127,13 +130,14 @@ class SecureEnd(ResumableEnd):
             self._rekey_sealing()
         self._seal_nonce = nonce + 1
         payload = self._encrypt(pack_nonce(nonce), b"".join((_sequence(sequence), data)), associated)
-        # A frame without data takes no position in the stream, so it does not enter the rolling hash.
+        # A frame without data has no position in the stream, so it does not enter the rolling hash.
         self.in_flight.append((data, ticket, payload[-TAG_SIZE:] if self._tags and data else data))
         self.in_flight_bytes += len(data)
         return payload
 
     def seal_into(self, frame: memoryview, start: int, data: bytes | memoryview, ticket: object) -> int:
-        """Write the payload of a FWD into ``frame`` at ``start``, which copies once less than :meth:`seal_data`.
+        """Write the payload of a FWD into ``frame``, beginning at ``start``. This saves one of the copies of
+        :meth:`seal_data`.
 
         :returns: index of the payload's end, which is ``start`` + 18 + the length of ``data``.
         """
@@ -157,7 +161,7 @@ class SecureEnd(ResumableEnd):
     def seal_ack(self) -> bytes:
         """Return the payload of an ACK of all frames received so far.
 
-        The ACK contains the receive window only if it differs from the one that the other end knows.
+        The payload contains the receive window only if the other end does not know it yet.
         """
         window = max(0, self.consumed + self.window - self.received)
         digest = self._digest(self._received_hash, self.received)[:ACK_HASH_SIZE]
@@ -173,9 +177,10 @@ class SecureEnd(ResumableEnd):
         return self._encrypt(pack_nonce(nonce), plain, _ACK_DATA)
 
     def seal_close(self, reason: int, size: int = 1) -> bytes:
-        """Return the payload of a CLOSE: the reason in ``size`` bytes, then the same encrypted, which authenticates it.
+        """Return the payload of a CLOSE: the reason in ``size`` bytes, followed by the encrypted reason, which is
+        authenticated.
 
-        Servers read the reason, and the other end accepts only the encrypted one.
+        Servers read the unencrypted reason. The other end uses only the encrypted one.
         """
         plain = fit_close_reason(reason, size).to_bytes(size, "big")
         nonce = self._seal_nonce
@@ -185,17 +190,18 @@ class SecureEnd(ResumableEnd):
         return plain + self._encrypt(pack_nonce(nonce), plain, _CLOSE_DATA)
 
     def queue_was_full(self) -> None:
-        """Halve the congestion window, because a server's queue for the receiver was full."""
+        """Reduce the congestion window to half of the bytes in flight, because a server's queue for the receiver was
+        full."""
         self.limit = max(MIN_LIMIT, self.in_flight_bytes // 2)
         self._opening = False
 
     # --- receiving ---
 
     def open_data(self, payload: bytes | memoryview) -> bytes | None:
-        """Decrypt a FWD and return its data; None if the frame is a half-close.
+        """Decrypt a FWD. Return its data, or None if the frame is a half-close.
 
-        :param payload: payload of the frame.  A large writable memoryview is decrypted in place, except for its tag.
-        :raises SecureError: the frame is not authentic or breaks the protocol; see the reason.
+        :param payload: payload of the frame. A large writable memoryview is decrypted in place, except for its tag.
+        :raises SecureError: the frame is not authentic or violates the protocol; its ``reason`` says how.
         """
         plain: bytes | memoryview
         ends = False
@@ -221,18 +227,21 @@ class SecureEnd(ResumableEnd):
                 data = data[self._given - before :]
             if data and self._end_given:
                 raise SecureError(CloseReason.BAD_FRAME)
-        # The limit includes one frame, because the last frame that the window allows may exceed it by its own length.
+        # One frame is allowed in addition to the window, because the last frame that the sender's window permits may
+        # exceed it.
         if self.received - self.consumed > self.window + MAX_SECURE_DATA:
             raise SecureError(CloseReason.BUFFER_FULL)
         if ends:
             self.remote_ended = True
-            if data:  # If this is false, the application got the half-close over an earlier transport already.
+            # If there are no data, the application was told of the half-close over an earlier transport. The byte
+            # counts as read at once, because no application reads it.
+            if data:
                 self.consumed += size  # The byte counts as read at once, because no application reads it.
                 return None
         return data
 
     def _open_byte_or_end(self, payload: bytes | memoryview) -> tuple[bytes, bool]:
-        """Return the plaintext of a FWD with one byte, and whether the frame is a half-close."""
+        """Decrypt a FWD with one byte. Return its plaintext, and whether the frame is a half-close."""
         try:
             plain = self._decrypt(pack_nonce(self._open_nonce), payload, _FWD_DATA)
         except InvalidTag:
@@ -248,9 +257,10 @@ class SecureEnd(ResumableEnd):
         return plain, False
 
     def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[object]]:
-        """Decrypt an ACK; return the number of frames that it acknowledges, and their tickets that are not None.
+        """Decrypt an ACK. Return the number of frames that it acknowledges, and the tickets of those that were sent
+        with one.
 
-        :raises SecureError: the frame is not authentic or breaks the protocol; see the reason.
+        :raises SecureError: the frame is not authentic or violates the protocol; its ``reason`` says how.
         """
         plain = self._open(payload, _ACK_DATA)
         if len(plain) == _ack.size:
@@ -259,7 +269,8 @@ class SecureEnd(ResumableEnd):
             sequence, digest, self.peer_window = _long_ack.unpack(plain)
         else:
             raise SecureError(CloseReason.BAD_FRAME)
-        # In serial number arithmetic an older sequence gives a count of at least 2**15, which the next check rejects.
+        # An outdated sequence gives a count of at least 2**15 in serial number arithmetic, which the next check
+        # rejects.
         count = (sequence - self._acked_sequence) & 0xFFFF
         in_flight = self.in_flight
         if count > len(in_flight):
@@ -276,17 +287,20 @@ class SecureEnd(ResumableEnd):
                 tickets.append(ticket)
         self.in_flight_bytes -= size
         self.acknowledged += size
-        # At first the congestion window grows by three times the acknowledged bytes, which quadruples it in each round
-        # trip.  After a server's queue was full once, it grows by an eighth of them, so that the queue fills slowly.
+        # At first, the congestion window grows by three times the acknowledged bytes, so that it quadruples in each
+        # round trip. After a server's queue was full, it grows by an eighth of the acknowledged bytes, so that the
+        # queue fills slowly.
         if self.limit < MAX_WINDOW:
             self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
-        # A correct peer over an honest server never gets here: a different hash means that the ends have other data.
+        # Different hashes mean that the two ends have different data, which does not happen with a correct peer and an
+        # honest server.
         if self._digest(sent_hash, self.acknowledged)[:ACK_HASH_SIZE] != digest:
             raise SecureError(CloseReason.HASH_MISMATCH)
         return count, tickets
 
     def open_close(self, payload: bytes, size: int = 1) -> int | None:
-        """Return the reason, of ``size`` bytes, in a CLOSE from the other end; None if the CLOSE is not authentic."""
+        """Decrypt a CLOSE of the other end. Return its reason, which has ``size`` bytes, or None if the CLOSE is not
+        authentic."""
         if len(payload) != 2 * size + TAG_SIZE:
             return None
         try:
@@ -319,10 +333,10 @@ class SecureEnd(ResumableEnd):
         return plain
 
     def _diagnose(self, payload: bytes, associated: bytes) -> CloseReason:
-        """Return the most precise reason for which a frame is not authentic; the transport ends in any case."""
+        """Return the most precise close reason for a frame that is not authentic. The transport ends in any case."""
         expected = self._open_nonce
         if len(payload) > DIAGNOSE_SIZE:
-            # Large frames are not diagnosed, because a sender of invalid frames must not cause milliseconds of work.
+            # Large frames are not diagnosed, because invalid frames must not cause milliseconds of work each.
             return CloseReason.NOT_AUTHENTIC
         for nonce in range(max(0, expected - DIAGNOSE_SPAN), expected + DIAGNOSE_SPAN):
             try:
@@ -337,7 +351,8 @@ class SecureEnd(ResumableEnd):
     def consume(self, size: int) -> bool:
         """Record that the application has read ``size`` bytes.
 
-        :returns: whether an ACK should announce the window now, because a quarter of it has become free.
+        :returns: whether an ACK should announce the receive window now, because the other end knows a window that is
+            smaller by at least a quarter of the full window.
         """
         self.consumed += size
         return self.consumed + self.window - self.received - self.told_window >= self.window // 4
@@ -345,8 +360,9 @@ class SecureEnd(ResumableEnd):
     def measure(self, now: float) -> None:
         """Grow the receive window if the application has read a window's worth of bytes quickly.
 
-        While the window limits the sender, that takes one round trip, or a few during TCP's slow start.  If it takes
-        longer, something else limits the sender, and a larger window would only fill queues.
+        While the receive window limits the sender, reading that much takes one round trip, or a few of them during
+        TCP's slow start. If it takes longer, something else limits the sender, and a larger window would only fill
+        queues.
 
         :param now: seconds of a monotonic clock.
         """
