@@ -97,7 +97,8 @@ def kind_of(address: Address) -> str:
 
 @lru_cache(maxsize=4096)
 def is_public(host: str) -> bool:
-    """Return whether a text is a public IP address. The operator's own reverse proxy never has a public address."""
+    """Return whether a text is a public IP address. A client with a public address is not the operator's own reverse
+    proxy."""
     found = parse_ip(host)
     return found is not None and kind_of(found) == "public"
 

@@ -53,8 +53,8 @@ class FairQueue:
         """Return a Deferred that fires when a job of ``host`` may run. The caller must call :meth:`release` when the
         job has ended.
 
-        The Deferred fails with :class:`QueueCrowded` if the job cannot wait. The caller may cancel the Deferred while
-        the job waits.
+        The Deferred fails with :class:`QueueCrowded` if too many jobs are waiting. The caller may cancel the Deferred
+        while the job waits.
         """
         turn: Deferred[None] = Deferred(lambda cancelled: self._forget(host, cancelled))
         if self.running < self._most and self._may_run(host):

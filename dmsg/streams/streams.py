@@ -29,8 +29,8 @@ from dmsg.streams.core.budget import BUDGET, Budget
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 MAX_ENDED = 4096
-"""Maximum number of closed streams whose reasons are remembered, for the resume timeout, for an end that has missed the
-CLOSE."""
+"""Maximum number of closed streams whose close reason is remembered, in case the other end has missed the CLOSE. A
+reason is remembered for the resume timeout."""
 STALL_CHECK = 5.0
 """Seconds between checks for stalled streams."""
 PROBE_AFTER = 30.0
@@ -70,7 +70,7 @@ _log = Logger()
 IDLE_MOVES = 5
 """Number of consecutive moves without data in between, above which further moves are delayed."""
 IDLE_PAUSE = 2.0
-"""Maximum seconds by which such a move is delayed."""
+"""Maximum seconds by which a move of a stream is delayed because its last moves were followed by no data."""
 
 
 class Streams:

@@ -55,12 +55,12 @@ SECURE_SEEN_SIZE = 65536
 PLAIN_SERVERS = 1024
 """Maximum number of servers that are remembered because they did not answer PING although their entries announce it."""
 PLAIN_TIME = 3600.0
-"""Seconds for which such a server is remembered."""
+"""Seconds for which a server that did not answer PING is remembered."""
 RESUME_ATTEMPT = 5.0
 """Maximum seconds of one attempt to resume a stream through one server."""
 RESUME_DELAY = 0.1
-"""Base of the seconds between two rounds of attempts to resume a stream, each over all servers. The delay grows by half
-with each round, up to ``RESUME_MAX_DELAY``."""
+"""Seconds that are multiplied by 1.5 for each round of attempts to resume a stream, to get the delay before the next
+round, at most ``RESUME_MAX_DELAY``. A round tries all servers once."""
 RESUME_MAX_DELAY = 2.0
 RESUME_BACK_OFF = 0.25
 """Seconds by which each RATE_LIMITED delays further attempts to resume streams to the same peer through the same
@@ -70,7 +70,7 @@ RESUME_RATE = 200.0
 """Maximum number of REQUESTs per second for resuming streams; the peers take turns. When a server is lost, all its
 streams are resumed at once, and the next server would refuse requests above its own rate limit."""
 REFUSED_SIZE = 1024
-"""Maximum number of (server, peer) pairs whose delay is remembered."""
+"""Maximum number of (server, peer) pairs for which the delay after RATE_LIMITED is remembered."""
 
 _log = Logger()
 

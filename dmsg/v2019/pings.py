@@ -16,10 +16,11 @@ PING_INTERVAL = 10.0
 PING_TIMEOUT = 10.0
 """Seconds to wait for a PONG. If none arrives, the connection is closed."""
 WAKE_TIMEOUT = 0.5
-"""Seconds to wait for a PONG after this machine was suspended. The time is short, because a router may have dropped the
-connection silently and a person who opens a laptop should not wait for ``PING_TIMEOUT``."""
+"""Minimum seconds to wait for the PONG to the PING that is sent after this machine was suspended. The time is short,
+because a router may have dropped the connection silently and a person who opens a laptop should not wait for
+``PING_TIMEOUT``."""
 WAKE_ROUND_TRIPS = 4
-"""Number of round trips to wait for that PONG at least."""
+"""Minimum number of round trips to wait for the PONG to the PING that is sent after this machine was suspended."""
 SMOOTHING = 0.25
 """Weight of a new measurement in the smoothed round trip."""
 

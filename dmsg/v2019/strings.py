@@ -25,11 +25,10 @@ def client_endpoint(
     key: str | None = None,
     timeout: str = str(CONNECT_TIMEOUT),
 ) -> DmsgClientEndpoint:
-    """Parse ``dmsg:<key or name>[:<port>][:discovery=URL][:key=FILE][:timeout=SECONDS]``.
+    """Parse ``dmsg:<key or name>[:<port>][:discovery=URL][:key=FILE][:timeout=SECONDS]``. Colons in URLs are written
+    ``\\:``.
 
-    Colons in URLs are written ``\\:``.
-
-    :raises UnknownName: neither a public key nor a name in the address book.
+    :raises UnknownName: the key or name is neither a public key nor a name in the address book.
     :raises ValueError: ``port`` is not a port.
     """
     lazy = LazyClient(partial(shared_client, reactor, discovery, key))

@@ -33,7 +33,7 @@ strangers must not be able to cause many."""
 CLOSING = 2.0
 """Maximum seconds for which a stopping client waits until its closing streams have sent their data."""
 CLOSING_CHECK_INTERVAL = 0.02
-"""Seconds between checks whether these streams have finished."""
+"""Seconds between checks whether the closing streams of a stopping client have finished."""
 
 
 class Encryption(Enum):

@@ -1,10 +1,10 @@
-"""Names of carriers, with which a server's entry announces how its port can be reached besides plain TCP. No I/O.
+"""Names of carriers, by which a server's entry announces how the server can be reached besides plain TCP. No I/O.
 
-An entry carries the names as features of its version, which programs of 2019 ignore:
+An entry contains the names as features of its version, which programs of 2019 ignore:
 
 * ``ws``: a websocket at the server's address itself;
-* ``wss-PORT``: a websocket over TLS at another port of the same host, for example of a reverse proxy on port 443;
-* ``tls-PORT``: TLS at another port of the same host.
+* ``wss-PORT``: a websocket over TLS at a port of the same host, for example of a reverse proxy on port 443;
+* ``tls-PORT``: TLS at a port of the same host.
 """
 
 from __future__ import annotations

@@ -309,8 +309,7 @@ class Link(LinkReceiver):
 
     @property
     def congested(self) -> bool:
-        """Return the number of bytes, as far as known, that are queued or that the peer's kernel has not
-        acknowledged."""
+        """Whether the send queue has exceeded ``HIGH_WATER`` and has not been empty since."""
         return self._congested
 
     def _congest(self) -> None:

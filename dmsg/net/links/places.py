@@ -1,6 +1,6 @@
 """Clients that count towards a server's maximum, by address block. A full server evicts one of them for a newcomer.
 
-Such a client has a *place*.
+A client that counts towards the maximum has a *place*.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SEARCHED = 16
 """Maximum number of blocks that are searched for an idle client to evict, beginning with the block with the highest
 load."""
 SEARCH_AGAIN = 1.0
-"""Seconds for which the list of these blocks is reused. Making the list takes milliseconds, and newcomers could cause
-this work again and again at hardly any cost to them."""
+"""Seconds for which the list of the blocks with the highest load is reused to find an idle client. Making the list
+takes milliseconds, and newcomers could cause this work again and again at hardly any cost to them."""
 
 
 class PlacedSession(Protocol):
@@ -42,7 +42,7 @@ class Places(Generic[SessionT]):
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._counts = BlockCounts()
-        """Number of clients with a place, by block. ``_placed`` contains these clients by block, the newest last."""
+        """Number of clients with a place, by block. ``_placed`` contains the clients of each block, the newest last."""
         self._placed: dict[str, dict[SessionT, None]] = {}
         self._block_of: dict[SessionT, str] = {}
         self._searched: list[str] = []
@@ -85,8 +85,8 @@ class Places(Generic[SessionT]):
         return heaviest > max(FEW_PLACES, self._counts.load(block) + 1)
 
     def _load_to_exceed(self, session: SessionT) -> float:
-        """Return the load above which another block loses a client for ``session``. The own block's load already
-        includes ``session``."""
+        """Return the load above which another block loses a client for ``session``. The load of the session's own block
+        already includes the session."""
         return max(FEW_PLACES, self._counts.load(self._block_of[session]))
 
     def may_stay(self, session: SessionT) -> bool:

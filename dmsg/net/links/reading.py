@@ -29,7 +29,7 @@ SMALL_TLS_READ_SIZE = 2 * 1024
 """Maximum number of bytes of a TCP read below TLS while the TLS records are small. TLS decrypts all records of a read
 in one turn, and a small record takes more time than its size suggests."""
 LARGE_RECORD = 1024
-"""Size in bytes of a TLS record from which reads may be large again."""
+"""Size in bytes of a TLS record from which on TCP reads below TLS are large again."""
 
 _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)
 _buffer: list[memoryview] = []

@@ -176,8 +176,8 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         reader = carrier.reader
         start, frames, size = 0, 0, 0
         joined = bytearray()
-        """Payload of small frames, joined because each call that processes payload copies the rest that is
-        incomplete."""
+        """Payload of small frames. It is processed in one call, because each call copies the incomplete frame at the
+        end of its data."""
         try:
             while start < len(data) and frames < FRAMES_A_READ and self._may_take():
                 piece, start = reader.read(data, start, 1)

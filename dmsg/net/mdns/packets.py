@@ -44,7 +44,7 @@ Name = tuple[bytes, ...]
 
 
 class MalformedPacket(DmsgError):
-    """Error: the packet has not the one form of a question or an answer that is accepted. It may still be valid DNS."""
+    """Error: the packet does not have the accepted form of a question or of an answer. It may still be valid DNS."""
 
 
 @dataclass(frozen=True, slots=True)

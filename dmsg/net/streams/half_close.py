@@ -21,7 +21,7 @@ from dmsg.net.streams.producers import ProducerHolder
 _T = TypeVar("_T")
 
 CLOSE_WAIT = 10.0
-"""Seconds to wait for the other end's CLOSE, if both directions have ended and it is for the other end to close the
+"""Seconds to wait for the other end's CLOSE, if both directions have ended and the other end has to close the
 stream."""
 END_SIZE = 1
 """Number of bytes for which the end of data counts in the queue and in flight."""
@@ -53,7 +53,7 @@ class HalfClosing:
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        """Whether it is for the other end to close the stream when both directions have ended."""
+        """Whether the other end has to close the stream when both directions have ended."""
         return False
 
     def _schedule(self) -> None:

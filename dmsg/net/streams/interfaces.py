@@ -17,8 +17,8 @@ class StreamCarrier(Protocol):
 
     @property
     def confirms(self) -> bool:
-        """When a frame counts as acknowledged. True: when the remote has acknowledged it. False: when the link to the
-        server has accepted it."""
+        """Whether a frame counts as acknowledged only when the remote has acknowledged it. If False, it counts as soon
+        as the link to the server has accepted it."""
 
     def may_send(self) -> bool:
         """Whether another frame may be sent now."""

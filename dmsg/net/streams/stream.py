@@ -44,7 +44,7 @@ that ignores back-pressure reaches this limit."""
 UNREAD_PIECES = 64
 """Number of received pieces that are queued unchanged for a paused application. Above it, small pieces are joined."""
 UNREAD_PIECE = 4096
-"""Maximum number of bytes of a joined piece."""
+"""Maximum number of bytes of a piece into which small received pieces are joined."""
 LINGER = 10.0
 """Seconds without an ACK after which a closing stream no longer waits for acknowledgements."""
 

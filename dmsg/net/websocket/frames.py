@@ -13,9 +13,9 @@ from dmsg.errors import DmsgError
 BINARY, PING, PONG = 0x82, 0x89, 0x8A
 """First byte of an unfragmented frame of each kind: the FIN bit and the opcode."""
 BEGINNING, MIDDLE, ENDING = 0x02, 0x00, 0x80
-"""First bytes of the first, a middle and the last fragment of a binary message."""
+"""First byte of the first, of a middle and of the last fragment of a binary message."""
 OTHER = -1
-"""Value that is returned instead of the first byte for all other frames."""
+"""Value that is returned instead of the first byte for frames that are neither binary messages nor pings nor pongs."""
 MAX_CONTROL = 125
 """Maximum number of payload bytes of a ping or pong."""
 _CONTROL = frozenset((PING, PONG))

@@ -37,7 +37,7 @@ class Budget:
         return True
 
     def give_back(self, peer: bytes, size: int) -> None:
-        """Return ``size`` bytes that ``peer`` has taken to the budget."""
+        """Give ``size`` bytes that ``peer`` has taken back to the budget."""
         self.left += size
         decrement(self._of, peer, size)
 

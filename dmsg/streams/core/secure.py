@@ -51,8 +51,9 @@ GROW_WITHIN = 4.0
 doubles."""
 EARLY_WINDOW = 2 * 1024 * 1024
 EARLY_GROW_WITHIN = 6.0
-"""The same for a window below ``EARLY_WINDOW``, which then quadruples. At that time, the TCP connections that carry the
-stream are in slow start too, and a small window would keep them in it."""
+"""Maximum number of round trips in which the application must read a window's worth of bytes, so that a window below
+``EARLY_WINDOW`` quadruples. At that time, the TCP connections that carry the stream are in slow start too, and a small
+window would keep them in it."""
 MIN_LIMIT = 64 * 1024
 """Minimum bytes to which the congestion window is reduced when a server's queue was full."""
 DIAGNOSE_SPAN = 64
@@ -233,8 +234,7 @@ class SecureEnd(ResumableEnd):
             raise SecureError(CloseReason.BUFFER_FULL)
         if ends:
             self.remote_ended = True
-            # If there are no data, the application was told of the half-close over an earlier transport. The byte
-            # counts as read at once, because no application reads it.
+            # Without data, the application was told of the half-close over an earlier transport.
             if data:
                 self.consumed += size  # The byte counts as read at once, because no application reads it.
                 return None

@@ -66,8 +66,8 @@ class Congestion:
 
     @staticmethod
     def reserve(route: Route, size: int) -> bool:
-        """Count ``size`` more bytes of ``route`` in the queue of its congested peer. Return False, and count nothing
-        more, if they exceed a limit."""
+        """Count ``size`` more bytes of ``route`` in the queue of its congested peer. Return False if they exceed a
+        limit, so that the caller must close the transport."""
         destination = route.peer
         queue = destination.port.queued()
         if destination.sent - queue >= route.mark:  # All bytes counted in route.queued have been sent.

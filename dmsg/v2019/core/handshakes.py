@@ -310,7 +310,7 @@ class SecureTable(TransportTable):
         self.withdraw(transport)
         if answer.is_late or not answer.is_confirmed_by(frame_type, payload):
             if frame_type != CLOSE:
-                # An unauthentic CLOSE is processed by the caller. It ends only the transport, because any server may
+                # The caller processes a CLOSE that confirms nothing. It ends only the transport, because any server may
                 # have sent it.
                 self._fail(
                     transport, CloseReason.NO_SUCH_STREAM if answer.is_late else CloseReason.NOT_AUTHENTIC, events

@@ -58,8 +58,8 @@ class Route:
     seen: int = 0
     """Tick in which frames last used this route. For the observer."""
     asked_at: float | None = None
-    """Time at which a FWD was forwarded, to whose ACK the observer measures the round trip; None while it measures
-    none."""
+    """Time at which a FWD was forwarded, from which the observer measures the round trip until the ACK. None while the
+    observer waits for no ACK."""
     queued: int = 0
     """Number of bytes queued over this route since ``mark``, which is a position in the peer's output. ``mark``
     advances once all bytes counted here are sent. The bytes of the route that are really in the peer's queue may exceed

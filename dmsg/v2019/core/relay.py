@@ -435,8 +435,8 @@ class Relay(RouteTable):
         PING: _on_ping,
         RECEIPT: _on_receipt,
     }
-    """Handlers of the frames that belong to a connection. A type that is neither in this table nor in the next one ends
-    the connection."""
+    """Handlers of the frames that belong to a connection. A type that is neither in this table nor in ``_ON_ROUTE``
+    ends the connection."""
     _ON_ROUTE: ClassVar[dict[int, Callable[[Relay, RelayPeer, int, Route, bytes], None]]] = {
         ACCEPT: _on_accept,
         CLOSE: _on_close,

@@ -36,7 +36,7 @@ IN_FLIGHT = 16_384
 """Number of frames that a client may have in flight on an accepted transport when another client or the server ends it.
 This is the size of a client's window."""
 LATE_ANSWERS = 2
-"""Number of control frames that may also be in flight: an ACCEPT and a CLOSE."""
+"""Number of control frames that a client may have in flight in addition to ``IN_FLIGHT``: an ACCEPT and a CLOSE."""
 
 
 class RouteTable(ConnectionTable[RelayPeer]):

@@ -1,17 +1,18 @@
-"""States of a transport at a client, the table of their transitions, and the record that a client has of each
-transport.
+"""States of a transport at a client, the table of their transitions, and the client's record of each transport.
 
-A transport begins with a REQUEST. Its responder answers with ACCEPT or CLOSE, and either end closes it later. A plain
-transport is open with ACCEPT. A secure transport carries a handshake in REQUEST and ACCEPT, and its responder waits in
-ANSWERED until the first frame of the initiator proves that the initiator has the keys; a replayed REQUEST therefore
-ends there. An upgrade, through a server of 2019 that refuses a REQUEST with a handshake, begins with a plain REQUEST.
-The responder answers with an invitation (INVITED), and the handshake follows in FWD frames while the initiator is
-AGREEING.
+A transport begins with a REQUEST. Its responder answers with ACCEPT or CLOSE, and either end may close it later.
 
-Only control frames go through the table. FWD and ACK, of which there are thousands a second, test one attribute. A pair
-of state and input that is missing from the table is an error of the remote and ends the transport, but for two pairs of
-an open transport that never become inputs: ACCEPT and unknown types are ignored, as the reference does, and a REQUEST
-for a used id ends the connection::
+* A plain transport is OPEN after ACCEPT.
+* A secure transport carries handshake messages in REQUEST and ACCEPT. Its responder is ANSWERED until the first frame
+  of the initiator proves that the initiator has the keys. A replayed REQUEST therefore never opens a transport.
+* An upgrade is used through a server of 2019, which refuses a REQUEST with a handshake message. It begins with a plain
+  REQUEST. The responder answers with an invitation (INVITED), and the handshake messages follow in FWD frames while the
+  initiator is AGREEING.
+
+Only control frames are checked with the table. FWD and ACK, of which there may be thousands per second, test one
+attribute instead. If the table has no entry for a state and an input, the input is an error of the remote and ends the
+transport. There are two exceptions for an open transport: ACCEPT and unknown types are ignored, as in the reference,
+and a REQUEST for an id in use ends the connection::
 
     (nothing) -- send REQUEST --------> REQUESTED
               -- receive REQUEST -----> OFFERED

@@ -42,7 +42,7 @@ encrypts larger pieces directly, without joining them with others first."""
 
 
 class Side(Enum):
-    """Side of a connection on which a table of transports is."""
+    """Side of a connection, which decides who chooses even ids, who sends OK first, and who answers PING."""
 
     CLIENT = auto()
     """Client of a server: chooses even ids, waits for the server's OK."""

@@ -74,19 +74,32 @@ sequence is in use twice."""
 class FrameType(IntEnum):
     """Frame types, with the layouts of their payloads."""
 
-    OK = 0x0  # empty; the server's first frame, id 0 (not in the 2019 document)
-    REQUEST = 0x1  # initiator pk(33) + responder pk(33)
-    ACCEPT = 0x2  # initiator pk(33) + responder pk(33); on a secure transport followed by a KK message
-    CLOSE = 0x3  # reason(1); on a secure transport followed by the encrypted reason
+    OK = 0x0
+    """Accepts the connection. Id 0, no payload. It is the first frame of a server, and is not in the seed document."""
+    REQUEST = 0x1
+    """Requests a transport. Payload: ``initiator pk(33) || responder pk(33)``, then KK message 1 if it is secure."""
+    ACCEPT = 0x2
+    """Accepts a transport. Payload: ``initiator pk(33) || responder pk(33)``, then KK message 2 if it is secure."""
+    CLOSE = 0x3
+    """Ends a transport. Payload: ``reason(1)``, then the encrypted reason on a secure transport."""
+
     # The types from PING to NOTICE are sent only between clients and servers that both know them
     # (docs/protocol/frames.md).
-    PING = 0x4  # anything up to 64 bytes; client to server, id 0
-    PONG = 0x5  # payload of the PING
-    DRAIN = 0x6  # seconds(2) + pk(33) of other servers; server to client, id 0
-    RECEIPT = 0x7  # signed statement of the bytes that were delivered (telemetry.receipts); client to server, id 0
-    NOTICE = 0x8  # code(1) + text; server to client, id 0, to those whose PING names an instance
-    FWD = 0xA  # seq(2) + data; encrypted on a secure transport
-    ACK = 0xB  # seq(2); encrypted seq(2) + hash(4) [+ window(4)] on a secure transport
+    PING = 0x4
+    """Asks the server for a PONG. Id 0. Payload: any 0 to 64 bytes."""
+    PONG = 0x5
+    """Answers a PING. Id 0. Payload: that of the PING."""
+    DRAIN = 0x6
+    """Announces to a client that the server stops. Id 0. Payload: ``seconds(2)``, then ``pk(33)`` of other servers."""
+    RECEIPT = 0x7
+    """Sends the server a signed statement of the bytes that were delivered (:mod:`dmsg.telemetry.receipts`). Id 0."""
+    NOTICE = 0x8
+    """Notifies a client, if its PINGs contain an instance. Id 0. Payload: ``code(1) || text``."""
+    FWD = 0xA
+    """Carries data. Payload: ``sequence(2) || data``, encrypted on a secure transport."""
+    ACK = 0xB
+    """Acknowledges data. Payload: ``sequence(2)``. On a secure transport: ``sequence(2) || hash(4)``, and ``window(4)``
+    if the receive window has changed, encrypted."""
 
 
 # The types are also module constants. The loops that read frames would otherwise look up a member of the enumeration
