@@ -99,19 +99,19 @@ class Server(RelayServer):
         await self.registration.withdraw()
         await self._hand_over(others)
 
-    async def _hand_over(self, clients: list[PubKey]) -> None:
+    async def _hand_over(self, servers: list[PubKey]) -> None:
         """Announce other servers to the clients, and wait until the clients' streams have moved or the drain timeout is
         over.
 
-        :param clients: keys of the other servers.
+        :param servers: keys of the other servers.
         """
         relay = self.factory.relay
-        if not clients or not relay.announce_drain(round(self.settings.drain_timeout), clients):
+        if not servers or not relay.announce_drain(round(self.settings.drain_timeout), servers):
             return
         _log.info(
             "the server is leaving: it tells {count} clients about {others} other servers",
             count=len(relay.peers),
-            others=len(clients),
+            others=len(servers),
         )
         started = self._reactor.seconds()
         while (passed := self._reactor.seconds() - started) < self.settings.drain_timeout:

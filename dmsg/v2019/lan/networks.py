@@ -12,7 +12,7 @@ from twisted.internet.task import LoopingCall
 from dmsg.net.isolate import call_isolated
 from dmsg.net.mdns.interfaces import Interface
 
-LOOK_INTERVAL = 5.0
+CHECK_INTERVAL = 5.0
 """Seconds between checks of this machine's addresses. The user may join a network while a command runs."""
 
 
@@ -46,7 +46,7 @@ class Networks:
         self.failed: dict[str, str] = {}
         self._looking = LoopingCall(lambda: call_isolated(self._look))
         self._looking.clock = reactor
-        self._looking.start(LOOK_INTERVAL, now=True).addErrback(lambda _: None)
+        self._looking.start(CHECK_INTERVAL, now=True).addErrback(lambda _: None)
 
     @property
     def interfaces(self) -> list[Interface]:

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.net.mdns.interfaces import Interface
-from dmsg.v2019.lan.networks import LOOK_INTERVAL, Networks
+from dmsg.v2019.lan.networks import CHECK_INTERVAL, Networks
 from tests.v2019.lan.support import HOME, HOME6
 
 OFFICE = Interface("eth0", 2, IPv4Address("10.0.0.5"), IPv4Network("10.0.0.0/8"))
@@ -47,26 +47,26 @@ class NetworksTests(SynchronousTestCase):
     def test_it_follows_the_addresses_of_the_machine(self) -> None:
         self.assertEqual(self.networks.interfaces, [HOME])
         self.present = [HOME, OFFICE]
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
         self.present = [OFFICE]
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
         self.assertEqual(self.networks.interfaces, [OFFICE])
         self.assertEqual(self.log, [("start", HOME), ("start", OFFICE), ("stop", HOME)])
         self.successResultOf(self.networks.stop())
         self.assertEqual(self.log[-1], ("stop", OFFICE))
-        self.clock.advance(10 * LOOK_INTERVAL)
+        self.clock.advance(10 * CHECK_INTERVAL)
         self.assertEqual((self.networks.interfaces, self.clock.getDelayedCalls()), ([], []))
 
     def test_an_address_that_cannot_be_used_is_tried_again_and_stops_no_other(self) -> None:
         self.broken = {HOME6}
         self.present = [HOME6, OFFICE]
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
         self.assertEqual(self.networks.interfaces, [OFFICE])
         self.assertEqual(self.networks.failed, {"fe80::5%wlan0": "no such device"})
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
         self.assertEqual(self.warnings, ["codes cannot be exchanged on the network at fe80::5%wlan0: no such device"])
         self.broken = set()
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
         self.assertEqual(self.networks.interfaces, [OFFICE, HOME6])
         self.assertEqual(self.networks.failed, {})
 
@@ -75,6 +75,6 @@ class NetworksTests(SynchronousTestCase):
             raise OSError("getifaddrs")
 
         self.networks._list_interfaces = failing
-        self.clock.advance(LOOK_INTERVAL)
+        self.clock.advance(CHECK_INTERVAL)
         self.assertEqual(self.networks.interfaces, [HOME])
         self.assertEqual(self.networks.failed, {"this machine": "getifaddrs"})

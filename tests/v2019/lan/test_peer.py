@@ -15,7 +15,7 @@ from dmsg.net.mdns.packets import PORT as MDNS_PORT
 from dmsg.net.mdns.sockets import GROUP4
 from dmsg.testing.network import Host, Network
 from dmsg.v2019.lan import peer as peer_module
-from dmsg.v2019.lan.networks import LOOK_INTERVAL
+from dmsg.v2019.lan.networks import CHECK_INTERVAL
 from dmsg.v2019.lan.peer import FoundPeer, LanPeer
 from tests.support import Recorder
 from tests.v2019.lan.support import NUMBER
@@ -125,7 +125,7 @@ class PeerTests(SynchronousTestCase):
         self.alice.offer(NUMBER, self.listening, STREAM_PORT)
         for _ in range(10):
             self.is_up = not self.is_up
-            self.network.run(LOOK_INTERVAL)
+            self.network.run(CHECK_INTERVAL)
         self.assertEqual((len(self.alice._ports), len(self.network.host("alice").ports)), (1, 1))
         self.assertEqual(len(self.found()), 1)
 
