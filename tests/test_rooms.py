@@ -19,7 +19,7 @@ SCENARIOS = {
     "aio": "server",
     "analytics": "spark",
     "cli": "commands interrupted json offered process_behaviour start tools untrusted_names",
-    "clients": "addresses",
+    "clients": "addresses stopped",
     "collector": "exchange processes",
     "discovery/entries": "deletions",
     "messaging": "channels discovery endless_channels old_clients recorded_sessions",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic
 
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -161,6 +161,12 @@ class ServerSet(Generic[SessionT]):
 
         def visited(result: SessionT | Failure) -> None:
             self._visiting.pop(server, None)
+            if isinstance(result, Failure) and result.check(CancelledError):
+                # Only ``stop`` cancels a visit. Those who wait for the visit have cancelled nothing themselves.
+                try:
+                    self._check_running()
+                except DmsgError:
+                    result = Failure()
             for deferred in self._visits.pop(server):
                 if not deferred.called:
                     deferred.callback(result)
@@ -426,13 +432,14 @@ class ServerSet(Generic[SessionT]):
 
     async def _visit(self, server: PubKey) -> SessionT:
         """Connect to a server temporarily; :meth:`_close_idle_visits` ends the visit."""
+        self._check_running()
         entry = await self._lookups.entry(server)
         if entry.server is None:
             raise DmsgError("the entry belongs to a client, not to a server")
         session = await self._uses.opener(entry).open()
         if not self._running:
             session.close()
-            raise DmsgError("the client is stopped")
+            self._check_running()
         self._visited[server] = session
         self._adopt_session(session)
 
@@ -444,6 +451,11 @@ class ServerSet(Generic[SessionT]):
         if self._uses.advertise_visits:
             self._uses.on_change()
         return session
+
+    def _check_running(self) -> None:
+        """Raise the error for those who wait for a session with a server while the client stops."""
+        if not self._running:
+            raise DmsgError("the client is stopped")
 
     def _close_idle_visits(self) -> None:
         """Close each visit that has no transport now and had none at the previous check."""

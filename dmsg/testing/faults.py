@@ -126,6 +126,8 @@ class Faults:
     # --- readers and clocks ---
 
     def slow_reader(self) -> None:
+        if not self._talkers:
+            return
         talker = self._random.choice(self._talkers)
         if talker.transport is not None and talker.lost is None:
             talker.transport.pauseProducing()  # type: ignore[attr-defined]

@@ -34,11 +34,13 @@ class Alliance:
     """State that all liars of a lab share: the frames that they have seen, and counts of their lies.
 
     :ivar seen: payloads of the last frames, by type of frame.
+    :param on_told: callback invoked with the kind of each lie that is told.
     :ivar told: number of lies so far, by kind of lie.
     """
 
-    def __init__(self, trace: Trace | None = None) -> None:
+    def __init__(self, trace: Trace | None = None, on_told: Callable[[str], None] = lambda kind: None) -> None:
         self.trace = trace
+        self.on_told = on_told
         self.seen: dict[int, deque[bytes]] = {kind: deque(maxlen=REMEMBERED) for kind in sorted(TRANSPORT)}
         self.told: Counter[str] = Counter()
 
@@ -188,6 +190,7 @@ class LyingPort:
         if pending is not None:
             kind = pending.lie.kind
             alliance.told[kind] += 1
+            alliance.on_told(kind)
             if alliance.trace is not None:
                 now = self.liar.host.seconds()
                 alliance.trace.note(now, self.liar.host.name, "lies:", kind, f"type {frame.type:#x} id {frame.id}")

@@ -16,6 +16,12 @@ SIZES = (1, 100, 10_000, 300_000)
 """Numbers of bytes that an end of a stream may send in a step."""
 PAUSES = (0.0, 0.01, 0.3, 3.0, 12.0)
 """Possible seconds of the lab's time between two steps."""
+SHORT = (0.0, 0.0005, 0.002, 0.01)
+"""Possible seconds until the next step after one of :data:`MOVES`, in half of the cases. So the next fault happens
+while a stream opens, closes, or moves to another server.
+"""
+MOVES = frozenset({"open", "finish", "kill", "reset", "leave", "poison", LIES})
+"""Faults after which a stream may open, close or move."""
 LIES_AT_ONCE = 6
 """Maximum number of lies in one step."""
 ENDS = 8
@@ -99,7 +105,8 @@ def draw(seed: int, steps: int, faults: Sequence[str], kinds: Sequence[str] = ()
         if kinds and random.random() < 0.35:
             fault = LIES
         lies = tuple(_draw_lie(random, kinds) for _ in range(random.randint(1, LIES_AT_ONCE))) if fault == LIES else ()
-        drawn.append(Step(says, fault, random.getrandbits(32), random.choice(PAUSES), lies))
+        pauses = SHORT if fault in MOVES and random.random() < 0.5 else PAUSES
+        drawn.append(Step(says, fault, random.getrandbits(32), random.choice(pauses), lies))
     return Plan(seed, tuple(drawn), lying=bool(kinds), unrepentant=bool(kinds) and random.random() < 0.5)
 
 

@@ -141,6 +141,11 @@ class Talkers(Factory):
         """Return the accepting end that :meth:`pair` created last, for callers that use another factory."""
         return self._expected.pop()
 
+    def forget(self) -> None:
+        """Forget all streams so far, so that they are not checked any more."""
+        self._expected.clear()
+        self.pairs.clear()
+
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         return self._expected.pop(0) if self._expected else None
 

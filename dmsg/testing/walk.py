@@ -22,29 +22,38 @@ from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublish
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import stream_of
 from dmsg.streams.carrier import ClientStream
-from dmsg.testing import faults
 from dmsg.testing.bystanders import HARBOUR, Bystanders, check_blame
 from dmsg.testing.determinism import KEPT, Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.liar import Alliance, Liar
 from dmsg.testing.lies import KINDS
-from dmsg.testing.lying_discovery import KINDS as DISCOVERY_KINDS, LyingDiscovery
-from dmsg.testing.plan import LIES, Plan, Step, draw
+from dmsg.testing.lying_discovery import LyingDiscovery
+from dmsg.testing.lying_ends import KINDS as END_KINDS, LyingEnds
+from dmsg.testing.plan import LIES, Plan, Step
 from dmsg.testing.promise import Fixed, PromiseBroken, Talker, Talkers
 from dmsg.testing.shrink import Shrinker, as_test, signature
 from dmsg.testing.strangers import Strangers
+from dmsg.testing.walk_coverage import WalkCoverage
+from dmsg.testing.walk_kinds import EVERY_FAULT, EVERY_LIE, OF_DISCOVERY, STEPS, draw_plan
 from dmsg.v2019.client import Client
 
 PORT = 7
 SERVERS = ("server-1", "server-2", "server-3")
-STEPS = 60
 UNACKNOWLEDGED = 4_000_000
 """Number of unacknowledged bytes at which an end of a stream sends no more data."""
 STREAMS = 6
 """Maximum number of streams that are open at the same time."""
+LAST = 10_000
+"""Size in bytes of the data that an end sends just before it closes its stream."""
+ENDS_AT_ONCE = 3
+"""Number of lies that a lying end tells in a step, each on a new stream."""
+PIECES, SMALL, PIECE_SECONDS = 100, 50, 0.001
+"""Small pieces: their number, their maximum size in bytes, and the seconds of the lab's time between two of them."""
 PATIENCE = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 
@@ -58,6 +67,7 @@ class Walk:
     :param plan: plan of the walk; None to draw one from the seed of the lab.
     :ivar faults: names of the faults so far, in order.
     :ivar lies: number of lies that were told, by kind.
+    :ivar coverage: states of the streams in which the faults and lies happened.
     """
 
     def __init__(self, lab: Lab, trace: Trace, *, steps: int = STEPS, plan: Plan | None = None) -> None:
@@ -69,24 +79,35 @@ class Walk:
         self._talkers = Talkers()
         self._streams: list[Talker] = []
         self._closing: list[Talker] = []
+        self._opening: list[Talker] = []
+        self._lasting: tuple[Talker, ...] = ()
+        """Ends of the first streams, which no end closes."""
+        self._orphans: list[Talker] = []
+        """Ends of streams whose other end was in a killed program."""
         self._opened = 0
         self._faults = Faults(lab, SERVERS, ("alice", "bob"), self._streams)
-        self._alliance = Alliance(trace)
+        self.coverage = WalkCoverage(EVERY_LIE if self.plan.lying else EVERY_FAULT)
+        self._alliance = Alliance(trace, lambda kind: self._note(f"lie: {kind}"))
         self._liars: dict[str, Liar] = {}
         self._last_liar = ""
         self._discovery: LyingDiscovery | None = None
         self._strangers: Strangers | None = None
+        self._lying_ends: LyingEnds | None = None
         self._bystanders: Bystanders | None = None
         self._own: dict[str, Callable[[Step], None]] = {
             LIES: self._lie,
             "honest": self._repent,
             "open": self._open,
             "finish": self._finish,
+            "small pieces": self._small_pieces,
+            "kill client": self._kill_client,
+            "kill discovery": self._kill_discovery,
             "clock jump": self._clock_jump,
             "strangers flood": self._flood,
             "strangers resume": self._resume,
+            "lying end": self._lie_at_an_end,
         }
-        self._own.update(dict.fromkeys(_OF_DISCOVERY, self._lie_of_discovery))
+        self._own.update(dict.fromkeys(OF_DISCOVERY, self._lie_of_discovery))
 
     @property
     def lies(self) -> Counter[str]:
@@ -122,13 +143,13 @@ class Walk:
             self.alice = lab.add_client("alice", resume_timeout=3600.0, only=keys, min_servers=2)
         else:
             self.alice = lab.add_client("alice", resume_timeout=3600.0)
-        self.bob = lab.add_client("bob", resume_timeout=3600.0)
+        self._start_bob()
         lab.settle()
-        self.bob.listen(self._talkers, PORT)
         remotes: list[Client] = [self.bob, self.bob]
         if self._bystanders is not None:
             self._bystanders.start()
             self._strangers = Strangers(lab, HARBOUR, self._bystanders.dave.public_key)
+            self._lying_ends = LyingEnds(lab, HARBOUR, self._bystanders.dave)
             remotes[1] = self._bystanders.dave
             remotes[1].listen(self._talkers, PORT)
         for number, remote in enumerate(remotes):
@@ -137,6 +158,11 @@ class Walk:
             self._streams += [one, one.other]  # type: ignore[list-item]
         # An accepting end is built only when the confirmation of the connecting end has arrived.
         lab.network.run_until(lambda: all(talker.transport is not None for talker in self._streams))
+        self._lasting = tuple(self._streams)
+
+    def _start_bob(self) -> None:
+        self.bob = self.lab.add_client("bob", resume_timeout=3600.0)
+        self.bob.listen(self._talkers, PORT)
 
     def _do(self, step: Step) -> None:
         for number, size in step.says:
@@ -149,6 +175,7 @@ class Walk:
             self._bystanders.say()
         if step.fault:
             self.faults.append(step.fault)
+            self._note(step.fault)
             self.trace.note(self.lab.clock.seconds(), "fault", step.fault)
             own = self._own.get(step.fault)
             if own is not None:
@@ -157,6 +184,10 @@ class Walk:
                 self._faults.make(step.fault, Random(step.chance))
         self.lab.network.run(step.seconds)
         self._check()
+
+    def _note(self, kind: str) -> None:
+        """Count a fault or lie in the coverage."""
+        self.coverage.note(kind, (*self._streams, *self._opening, *self._closing))
 
     def _check(self) -> None:
         self._talkers.check()
@@ -181,9 +212,10 @@ class Walk:
             (client.status, len(client.servers), client.last_error, client.streams.suspended)
             for client in (self.alice, self.bob)
         ]
+        orphans = [(talker.sent, talker.received) for talker in self._orphans if talker.lost is None]
         closing = [(talker.sent, talker.other.received) for talker in self._closing if talker.other is not None]
         return (
-            f"sent, acknowledged, received {talkers}; closing {closing}; clients {clients}; "
+            f"sent, acknowledged, received {talkers}; closing {closing}; orphans {orphans}; clients {clients}; "
             f"servers {list(self.lab.servers)}"
         )
 
@@ -193,6 +225,9 @@ class Walk:
             # allowed.
             if talker.other is None or (talker.other.received != talker.sent and not talker.failures):
                 return False
+        # A program whose peer was killed hears that its stream is gone when it resumes the stream.
+        if not all(talker.lost is not None for talker in self._orphans):
+            return False
         return all(
             self._is_unheard(talker)
             or (
@@ -234,16 +269,24 @@ class Walk:
     def _resume(self, step: Step) -> None:
         """Let strangers try to take over the stream between a bystander and another client."""
         assert self._strangers is not None
-        stream = stream_of(self._streams[2])
-        if isinstance(stream, ClientStream) and self._streams[2].lost is None:
+        talker = self._lasting[2]
+        stream = stream_of(talker)
+        if isinstance(stream, ClientStream) and talker.lost is None:
             self.lies[step.fault] += 1
             for answer in self._strangers.resume(stream.secure_end, Random(step.chance)):
                 answer.addErrback(lambda failure: failure.trap(DmsgError))
 
+    def _lie_at_an_end(self, step: Step) -> None:
+        """Let a client break the protocol on some streams with a bystander."""
+        assert self._lying_ends is not None
+        for kind in Random(step.chance).sample(END_KINDS, ENDS_AT_ONCE):
+            if self._lying_ends.tell(kind, step.chance):
+                self.lies[f"end: {kind}"] += 1
+
     def _lie_of_discovery(self, step: Step) -> None:
         """Let discovery lie from now on."""
         assert self._discovery is not None
-        kind = _OF_DISCOVERY[step.fault]
+        kind = OF_DISCOVERY[step.fault]
         self._discovery.lie(kind, Random(step.chance))
         if kind:
             self.lies[step.fault] += 1
@@ -268,10 +311,14 @@ class Walk:
         two.listen(Fixed(other), port)
 
         def opened(_: IProtocol) -> None:
+            self._opening.remove(talker)
             self._streams += [talker, other]
 
         def failed(failure: Failure) -> None:
+            self._opening.remove(talker)
             failure.trap(DmsgError)
+
+        self._opening.append(talker)
 
         one.connect(two.public_key, Fixed(talker), port).addCallbacks(opened, failed)
 
@@ -280,8 +327,9 @@ class Walk:
         must still arrive."""
         may = [
             talker
-            for talker in self._streams[4:]
-            if talker.other is not None
+            for talker in self._streams
+            if talker not in self._lasting
+            and talker.other is not None
             and talker.transport is not None
             and talker.other.transport is not None
             and talker.other.sent == talker.other.acknowledged == talker.received
@@ -292,9 +340,58 @@ class Walk:
             self._streams[:] = [one for one in self._streams if one not in (talker, talker.other)]
             other = talker.other
             assert talker.transport is not None and other is not None and other.transport is not None
+            # The stream closes when this data is acknowledged, so later faults happen while it is closing.
+            talker.say(LAST)
             talker.transport.resumeProducing()  # type: ignore[attr-defined]
             other.transport.resumeProducing()  # type: ignore[attr-defined]
             talker.transport.loseConnection()
+
+    def _small_pieces(self, step: Step) -> None:
+        """Send many small pieces to an end that does not read. In half of the cases it then reads again."""
+        random = Random(step.chance)
+        may = [
+            talker
+            for talker in self._streams
+            if talker.other is not None
+            and all(end.transport is not None and end.lost is None for end in (talker, talker.other))
+        ]
+        if not may:
+            return
+        talker = random.choice(may)
+        assert talker.other is not None
+        reader = stream_of(talker.other)
+        reader.pauseProducing()
+        for _ in range(PIECES):
+            talker.say(random.randint(1, SMALL))
+            # In each turn the stream sends a frame. Pieces of the same turn would share one.
+            self.lab.network.run(PIECE_SECONDS)
+        if random.random() < 0.5:
+            reader.resumeProducing()
+
+    def _kill_client(self, step: Step) -> None:
+        """Kill ``bob``, and start him again with the same key. He has forgotten his streams."""
+        for one in (*self._streams, *self._closing):
+            stream = one.transport
+            if isinstance(stream, ClientStream) and _peer_of(stream) == self.bob.public_key and one.lost is None:
+                self._streams[:] = [end for end in self._streams if end not in (one, one.other)]
+                self._closing[:] = [end for end in self._closing if end not in (one, one.other)]
+                # The other ends wait for bob, and the lab ends before they give up.
+                if stream.end is not None and stream.end.initiator:
+                    self._orphans.append(one)
+                    stream.resumeProducing()  # The application hears of the end only after it has read everything.
+        self.lab.kill("bob")
+        self.lab.network.host("bob").revive()
+        self._start_bob()
+        self._open(step)
+
+    def _kill_discovery(self, step: Step) -> None:
+        """Kill discovery, and start it again with an empty store."""
+        host = self.lab.network.host("discovery")
+        host.kill()
+        host.revive()
+        discovery = self.lab.start_discovery()
+        if self._discovery is not None:
+            self._discovery = LyingDiscovery(host, discovery)
 
     def _clock_jump(self, step: Step) -> None:
         if self._bystanders is not None:
@@ -302,24 +399,10 @@ class Walk:
         self._faults.make("clock jump", Random(step.chance))
 
 
-_OF_DISCOVERY = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
-"""Kinds of lies of discovery, by the name of the fault."""
-_OF_STRANGERS = ("strangers flood", "strangers resume", "strangers resume")
-FAULTS = (*faults.BY_NAME, "open", "open", "finish")
-"""Names of the faults of a walk. A fault that is listed twice happens twice as often."""
-
-
-def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
-    """Return the plan that is drawn from a seed.
-
-    :param lies: whether servers may lie.
-    """
-    if lies:
-        # Jumps of the clock are left out, because they affect the bystanders, too: their PINGs time out, and their
-        # servers are checked.
-        calm = [fault for fault in FAULTS if fault != "clock jump"]
-        return draw(seed, steps, (*calm, *_OF_DISCOVERY, *_OF_STRANGERS, "honest"), list(KINDS))
-    return draw(seed, steps, FAULTS)
+def _peer_of(stream: ClientStream) -> PubKey:
+    peer = stream.getPeer()
+    assert isinstance(peer, DmsgAddress)
+    return peer.public_key
 
 
 def walk(seed: int, *, steps: int = STEPS, lies: bool = False) -> Walk:
@@ -435,17 +518,24 @@ def main() -> None:
     first = int.from_bytes(os.urandom(4), "big")
     count = 0
     told: Counter[str] = Counter()
+    covered = WalkCoverage(EVERY_LIE if arguments.lies else EVERY_FAULT)
     while time.monotonic() < end:
         try:
-            told += walk(first + count, steps=arguments.steps, lies=arguments.lies).lies
+            done = walk(first + count, steps=arguments.steps, lies=arguments.lies)
         except BaseException:
             sys.stdout.write(f"failed: python -m dmsg.testing.walk --seed {first + count}{options} --shrink\n")
             raise
+        told += done.lies
+        covered.add(done.coverage)
         count += 1
     last = first + count - 1
     sys.stdout.write(f"{count} walks, seeds {first} to {last}: every acknowledged byte arrived once and in order\n")
     if told:
         sys.stdout.write(f"lies told: {_counted(told)}\n")
+    sys.stdout.write(f"number of faults and lies, by the states of streams at that time:\n{covered.table()}")
+    missing = covered.missing
+    if missing:
+        sys.stdout.write(f"never happened: {', '.join(f'{kind} while {state}' for kind, state in missing)}\n")
 
 
 if __name__ == "__main__":

@@ -130,6 +130,13 @@ MUTANTS: dict[str, tuple[str, Sequence[tuple[str, str]]]] = {
 """Mutants by name: module, and old and new text of each change."""
 
 
+INVISIBLE = {
+    "frames without data are kept at RESUME": "an empty frame that is sent again is acknowledged and delivers nothing",
+    "a stream that moved sends nothing": "both ends also send when they count the ACKs of a move",
+    "data overtake what is unread": "while data is unread, the reader is paused, or a delivery is in progress",
+}
+"""Mutants that change nothing that an application could see, with the reason. Unit tests find the first two."""
+
 FOUND = 10
 """Exit status of the process of a mutant that was found."""
 
@@ -189,7 +196,8 @@ def try_one(name: str, first: int, walks: int) -> int:
             why = str(error).split("; faults:")[0][:100]
             sys.stdout.write(f"found in {number + 1:3} walks, {time.process_time() - started:4.0f} s: {name}: {why}\n")
             return number + 1
-    sys.stdout.write(f"not found in {walks} walks, {time.process_time() - started:4.0f} s: {name}\n")
+    why = f" ({INVISIBLE[name]})" if name in INVISIBLE else ""
+    sys.stdout.write(f"not found in {walks} walks, {time.process_time() - started:4.0f} s: {name}{why}\n")
     return 0
 
 
@@ -210,7 +218,7 @@ def main() -> None:
         if status not in (0, FOUND):
             sys.exit(f"the process of this mutant failed with status {status}: {name}")
         found += status == FOUND
-    sys.stdout.write(f"{found} of {len(MUTANTS)} mutants were found\n")
+    sys.stdout.write(f"{found} of {len(MUTANTS)} mutants were found; {len(INVISIBLE)} change nothing visible\n")
 
 
 if __name__ == "__main__":

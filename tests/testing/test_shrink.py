@@ -11,7 +11,8 @@ from dmsg.testing.faults import Faults
 from dmsg.testing.plan import LIES, Lie, Plan, Step, draw
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.shrink import Shrinker, as_test, signature
-from dmsg.testing.walk import draw_plan, follow, shrink
+from dmsg.testing.walk import follow, shrink
+from dmsg.testing.walk_kinds import draw_plan
 
 
 class ShrinkTests(SynchronousTestCase):
