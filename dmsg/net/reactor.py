@@ -68,7 +68,7 @@ def use_monotonic_clock(reactor: object) -> None:
 
 
 def the_reactor(given: Reactor | None = None) -> Reactor:
-    """Return the given reactor. Without one, return the reactor of this process, and make its timers use the monotonic
+    """Return ``given``. If it is None, return the reactor of this process, and make its timers use the monotonic
     clock."""
     if given is not None:
         return given

@@ -165,8 +165,8 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
 
 class _ReconnectingProxy:
-    """Proxy for a factory, which a connection gets instead of the factory itself. Through the proxy, the connection
-    cannot stop the factory from reconnecting."""
+    """Stand-in for a factory, which a connection gets instead of the factory itself, so that it cannot stop the factory
+    from reconnecting."""
 
     def __init__(self, factory: RedisFactory) -> None:
         self._factory = factory

@@ -59,8 +59,8 @@ PLAIN_TIME = 3600.0
 RESUME_ATTEMPT = 5.0
 """Maximum seconds of one attempt to resume a stream through one server."""
 RESUME_DELAY = 0.1
-"""Seconds that are multiplied by 1.5 for each round of attempts to resume a stream, to get the delay before the next
-round, at most ``RESUME_MAX_DELAY``. A round tries all servers once."""
+"""Seconds from which the delay between two rounds of attempts to resume a stream is computed. Each round tries all
+servers, and multiplies the delay by 1.5, up to ``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
 RESUME_BACK_OFF = 0.25
 """Seconds by which each RATE_LIMITED delays further attempts to resume streams to the same peer through the same

@@ -89,7 +89,7 @@ class Incoming:
         self._unconfirmed = Confirmations(reactor, self._not_confirmed)
 
     def forget(self, transport: ClientTransport) -> bool:
-        """Remove a closed transport from the unconfirmed ones. Return whether it was one of them."""
+        """Remove a closed transport from the table of unconfirmed transports. Return whether the table contained it."""
         return self._unconfirmed.pop(transport) is not None
 
     def link_lost(self) -> None:

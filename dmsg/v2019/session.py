@@ -374,8 +374,8 @@ class ClientSession(Session):
     def consumed(self, carrier: TransportCarrier[ClientTransport], size: int) -> None:
         self.core.consumed(carrier.transport, size)
         end = carrier.stream.end
-        # The measurement needs the time. Reading the clock for each frame takes too long, so it is done once per
-        # window's worth of bytes.
+        # The window is measured once per window's worth of bytes, because reading the clock for each frame would take
+        # too long.
         if end is not None and end.consumed >= end.measure_at:
             end.measure(self._reactor.seconds())
         self.flush()

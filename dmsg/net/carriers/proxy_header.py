@@ -10,7 +10,7 @@ import re
 from ipaddress import IPv4Address, IPv6Address
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
-"""First bytes of version 2. No other protocol begins with these bytes."""
+"""First bytes of a version 2 header. No other protocol begins with these bytes."""
 MAX_LINE = 107
 """Maximum number of bytes of a version 1 header with its line end, as the specification says."""
 MAX_LENGTH = 2048
@@ -102,7 +102,7 @@ def _client_of_line(line: bytes) -> str:
 
 def _client_of_block(header: bytes) -> str:
     if header[12] & 0x0F == _LOCAL:
-        return ""  # The proxy connects for itself, so the rest of the header has no meaning.
+        return ""  # The proxy has opened the connection for itself, so the rest of the header has no meaning.
     family, protocol = header[13] >> 4, header[13] & 0x0F
     size = _ADDRESSES.get(family)
     if size is None or protocol >= _PROTOCOLS:

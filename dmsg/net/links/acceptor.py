@@ -322,7 +322,7 @@ class Acceptor(Factory):
         return self._check_client(link, self.proxies.client_of(link.address, header))
 
     def _check_client(self, link: Link, client: str) -> DropReason | None:
-        """Apply the limits to a client whose proxy has named it, like those to a client without a proxy when it
+        """Apply the limits to a client once its proxy has named it. A client without a proxy is checked when it
         connects.
 
         :param client: address of the client; empty if it is unknown.

@@ -46,7 +46,7 @@ class LinkClientEndpoint:
 
         def user_made(remote: PubKey) -> _U:
             user = make_user(remote)
-            # The caller gets the link's user after link_up() has run, which follows at once.
+            # The Deferred fires in the next reactor turn, so that link_up() runs before the caller uses the result.
             self._reactor.callLater(0, lambda: None if done.called else done.callback(user))
             return user
 

@@ -14,8 +14,8 @@ LinkT_contra = TypeVar("LinkT_contra", contravariant=True)
 class LinkHandshake(Protocol):
     """Interface of a handshake over a byte stream.
 
-    A handshake cannot be used any more after an error. It does not depend on the frames that follow it: any kind of
-    link can use it that finds in it the attributes it needs.
+    A handshake cannot be used any more after an error. A handshake does not depend on the frames that follow it. Any
+    kind of link can use any handshake that has the attributes which the link needs.
 
     :ivar remote: public key of the peer; None until the handshake is complete.
     """

@@ -84,8 +84,8 @@ class Link(LinkReceiver):
     spoken = False
     """Whether the peer has sent a valid handshake message."""
     is_server_side = False
-    """Whether this is the server's side of the link. There, the acceptor logs protocol errors of the peer; on the
-    client's side, the link does."""
+    """Whether this is the server's side of the link. A protocol error of the peer is logged by the acceptor on the
+    server's side, and by the link itself on the client's side."""
     erred = ""
     """Description of the peer's protocol error; empty if there was none."""
     first_bytes: OnFirstBytes | None = None

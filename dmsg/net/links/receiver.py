@@ -139,8 +139,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             if not self._reads_little and len(data) < LARGE_RECORD:
                 self._reads_little = True
                 limit_reads_below_tls(self._tcp, SMALL_TLS_READ_SIZE)
-            # Earlier data still wait, or the time is used up. The bytes must stay in order, so they wait too. A view
-            # must be copied.
+            # The data wait for the next turn, because earlier data still wait or the time is used up. A view is copied.
             if self._held and len(self._held[-1]) + len(data) <= HELD_PIECE:
                 self._held[-1] += bytes(data)
             else:
@@ -157,7 +156,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             self._small_reads = account if account.level else None
             return False
         if ISSLTransport.providedBy(self._tcp):
-            # A pause would not help: nothing joins TLS records, whose size the sender chose.
+            # Reading is not paused: nothing joins TLS records, whose size the sender chose. So the link is ended.
             self._peer_erred(RemoteProtocolError(DropReason.SMALL_PIECES, "records of TLS carry too few bytes each"))
             return True
         if HoldReason.COALESCE not in self.held_by:

@@ -147,7 +147,7 @@ class HalfClosing:
 
     @property
     def _remote_end_due(self) -> bool:
-        """Whether the application has read all data and must now be told that they have ended."""
+        """Whether the application has read all data of the other end, but was not told that they have ended."""
         return self._remote_ended and not (self._remote_end_told or self._unread or self._paused)
 
     def _tell_remote_end(self) -> None:

@@ -400,7 +400,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def loseConnection(self) -> None:
         """Close the stream once all written data are acknowledged, or once no ACK has arrived for ``LINGER`` seconds.
 
-        A suspended stream is given its whole resume timeout first.
+        While the stream is suspended, ``LINGER`` does not apply, and the resume timeout ends the stream.
         """
         if self.disconnecting or self._loss is not None:
             return

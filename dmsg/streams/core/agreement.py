@@ -122,7 +122,7 @@ class Hello:
 
     def encode(self) -> bytes:
         """Return the bytes on the wire."""
-        # The order of the options does not matter. This one is the order of the recorded test vectors.
+        # The options may be in any order. This order is the one of the recorded test vectors.
         parts = [_head.pack(self.port, self.window)]
         if self.token is not None:
             parts.append(_option(OPTION_OPEN, self.token))

@@ -94,7 +94,7 @@ again."""
 
 
 class Answer(NamedTuple):
-    """Answer to a RESUME that is not confirmed yet. Making it does not change the stream.
+    """Unconfirmed answer of this end to a RESUME. Until the answer is confirmed, the stream is not changed.
 
     :ivar hello: hello of the initiator.
     :ivar reply: hello with which this end answered.

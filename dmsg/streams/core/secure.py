@@ -234,7 +234,7 @@ class SecureEnd(ResumableEnd):
             raise SecureError(CloseReason.BUFFER_FULL)
         if ends:
             self.remote_ended = True
-            # Without data, the application was told of the half-close over an earlier transport.
+            # If no data are left, the application was already told of the half-close over an earlier transport.
             if data:
                 self.consumed += size  # The byte counts as read at once, because no application reads it.
                 return None
@@ -257,8 +257,8 @@ class SecureEnd(ResumableEnd):
         return plain, False
 
     def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[object]]:
-        """Decrypt an ACK. Return the number of frames that it acknowledges, and the tickets of those that were sent
-        with one.
+        """Decrypt an ACK. Return the number of frames that it acknowledges, and the tickets of the frames that were
+        sent with a ticket.
 
         :raises SecureError: the frame is not authentic or violates the protocol; its ``reason`` says how.
         """

@@ -70,7 +70,7 @@ class Congestion:
         limit, so that the caller must close the transport."""
         destination = route.peer
         queue = destination.port.queued()
-        if destination.sent - queue >= route.mark:  # All bytes counted in route.queued have been sent.
+        if destination.sent - queue >= route.mark:  # All bytes that route.queued counts have been sent.
             route.queued = 0
             route.mark = destination.sent
         route.queued += size

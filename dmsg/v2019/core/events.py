@@ -95,8 +95,8 @@ class Acknowledged:
 
 @dataclass(slots=True)
 class AcknowledgedAll:
-    """Event: the remote has received ``count`` more frames. ``tickets`` contains the tickets of those that were sent
-    with one."""
+    """Event: the remote has received ``count`` more frames. ``tickets`` contains the tickets of the frames that were
+    sent with a ticket."""
 
     transport: ClientTransport
     count: int

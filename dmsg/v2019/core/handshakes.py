@@ -143,7 +143,7 @@ class SecureTable(TransportTable):
         :param reason: reason for which the stream was closed.
         """
         self._answer(transport, Hello(ended=reason))
-        # The answer ends the transport for the clients. The CLOSE makes the server delete the route.
+        # No data follow the answer, so a CLOSE is sent; without it the server would keep the route.
         self.close(transport, reason)
 
     # --- upgrades: after a plain REQUEST and ACCEPT, the handshake messages follow in FWD frames ---
@@ -165,8 +165,7 @@ class SecureTable(TransportTable):
     def _upgrade(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
         """Process a frame of a transport that is being upgraded."""
         if frame_type == ACK and len(payload) == SEQUENCE_SIZE:
-            # The ACK is ignored. A program of 2019 sends it, because it does not know the preface and acknowledges its
-            # frames.
+            # The ACK is ignored. A remote that does not know the preface, a program of 2019, acknowledges its frames.
             return
         if frame_type != FWD or len(payload) < SEQUENCE_SIZE:
             self._fail(transport, CloseReason.BAD_FRAME, events)

@@ -189,8 +189,8 @@ class Relay(RouteTable):
                         pack_id_into(buffer, position + 1, to_id)
                         position = following
                         continue
-                # Any other frame leaves the fast path. The frames before it are forwarded first, so that the order is
-                # kept.
+                # A frame of any other kind is processed here. The frames before it are forwarded first, so that the
+                # order is kept.
                 if steps >= limit:
                     frames -= 1
                     break
@@ -334,7 +334,7 @@ class Relay(RouteTable):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
         elif peer.provoked.take(now):
-            # No answer is needed: the peer has been told already that the transport is closed.
+            # No answer is needed, because the peer already knows that the transport is closed.
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         else:
             self.strays += 1

@@ -86,9 +86,9 @@ class FrameType(IntEnum):
     # The types from PING to NOTICE are sent only between clients and servers that both know them
     # (docs/protocol/frames.md).
     PING = 0x4
-    """Asks the server for a PONG. Id 0. Payload: any 0 to 64 bytes."""
+    """Asks the other end for a PONG. Id 0. Payload: up to 64 bytes of any kind."""
     PONG = 0x5
-    """Answers a PING. Id 0. Payload: that of the PING."""
+    """Answers a PING. Id 0. Payload: the payload of the PING."""
     DRAIN = 0x6
     """Announces to a client that the server stops. Id 0. Payload: ``seconds(2)``, then ``pk(33)`` of other servers."""
     RECEIPT = 0x7

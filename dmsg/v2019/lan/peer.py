@@ -95,7 +95,8 @@ class LanPeer:
         return [stream for session in self._sessions() for stream in session.streams]
 
     def offer(self, nameplate: int, factory: IProtocolFactory, port: int) -> LanOffer:
-        """Answer questions for ``nameplate`` on the networks, and accept streams of those who asked with ``factory``.
+        """Answer questions for ``nameplate`` on the networks. Accept the streams of the receivers that have asked, with
+        protocols from ``factory``.
 
         :param port: port of the streams.
         """
