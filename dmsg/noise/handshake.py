@@ -187,7 +187,7 @@ class Handshake:
 
     def _check_turn(self, *, writes: bool) -> None:
         if self.result is not None:
-            raise LocalProtocolError("the handshake is complete: it takes no further message")
+            raise LocalProtocolError("the handshake is complete: no further message is allowed")
         state = self._state
         turn = len(TEMPLATES[self._pattern].pattern.tokens) - len(state.message_patterns)
         if (turn % 2 == 0) is not (state.initiator is writes):

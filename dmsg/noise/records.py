@@ -260,7 +260,7 @@ def _too_short(length: int) -> RemoteProtocolError:
 
 def _no_key_change(number: int, expected: int) -> RemoteProtocolError:
     return RemoteProtocolError(
-        DropReason.BAD_RECORD, f"record sequence {number} without {expected}, at which the key changes"
+        DropReason.BAD_RECORD, f"record sequence {number} skips {expected}, at which the key changes"
     )
 
 

@@ -237,7 +237,7 @@ class RmbClient(Service):
         if not self._bus.is_open:
             await self.when_online(timeout)
         if len(self._calls) >= MAX_CALLS:
-            raise RmbError(f"{MAX_CALLS} calls already wait for an answer, the limit")
+            raise RmbError(f"{MAX_CALLS} calls are already waiting for an answer, which is the limit")
         receiver = await self.registry.get(twin)
         now = self._now()
         # The timestamp is rounded down to whole seconds. So the elapsed fraction of the current second is added to the
@@ -339,7 +339,7 @@ class RmbClient(Service):
             text, code = envelope.error.message, envelope.error.code
             if received.by_relay and text == EXPIRED:
                 # If both clocks were right, the call would time out here before its message expires at the relay.
-                why = "its clock or this one's is wrong: compare them"
+                why = "the relay's clock or this machine's clock is wrong: compare them"
                 waiting.errback(CallTimeout(f"twin {called[0]} did not answer: the {text}, a relay says; {why}"))
                 return
             offline = received.by_relay and text.endswith(OFFLINE)

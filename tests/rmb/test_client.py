@@ -142,7 +142,7 @@ class CallTests(MemoryCase):
         envelope.error.message = EXPIRED
         self.a._on_answer(cast(Any, SimpleNamespace(kind="error", envelope=envelope, by_relay=True)))
         error: Any = await self.assertFailure(calling, CallTimeout)
-        self.assertIn("a relay says; its clock or this one's is wrong", str(error))
+        self.assertIn("a relay says; the relay's clock or this machine's clock is wrong", str(error))
 
     @asynchronous
     async def test_a_call_to_several_destinations_returns_each_answer(self) -> None:

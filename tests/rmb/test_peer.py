@@ -532,7 +532,7 @@ class DistrustTests(PeerCase):
         size = json.dumps({"size": 4}).encode()
         for uid in ("../escape", "/tmp/escape", "a/b", "..", "x" * 65):
             self.assertIn("letters, digits and hyphens", await ask("negotiate", uid, size))
-        self.assertIn("is not a number", await ask("negotiate", "n", b'{"size": -1}'))
+        self.assertIn("must be a number", await ask("negotiate", "n", b'{"size": -1}'))
         self.assertIn("data is not", await ask("negotiate", "j", b"[]"))
         self.assertEqual("ok", await ask("negotiate", "good", size))
         await ask("write", "good", b"cd", "offset=2")

@@ -333,7 +333,7 @@ class SessionTests(PairCase):
         a.send(a.envelope(b.session), self.now())
         await b.messages.get()
         fresh = await self.raw("B", self.one)
-        self.assertIn("took its place", await b.closed)
+        self.assertIn("replaced this one", await b.closed)
         self.assertEqual(b.raw, [(await fresh.messages.get()).SerializeToString()])
         a.send(a.envelope(b.session), self.now())
         await fresh.messages.get()
@@ -576,7 +576,7 @@ class HostileTests(SocketPairCase):
         """An answer that the queue does not take: its sender's connection ends, so that it sends it again."""
         a, _ = await self.pair(queue_limits=QueueLimits(total=1))
         a.send(a.envelope(Session(self.twin("C", self.one.domain)), None), self.now())
-        self.assertIn("does not take messages", await a.closed)
+        self.assertIn("cannot store messages now", await a.closed)
 
     @asynchronous
     async def test_an_answer_while_the_registry_is_away(self) -> None:
@@ -593,7 +593,7 @@ class HostileTests(SocketPairCase):
             a, a.envelope(Session(c)), f"failed to route message to peer '{c}': failed to get twin: it is away"
         )
         a.send(a.envelope(Session(c), None), self.now())
-        self.assertIn("does not take messages", await a.closed)
+        self.assertIn("cannot store messages now", await a.closed)
 
     @asynchronous
     async def test_clients_that_do_not_read_are_not_read_from(self) -> None:
@@ -748,7 +748,7 @@ class HTTPTests(SocketPairCase):
             (
                 "?" + token.make(a.identity, a.session, now, 10**6),
                 401,
-                "invalid jwt: jwt: is good for more than 86400 seconds",
+                "invalid jwt: jwt: is valid for more than 86400 seconds",
             ),
         ]
         for query, status, text in cases:

@@ -54,7 +54,7 @@ class Encryption:
             try:
                 point = coincurve.PublicKey(pk).multiply(self._key.secret)
             except ValueError:
-                raise CipherError("the twin's public key is no point of secp256k1") from None
+                raise CipherError("the twin's public key is not a point of secp256k1") from None
             shared = hashlib.sha256(point.format()[1:]).digest()
             if len(self._shared) >= MAX_KEYS:
                 self._shared.pop(next(iter(self._shared)))

@@ -194,7 +194,7 @@ class FileUploads:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError('data is not {"path": ..., "cmd": ...}') from None
         if not isinstance(path, str) or not (command is None or isinstance(command, str)):
-            raise ValueError("path and cmd are texts")
+            raise ValueError("path and cmd must be texts")
         try:
             status = os.stat(path)
         except (OSError, ValueError) as error:
@@ -205,7 +205,7 @@ class FileUploads:
             raise ValueError(f"{path}: more than {MAX_SIZE} bytes")
         if not status.st_size and _has_bytes(path):
             # Files in /proc report size 0, so they would arrive empty.
-            raise ValueError(f"{path}: the system does not tell its size; send a copy of the file")
+            raise ValueError(f"{path}: the system does not report its size; send a copy of the file")
         return Path(path), command, status.st_size
 
     async def _send(
@@ -305,12 +305,14 @@ class FileUploads:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError('data is not {"size": ..., "cmd": ...}') from None
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
-            raise ValueError(f"size is not a number up to {MAX_SIZE}")
+            raise ValueError(f"size must be a number from 0 to {MAX_SIZE}")
         if command is not None and not (isinstance(command, str) and may_be_called(command)):
             raise ValueError(f"cmd must have 1 to {MAX_COMMAND} characters and no reserved prefix")
         free = free_bytes(self._directory)
         if free is not None and size > free // 2:
-            raise ValueError(f"not enough space: {human_size(size)} may be half of what is free, {human_size(free)}")
+            raise ValueError(
+                f"not enough space: the file has {human_size(size)} and may take half of the free {human_size(free)}"
+            )
         path = self._directory / key[1]
         self._incoming[key] = _Incoming(path, size, command)
         self._touch(key)

@@ -60,7 +60,7 @@ for i = 2, #ARGV do
     raw = redis.call('LINDEX', from, -1)
   end
   if not raw then break end
-  -- written down before it is taken out: what fails in between has changed nothing
+  -- stored under its uid before it is removed from the list, so that a failure in between loses nothing
   redis.call('HSET', KEYS[3], ARGV[i], ARGV[1] .. '\\n' .. raw)
   redis.call('RPOP', from)
   out[#out + 1] = ARGV[i]
@@ -74,7 +74,7 @@ redis.call('LPUSH', KEYS[2], ARGV[2])
 local over = redis.call('LLEN', KEYS[2]) - tonumber(ARGV[3])
 if over > 0 then redis.call('LTRIM', KEYS[2], 0, ARGV[3] - 1) else over = 0 end
 redis.call('EXPIRE', KEYS[2], ARGV[4])
--- what was pushed since the list was measured last: who reads it tells nobody
+-- number of bytes pushed since the list was last measured: programs that read the list do not subtract theirs
 local size, most = redis.call('INCRBY', KEYS[3], #ARGV[2]), tonumber(ARGV[5])
 redis.call('EXPIRE', KEYS[3], ARGV[4])
 if size <= most then return over end

@@ -204,4 +204,4 @@ class RegistryAPI:
         _log.failure("unhandled error in an HTTP request", failure)
         self.count_refusal("failed")
         request.setHeader(b"retry-after", b"1")
-        return answer(request, 503, "the registry does not work now")
+        return answer(request, 503, "the registry cannot process requests now")

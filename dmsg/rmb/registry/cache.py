@@ -101,7 +101,7 @@ class CachedRegistry:
             self.hits += 1
             return fail(TwinNotFound(f"twin not found {twin}"))
         if len(self._asking) >= MAX_QUESTIONS and twin not in self._asking:
-            return fail(RegistryUnavailable("too many questions to the registry at once"))
+            return fail(RegistryUnavailable("too many simultaneous queries to the registry"))
         waiting: Deferred[Twin] = Deferred()
         others = self._asking.get(twin)
         if others is not None:

@@ -53,7 +53,7 @@ def follow(current: Twin | None, statement: Twin) -> None:
     statement.check()
     if current is None:
         if statement.id:
-            raise RegistryRefused("a new twin has no id yet")
+            raise RegistryRefused("the statement gives an id, but no twin has its account")
         return
     if statement.id not in (0, current.id):
         raise RegistryConflict(f"this account is twin {current.id}, not {statement.id}")

@@ -70,4 +70,4 @@ class SessionHoldings(MemoryWatch[RelaySession]):
 
     @staticmethod
     def _end_of(session: RelaySession, drop: Drop = Drop.MEMORY) -> Callable[[], None]:
-        return partial(session.end, drop, TRY_LATER, "this relay holds too much for it")
+        return partial(session.end, drop, TRY_LATER, "this relay buffers too many messages for this session")

@@ -86,7 +86,7 @@ class PeriodicChecks:
                 session.unfinished_since = now
             # An honest, slow sender of a large message looks like an attacker who uses up memory, so both are ended.
             elif now - since >= UNFINISHED_FOR:
-                session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
+                session.end(Drop.UNFINISHED, TRY_LATER, "a message was not completed in time")
 
     def _check_sessions(self) -> None:
         """Ping sessions from which nothing was received for a while, and end those that stay silent."""

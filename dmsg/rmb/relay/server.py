@@ -218,7 +218,11 @@ class RmbRelay(ListeningService):
         session = switch.presence.make_place(twin)
         if session is None:
             return False
-        session.end(Drop.CROWDED_OUT, TRY_LATER, "this twin has most of the sessions, and another one needs a place")
+        session.end(
+            Drop.CROWDED_OUT,
+            TRY_LATER,
+            "the relay is full: a session of the twin with most sessions was ended for another twin",
+        )
         return True
 
     def health(self) -> dict[str, object]:

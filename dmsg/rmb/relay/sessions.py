@@ -217,7 +217,7 @@ class RelaySession:
         """End the session because one of its messages was lost here. The session will reconnect and send the message
         again."""
         if not self.is_lost:
-            self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay does not take messages now")
+            self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay cannot store messages now")
 
     def _answer_ping(self, payload: bytes) -> None:
         if self.socket is not None:

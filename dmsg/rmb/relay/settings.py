@@ -60,7 +60,7 @@ class RelaySettings(PageSettings):
         100_000,
         "Number of sessions at the same time",
         Number(1, 10**7, "sessions"),
-        default_text="100000, and what descriptors allow",
+        default_text="100000, or less if file descriptors are limited",
         group=LIMITS,
     )
     max_token_ttl: int | None = option(

@@ -95,7 +95,7 @@ class RmbRelayStatus(StatusSource):
         found = []
         health = relay.health()
         if health["status"] == "draining":
-            found.append("The relay is leaving: new sessions are refused.")
+            found.append("The relay is shutting down: new sessions are refused.")
         elif "queue" in health:
             found.append(
                 f"The queue cannot store messages: {health['queue']}. Messages for absent sessions are refused."

@@ -131,7 +131,7 @@ class Switch:
         if before is not None:
             # The end of the old connection stores its unconfirmed messages in the queue, which the new connection
             # reads.
-            call_isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
+            call_isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session replaced this one")
         session.heard_at = self._clock.seconds()
         self.queue.note_connected(str(session.session))
         session.delivery.start()
@@ -222,7 +222,9 @@ class Switch:
         for session in sorted(self.growing, key=lambda one: one.unfinished, reverse=True):
             if self.unfinished <= self._max_unfinished:
                 break
-            session.end(Drop.UNFINISHED, TRY_LATER, "too much is not whole, and most of it is here")
+            session.end(
+                Drop.UNFINISHED, TRY_LATER, "too many bytes of incomplete messages, most of them from this session"
+            )
 
     # --- path of a message ---
 

@@ -91,7 +91,7 @@ class Handlers:
             self._begin(received, now)
         elif new is None:
             self._bus.drops[Drop.BUSY] += 1
-            self._reply(envelope, HandlerError("too many requests of this twin are within their life"))
+            self._reply(envelope, HandlerError("too many requests of this twin have not expired yet"))
         else:
             self._bus.drops[Drop.REPLAYED] += 1
 

@@ -99,7 +99,7 @@ async def retry_registry(
         except RegistryUnavailable as error:
             failures += 1
             if failures == 1:
-                _log.warn("the registry cannot be asked now: {error}", error=str(error))
+                _log.warn("the registry cannot be queried now: {error}", error=str(error))
             delay = retry_delay(failures, random)
             if until is not None and now() + delay >= until:
                 raise

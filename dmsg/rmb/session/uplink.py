@@ -216,7 +216,7 @@ class RelayLink:
         """Close the connection, because a message of the relay could not be processed. The relay will send it again
         over another connection."""
         if self._socket is socket:
-            self.error = f"a message of {self.shown_url} could not be taken"
+            self.error = f"a message of {self.shown_url} could not be processed"
             socket.abort()
 
     def ping_received(self, payload: bytes) -> None:
@@ -295,7 +295,7 @@ async def report_outcome(
     except CancelledError:
         raise  # This program is stopping, so the relay must send the message to its next process.
     except DmsgError as error:
-        _log.warn("a message could not be taken; the relay will send it again: {error}", error=str(error))
+        _log.warn("a message could not be processed; the relay will send it again: {error}", error=str(error))
     except Exception:
         _log.failure("unhandled error: a message could not be processed and is dropped")
         drops[Drop.NOT_HANDLED] += 1

@@ -31,7 +31,7 @@ from dmsg.net.websocket.upgrade import Upgrade, plain_upgrade
 class SocketTransport(ITCPTransport, IConsumer, IPushProducer):
     """TCP transport of a websocket, or of a connection that may become one."""
 
-    protocol: IProtocol = Attribute("Protocol that receives what comes.")
+    protocol: IProtocol = Attribute("Protocol that receives the data.")
 
 
 class PlainUpgradeProtocol(GuardedConnection, Protocol):

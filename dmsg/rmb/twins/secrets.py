@@ -89,4 +89,6 @@ def write_secret(path: str, secret: TwinSecret) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
-    write_new(path, f"# the secret of a twin: who has it is the twin\n{secret.secret}\ntype {secret.key_type}\n")
+    write_new(
+        path, f"# the secret of a twin: whoever knows it can act as the twin\n{secret.secret}\ntype {secret.key_type}\n"
+    )

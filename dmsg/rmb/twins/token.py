@@ -61,7 +61,7 @@ class Token:
         if self.issued > now + MAX_AGE_AHEAD:
             raise TokenError("jwt: was issued in the future")
         if limit is not None and self.expires > now + limit:
-            raise TokenError(f"jwt: is good for more than {limit} seconds")
+            raise TokenError(f"jwt: is valid for more than {limit} seconds")
 
     def check_signature(self, account: bytes) -> None:
         """Check that ``account`` has signed the token.
@@ -161,7 +161,7 @@ def parse(text: bytes) -> Token:
         raise TokenError("jwt: typ is not JWT")
     sid = claims.get("sid")
     if sid is not None and not (isinstance(sid, str) and len(sid) <= MAX_SID and _is_text(sid)):
-        raise TokenError(f"jwt: sid is no text of at most {MAX_SID} characters")
+        raise TokenError(f"jwt: sid is not a text of at most {MAX_SID} characters")
     return Token(
         Session(_number(claims, "sub", MAX_TWIN), sid),
         _number(claims, "iat", 2**64 - 1),

@@ -384,7 +384,7 @@ class TokenTests(SynchronousTestCase):
         long = part('{"alg":"%s"}' % ("x" * 30))
         self.assertIn("type X" + "x" * 19 + " but found", said(long + b".e30.e30"))
         half = part('{"sub":1,"iat":1,"exp":2,"sid":"\\ud800"}')
-        self.assertIn("sid is no text", said(part('{"alg":"RS512"}') + b"." + half + b".e30"))
+        self.assertIn("sid is not a text", said(part('{"alg":"RS512"}') + b"." + half + b".e30"))
 
     def test_expired_and_future_tokens_are_refused(self) -> None:
         """Equal is still good; the future and more than a day are not."""

@@ -453,7 +453,7 @@ class IntakeTests(FederationCase):
         await self.b.drop()
         await self.until(lambda: not self.one.switch.sessions)
         status, text = await self.post(self.message())
-        self.assertEqual((503, "switch error: the relay keeps as much as it may"), (status, text))
+        self.assertEqual((503, "switch error: the relay's stored messages have reached their limit"), (status, text))
 
     @asynchronous
     async def test_rates_of_addresses_and_twins_hold(self) -> None:

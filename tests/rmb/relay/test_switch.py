@@ -253,7 +253,7 @@ class WayTests(SwitchCase):
         a.received(response.SerializeToString())
         for _ in range(int(LOOKUP_PATIENCE / LOOKUP_RETRY) + 1):
             self.clock.advance(LOOKUP_RETRY)
-        self.assertIn("the queue of this relay does not take", str(wire.ended))
+        self.assertIn("the queue of this relay cannot store", str(wire.ended))
 
     def test_a_queue_that_fails(self) -> None:
         a, wire = self.connect(A)
@@ -269,7 +269,8 @@ class WayTests(SwitchCase):
         self.send(a, B)
         _, new = self.connect(B)
         self.assertEqual(
-            (str(old.ended), [one.uid for one in new.got]), ("another connection of this session took its place", ["u"])
+            (str(old.ended), [one.uid for one in new.got]),
+            ("another connection of this session replaced this one", ["u"]),
         )
         self.assertEqual((self.switch.presence.of_twin, self.drops()), ({A: 1, B: 1}, {Drop.REPLACED: 1}))
 
@@ -477,7 +478,7 @@ class EnqueueTests(SwitchCase):
         self.patch(self.queue, "append", lambda *_: fail(QueueUnavailable("no room")))
         self.b.lost("cut")
         self.assertEqual(self.wire_a.got, [])
-        self.assertIn("the queue of this relay does not take", str(self.wire_a.ended))
+        self.assertIn("the queue of this relay cannot store", str(self.wire_a.ended))
 
     def test_a_response_that_the_queue_does_not_take_has_to_be_sent_again(self) -> None:
         self.b.lost("gone")
@@ -486,7 +487,7 @@ class EnqueueTests(SwitchCase):
         response.response.SetInParent()
         self.a.received(response.SerializeToString())
         self.assertEqual(self.wire_a.got, [])
-        self.assertIn("the queue of this relay does not take", str(self.wire_a.ended))
+        self.assertIn("the queue of this relay cannot store", str(self.wire_a.ended))
 
     def test_a_notice_of_the_relay_that_the_queue_does_not_take_is_dropped(self) -> None:
         self.switch.registry.get(A)
@@ -674,7 +675,7 @@ class PeriodicChecksTests(SwitchCase):
         self.assertIsNone(wire.ended)
         self.pass_time(1)
         self.assertEqual(
-            (wire.ended, self.switch.unfinished, session.is_lost), ("a message that does not end", 0, True)
+            (wire.ended, self.switch.unfinished, session.is_lost), ("a message was not completed in time", 0, True)
         )
 
     def test_large_messages_one_after_the_other(self) -> None:

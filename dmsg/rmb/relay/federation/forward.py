@@ -320,7 +320,7 @@ class Federation:
 
     def _failed(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
-            _log.failure("unhandled error while messages of another relay were taken", failure)
+            _log.failure("unhandled error while a message for another relay was retried", failure)
 
     async def _requeue(self, item: _Item) -> None:
         """Retry a message with the relays that the registry lists for the receiver now."""

@@ -24,7 +24,10 @@ BATCH_BYTES = 4 * 1024 * 1024
 """Number of bytes after which a read ends. The last message may exceed it."""
 PART = 8
 """Divisor of ``total``: the stored messages of one sender may use this fraction of all storage."""
-REFUSALS = ("the relay keeps as much as it may", "the relay keeps as much from twin {sender} as it may")
+REFUSALS = (
+    "the relay's stored messages have reached their limit",
+    "the relay's stored messages from twin {sender} have reached their limit",
+)
 """Reasons to refuse a message: the stored messages have reached their limit in all, or for this sender."""
 
 
@@ -90,8 +93,10 @@ class QueueWatcher(Protocol):
 class RelayQueue(Interface):
     """Interface of all queues of a relay, by session."""
 
-    limits: QueueLimits = Attribute("How much is kept.")
-    trouble: str | None = Attribute("Why nothing can be added now, as on a full disk; None when it can.")
+    limits: QueueLimits = Attribute("Limits of the stored messages.")
+    trouble: str | None = Attribute(
+        "Reason why no message can be stored now, such as a full disk; None if messages can be stored."
+    )
     forgotten: int = Attribute("Number of delivered messages that the queue could not delete and will deliver again.")
 
     def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[QueueId]:

@@ -91,7 +91,7 @@ while #found < most and size < bytes do
     start = '(' .. one[1]
   end
   if #some < wanted then break end
-  -- as many as will be enough if they are as long as those before
+  -- number of messages that reach the limit of bytes if they are as long as those so far
   step = math.max(1, math.min(200, math.floor((bytes - size) / (size / #found + 1))))
 end
 return found

@@ -115,12 +115,12 @@ class QueueTests(RedisCase):
         one, two = await self.queue(total=8000, size=500), await self.queue(total=8000, size=500)
         now = one._reactor.seconds()
         mine = [await one.append("1", bytes(400), now + 1000, 7) for _ in range(2)]
-        refused = r"the relay keeps as much from twin 7 as it may"
+        refused = r"the relay's stored messages from twin 7 have reached their limit"
         with self.assertRaisesRegex(QueueUnavailable, refused):
             await two.append("2", bytes(400), now + 1000, 7)
         await two.append("2", bytes(200), now - 1, 7)
         await two.append(FEDERATION, bytes(6000), now + 1000, 0)
-        with self.assertRaisesRegex(QueueUnavailable, "the relay keeps as much as it may"):
+        with self.assertRaisesRegex(QueueUnavailable, "the relay's stored messages have reached their limit"):
             await one.append("3", bytes(1001), now + 1000, 8)
         await one.append("3", bytes(1000), now - 1, 8)
         self.assertEqual(
