@@ -20,9 +20,10 @@ from dmsg.base.buckets import Bucket
 ASSIGNED = 0.9
 """Fraction of the rate that is divided among the known sources. The rest is for new sources."""
 UNCOUNTED = 0.5
-"""Fill level of the common bucket, as a fraction, from which on sources are not counted separately."""
+"""Fraction of the common bucket's size. While at least this many tokens are left, sources are not counted
+separately."""
 FIRST = 1.0
-"""Number of requests that a new source may make at once, at least, even if others use up the rate."""
+"""Minimum number of requests that a new source may make at once, even if others use up the rate."""
 FORGET_AFTER = 30.0
 """Seconds without a request after which a source counts as new."""
 MAX_SOURCES = 4096
@@ -32,10 +33,10 @@ MAX_CROWDED = 64
 """Maximum number of rates of one server that count sources separately. Above it, the least recently used rate forgets
 its sources."""
 BURST_SECONDS = 2.0
-"""Size of a source's burst, in seconds of its share of the rate."""
+"""Burst of a source, as the number of seconds of its share of the rate."""
 START_SECONDS = 0.1
-"""Initial tokens of a new source, in seconds of its share of the rate. Without them, the keys of a new address block
-would have to wait for their first tokens."""
+"""Initial tokens of a new source, as the number of seconds of its share of the rate. Without them, the keys of a new
+address block would have to wait for their first tokens."""
 
 
 class _Source:
@@ -84,7 +85,8 @@ class FairRate:
         return 0 if self._sources is None else len(self._sources)
 
     def take(self, path: Sequence[Hashable], rate: float, burst: float, now: float) -> bool:
-        """Count a request of the source at ``path`` if it is within the rate, and return whether it is.
+        """Count a request of the source at ``path``, and return True, if the request is within the rate. Otherwise
+        return False.
 
         :param rate: requests per second of all sources together.
         :param burst: requests of all sources together in a burst.

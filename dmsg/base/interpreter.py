@@ -10,10 +10,12 @@ import threading
 from typing import Any
 
 GC_THRESHOLDS = (20_000, 20, 100)
-"""Thresholds of Python's garbage collector: allocations between collections of the youngest generation, and collections
-of each generation between those of the next one. Full collections are rare, because with many connections each takes a
-tenth of a second. With Python's own thresholds, an eighth of the CPU time of a program's start would go into
-collections that find nothing, because imported modules stay.
+"""Thresholds of Python's garbage collector, which has three generations of objects.
+
+The first threshold is the number of allocations between two collections of the youngest generation. The others are
+numbers of collections of one generation between two collections of the next older one. Full collections are rare,
+because each takes a tenth of a second if there are many connections. With Python's own thresholds, an eighth of the CPU
+time of a program's start would be spent on collections that free nothing, because imported modules stay in memory.
 """
 
 
@@ -23,16 +25,18 @@ def begin_process() -> None:
 
 
 def keep_modules() -> None:
-    """Exclude all present objects from garbage collection, because the modules that were just imported stay."""
+    """Exclude all existing objects from garbage collection, because the modules that were just imported stay in
+    memory."""
     gc.freeze()
 
 
 def end_process(status: object) -> None:
-    """End this process as the interpreter would, but without its clean-up of modules.
+    """End this process as the interpreter would, but without the interpreter's clean-up of modules.
 
-    The clean-up takes a fifth of the CPU time of a short command. Before the end, threads are waited for, functions of
-    ``atexit`` are called, and garbage is collected, which reports errors that nobody handled. The function returns if
-    the output cannot be written, or if the status is a message, which the interpreter prints.
+    The clean-up would take a fifth of the CPU time of a short command. This function first waits for threads, calls the
+    functions of ``atexit``, and collects garbage, which reports errors that nobody handled. It returns without ending
+    the process if the output cannot be written, or if the status is a message. The interpreter then ends the process
+    and prints the message.
 
     :param status: argument of ``SystemExit``.
     """

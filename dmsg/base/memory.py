@@ -1,8 +1,8 @@
 """Limit of the memory that a process uses for its peers: adds up the buffered bytes, and chooses which data to drop.
 
 Every queue has its own limit; this module limits their sum.  A *source* is a function of an object that buffers data
-for peers.  From time to time the account calls each source, which returns how much it buffers for whom.  So the
-processing of frames counts nothing for the account, and the account cannot drift from the real sizes.
+for peers. It returns how much the object buffers, and for whom.  The memory account calls all sources from time to
+time. So no bytes need to be counted while frames are processed, and the account always has the real sizes.
 
 Above the limit, old data are dropped before young data, because a live reader would have read them by now.  Within each
 of these two age groups, the owner with most bytes loses its largest buffer first.  The age of a buffer is that of its
@@ -23,13 +23,13 @@ from pathlib import Path
 from attrs import frozen
 
 CHECK_INTERVAL = 0.25
-"""Seconds between two inspections of the sources."""
+"""Seconds between two checks of the memory account."""
 OLD = 2.0
 """Age in seconds from which data count as old. A live reader would have read them by then."""
 ENOUGH = 0.8
 """Fraction of the limit down to which old data are dropped. Young data are dropped only down to the limit itself."""
 SHARE = 4
-"""Divisor for the default limit, which is the machine's memory divided by this number."""
+"""Divisor of the machine's memory. The result is the default limit."""
 LEAST = 64 * 1024 * 1024
 """Lower bound of the default limit, in bytes."""
 
@@ -101,7 +101,7 @@ class Memory:
     def add(self, source: Source, on_drop: Callable[[Holding], None] | None = None) -> None:
         """Add a source to the account.
 
-        :param on_drop: callback that is called before any holding is dropped, also one of another source.
+        :param on_drop: callback invoked with each holding that is about to be dropped, from whatever source.
         """
         self._sources[source] = on_drop
 

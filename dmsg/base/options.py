@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "days": 86400}
-"""Factor of each unit. A value on the command line is multiplied by it to get the setting in bytes or seconds. The
+"""Factor by which a value on the command line is multiplied to get the setting in bytes or seconds, for each unit. The
 factor of all other units is 1."""
 NETWORK, KEY, ACCESS, LIMITS = "Network", "Key", "Who may connect", "Limits"
 STORAGE, TELEMETRY, LOGS, OTHER = "Storage", "Telemetry", "Logs and metrics", "Other"

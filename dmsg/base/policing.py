@@ -16,14 +16,14 @@ from dmsg.base.options import LIMITS, Number, option
 from dmsg.errors import DropReason, RemoteProtocolError
 
 BURST_SECONDS = 2.0
-"""Size of a client's burst, in seconds of its rate."""
+"""Burst of a client, as the number of seconds of its rate."""
 ANSWER_FACTOR = 4.0
 """Allowed rate of answers, as a multiple of the allowed rate of requests."""
 FLOOD_FACTOR = 4.0
 """Allowed rate of refused frames, as a multiple of the allowed rate of requests. A client above it is disconnected."""
 PROVOKED_LASTS = 30.0
-"""Minimum seconds for which the server accepts a late frame that others provoked, without charge; the maximum is twice
-as long."""
+"""Minimum seconds for which a late frame that others provoked is accepted without charge. The maximum is twice as
+long."""
 DESTINATION_FACTOR = 1.6
 """Requests per second to one destination from all clients, as a multiple of the requests that one connection may send.
 By default these are 800 per second. That is fewer than a client accepts from unknown initiators, so the server's limit

@@ -17,7 +17,7 @@ class Port(Protocol):
         """Return the number of bytes that are queued and not sent yet."""
 
     def pause_reading(self) -> None:
-        """Pause reading from the client. Has no effect if reading is paused already."""
+        """Pause reading from the client. The method does nothing if reading is paused already."""
 
     def resume_reading(self) -> None:
         """Resume reading from the client."""

@@ -37,6 +37,6 @@ def shorten(text: str, limit: int = MAX_ERROR) -> str:
         return line
     kept = line[: limit - 3]
     if not line[limit - 3].isspace():
-        # A word that is longer than the limit is cut inside.
+        # A single word that is longer than the limit is cut, too.
         kept = kept.rpartition(" ")[0] or kept
     return kept.rstrip() + "..."

@@ -21,7 +21,8 @@ from dmsg.net.links.plain import PlainLink
 from dmsg.net.links.race import CarrierMemory, CarrierRace
 
 HANDSHAKE_ROUND_TRIPS = 3
-"""Number of round trips of the TCP handshake and the four handshake frames. One round trip is estimated by it."""
+"""Number of round trips that the TCP handshake and the four handshake frames take together. Dividing their duration by
+this number gives an estimate of one round trip."""
 
 
 class SessionEndpoint:
@@ -59,7 +60,7 @@ class SessionEndpoint:
         self._handshake_limits = handshake_limits
         self._timeout = timeout
         self._memory = memory or CarrierMemory()
-        # Frames on this link are not encrypted as a whole. So a websocket must mask them.
+        # The link does not encrypt its frames, so a websocket has to mask them.
         self._endpoints = {
             carrier: carrier_endpoint(reactor, address, carrier, encrypted=False, timeout=timeout)
             for carrier in carriers

@@ -19,5 +19,5 @@ OPENINGS: Openings = {
     **proof.OPENINGS,
     **{profile.feature: partial(_signed_opening, profile=profile) for profile in reversed(Profile)},
 }
-"""Function that begins the handshake for each feature in a server's entry.  For an entry without such a feature, all
-handshakes are tried in this order."""
+"""Function that begins the handshake, for each feature by which a server's entry names its protocol.  For an entry
+without such a feature, all handshakes are tried in this order."""

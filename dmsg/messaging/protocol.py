@@ -26,8 +26,8 @@ from dmsg.servers.serving import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
 
 HANDSHAKE_TIMEOUT = 3.0
-"""Seconds that the TCP connection and all handshake frames may take together before either end closes the link (Go,
-2019: 3 s)."""
+"""Maximum seconds from the opening of the TCP connection to the last handshake frame. After that, either end closes the
+link (Go, 2019: 3 s)."""
 
 
 class ServerFactory(ServingFactory[RelayPeer, Limits]):

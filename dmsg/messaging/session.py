@@ -56,7 +56,7 @@ the wait is longer, up to ``CLOSE_LIMIT``."""
 UNREAD_PAUSE = 1024 * 1024
 """Unread bytes of one application above which reading of its link pauses."""
 UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024
-"""Unread bytes of the application down to which it must read before reading of the link resumes."""
+"""Number of unread bytes at which reading of the link resumes after an application has caused a pause."""
 STALL_TIMEOUT = 15.0
 """Maximum seconds for which one application may keep its link paused.  After 30 seconds without progress, the server's
 kernel would end the link with all its channels."""

@@ -6,9 +6,9 @@ and the same hash.  After any error the object cannot be used any more.  An atta
 replay it.  So the responder of KK knows that the initiator is live only after the initiator's first message under the
 new keys.
 
-``noiseprotocol`` implements the two patterns of the reference (Noise specification, revision 34, sections 5 and 7) with
-the functions of ``dmsg.noise.suite``.  The initiator sends the messages marked ``->``.  Sizes are those of messages
-without payload::
+The package ``noiseprotocol`` implements the two patterns of the 2019 reference implementation (Noise specification,
+revision 34, sections 5 and 7) with the functions of ``dmsg.noise.suite``.  The initiator sends the messages marked
+``->``.  Sizes are those of messages without payload::
 
     XK  <- s          known before
         -> e, es      49 bytes
@@ -19,12 +19,12 @@ without payload::
         -> e, es, ss  49 bytes
         <- e, ee, se  49 bytes
 
-This module adds checks of the turns, the errors of dmsg, and the order in which the reference assigns the two keys.
-:mod:`dmsg.noise.xk` adds length prefixes, :mod:`dmsg.noise.records` encrypts records.
+This module adds checks of the turns, the errors of dmsg, and the order in which the reference implementation assigns
+the two keys. :mod:`dmsg.noise.xk` adds length prefixes, :mod:`dmsg.noise.records` encrypts records.
 
-The 2019 reference gives the *writer of the last message* its two keys in the reverse order of the Noise specification.
-In ``noise/noise.go`` this is ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``. In XK, with three messages, the
-writer is the initiator, so both sides swap their keys. In KK, with two messages, the order is that of the
+The reference implementation gives the *writer of the last message* its two keys in the reverse order of the Noise
+specification. In ``noise/noise.go`` this is ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``. In XK, with three
+messages, the writer is the initiator, so both sides swap their keys. In KK, with two messages, the order is that of the
 specification.
 """
 
@@ -53,7 +53,7 @@ takes a third of a millisecond."""
 
 
 class Pattern(Enum):
-    """Noise handshake patterns that the reference uses."""
+    """Noise handshake patterns that the reference implementation uses."""
 
     XK = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"
     KK = b"Noise_KK_Secp256k1_ChaChaPoly_SHA256"
@@ -206,8 +206,8 @@ class Handshake:
         # The library's state contains the ephemeral key. It is deleted as early as possible, for forward secrecy.
         state, self._state = self._state, None
         send, receive = (cipher.k for cipher in ciphers)
-        # By the specification the responder uses the two keys in reverse order. In XK, the reference reverses both
-        # sides.
+        # By the specification the responder uses the two keys in reverse order. In XK, the reference implementation
+        # reverses both sides.
         if state.initiator is (self._pattern is Pattern.XK):
             send, receive = receive, send
         self.result = HandshakeResult(

@@ -4,9 +4,9 @@ A record is ``length(2) || sequence(4) || ciphertext || tag(16)``, with big-endi
 after itself. The nonce of ChaCha20-Poly1305 is four zero bytes and then the sequence number as 8 bytes, little endian.
 The associated data are empty. Each direction starts with the sequence number 1 and adds 1 for each record.
 
-Two rules are stricter than those of the reference. Sequence numbers must strictly grow, while the reference accepts
-replays (section 2 of its description). A connection ends before its 32-bit sequence number wraps, because nonces would
-repeat.
+Two rules are stricter than those of the reference implementation. Sequence numbers must strictly grow, while the
+reference implementation accepts replays (section 2 of its description). A connection ends before its 32-bit sequence
+number wraps, because nonces would repeat.
 
 With AES-256-GCM (:mod:`dmsg.noise.ciphers`), nonces and records have the same format. The key changes before each
 record whose sequence number is a multiple of ``REKEY_AFTER``. A sender may skip other sequence numbers, but not these.

@@ -1,7 +1,7 @@
 """Cryptographic functions for ``noiseprotocol``: secp256k1, SHA-256 and ChaCha20-Poly1305.
 
-The rules for secp256k1 are those of the 2019 reference (``noise/dh.go``). DHLEN is 33, the length of a public key. A
-shared secret has 32 bytes; one zero byte is appended, and MixKey gets all 33 bytes.
+The rules for secp256k1 are those of the 2019 reference implementation (``noise/dh.go``). DHLEN is 33, the length of a
+public key. A shared secret has 32 bytes; one zero byte is appended, and MixKey gets all 33 bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Secp256k1KeyPair(KeyPair):  # type: ignore[misc]  # noiseprotocol has no t
     @classmethod
     def from_public_bytes(cls, public_bytes: bytes) -> Secp256k1KeyPair:
         # PubKey refuses a point that is not on the curve, so no Diffie-Hellman is computed with such a point. The
-        # reference panics instead.
+        # reference implementation panics instead.
         key = PubKey(bytes(public_bytes))
         return cls(public=key, public_bytes=bytes(key))
 

@@ -3,7 +3,7 @@
 The client is the initiator and knows the server's key. Each handshake message has a 2-byte big-endian length prefix, so
 messages take 51, 51 and 67 bytes on TCP. A client that prefers AES-256-GCM sets :data:`AES_OFFER` in the payload of the
 first message; a server that agrees sets it in the payload of the second. All other messages are sent without payload.
-Any other received payload is ignored, as in the reference.
+Any other received payload is ignored, as in the reference implementation.
 
 The server proves its key with the second message, and the client with the third. So a server computes a Diffie-Hellman
 before it knows the key of the client. Any error ends the connection; nothing is retried.

@@ -225,8 +225,8 @@ class RmbClient(Service):
 
         :param timeout: seconds to wait for the answer. The message expires after this time, or after 1800 seconds if
             that is sooner.
-        :param keep: whether the relay stores the message while the twin is not connected. Otherwise the call then fails
-            at once.
+        :param keep: whether the relay stores the message if the twin is not connected. If False, the call fails at once
+            in this case.
         :raises TwinOffline: the twin is not connected.
         :raises RemoteError: the twin or a relay answered with an error.
         :raises CallTimeout: no answer arrived in time.

@@ -37,8 +37,8 @@ GAP = 0.01
 """Minimum seconds between two Sends. After the payload of the last Send was acknowledged, the next may follow at
 once."""
 OVERHEAD = MAX_ACKS * ACK_SIZE + PAYLOAD_HEAD
-"""Bytes of a message that are reserved for acknowledgements and the payload's head. Data must be shorter by this
-number."""
+"""Bytes of a message that are reserved for acknowledgements and the payload's head. Data must be this many bytes
+shorter than the longest message."""
 
 
 def looks_acknowledged(message: bytes) -> bool:

@@ -27,14 +27,15 @@ SCARCE_BACKLOG = 2 * 1024 * 1024
 BACKLOG_TOTAL = 256 * 1024 * 1024
 """Size in bytes of all backlogs of a server together from which on ``SCARCE_BACKLOG`` applies."""
 OVER_TOTAL = 64 * 1024 * 1024
-"""Bytes above ``BACKLOG_TOTAL`` from which on a source that must be read again first loses its channel with the longest
-backlog."""
+"""Bytes above ``BACKLOG_TOTAL``. From this total on, a paused source that must be read again first loses its channel
+with the longest backlog."""
 HOLD = 0.1
 """Seconds between two checks of a paused source. A source that also sends to other receivers is resumed at the first
 check."""
 HOLD_LIMIT = 1.0
-"""Maximum seconds for which a source is paused before it is read again. If its TCP window stayed closed, its kernel
-would end the link. Also, a CloseChannel of the source can only be read after the data before it."""
+"""Maximum seconds for which a source is paused before it is read again. If its TCP window stayed closed for longer, its
+kernel could end the link. Also, a CloseChannel of the source can only be read after the data that were sent before it.
+"""
 TAKES_NOTHING = 15.0
 """Seconds without progress after which a receiver loses the channels that have a backlog for it."""
 PIECE = 64 * 1024

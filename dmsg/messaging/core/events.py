@@ -43,7 +43,7 @@ class DataReceived:
 
 @frozen
 class Closed:
-    """A channel was closed. All data before the close were reported in earlier events.
+    """A channel was closed. All data received before the close were reported in earlier events.
 
     :ivar reason: UNSPECIFIED if one of the ends sent CloseChannel; ABORTED if a ChannelClosed came without a
         CloseChannel; NOT_AUTHENTIC if a message was not authentic.

@@ -58,8 +58,10 @@ class End:
 
     @property
     def nameless(self) -> bool:
-        """Whether the server does not know yet which id to use in its frames to this client: a client with two ids
-        tells its id only when it accepts the channel."""
+        """Whether the server does not know yet which id to use for the channel in its frames to this client.
+
+        A client with two ids tells this id only when it accepts the channel.
+        """
         return self.peer.two_ids is True and not (self.open or self.opener)
 
 

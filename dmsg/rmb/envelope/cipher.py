@@ -1,8 +1,8 @@
 """End-to-end encryption between twins: secp256k1, SHA-256, AES-256-GCM.
 
-The payload format of the reference (``cipher``) uses one key for both directions between two twins, and authenticates
-no additional data. So a ciphertext in this format still decrypts if it is sent back to its sender, or moved to another
-envelope between the same twins. Only the signature of the envelope protects against that.
+The payload format of the reference implementation (``cipher``) uses one key for both directions between two twins, and
+authenticates no additional data. So a ciphertext in this format still decrypts if it is sent back to its sender, or
+moved to another envelope between the same twins. Only the signature of the envelope protects against that.
 
 Twins whose registry entry says ``strict`` use the format ``bound``. It has a separate key for each direction, and
 authenticates the rest of the envelope as additional data.

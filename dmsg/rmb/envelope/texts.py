@@ -1,5 +1,5 @@
-"""Texts of the errors with which relays refuse messages.  The wording is that of the reference, because clients compare
-these texts."""
+"""Texts of the errors with which relays refuse messages.  The wording is that of the reference implementation, because
+clients compare these texts."""
 
 from __future__ import annotations
 

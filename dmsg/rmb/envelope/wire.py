@@ -1,7 +1,7 @@
 """Encoding of envelopes in Protobuf, the bytes that their signatures cover, and their expiry. No I/O, no clock.
 
 This module checks only the form of an envelope; :mod:`dmsg.rmb.session.seal` decides whether a message is accepted. The
-format is that of the reference (docs/rmb/protocol.md).
+format is that of the reference implementation (docs/rmb/protocol.md).
 
 The field ``signature`` signs the MD5 of the fields, joined without delimiters (the "challenge").  So anyone who
 transports a message can move characters from the end of one field to the next, and the signature stays valid. Peers of
@@ -25,7 +25,7 @@ from dmsg.rmb.twins.address import Session
 FAIL_FAST = "fail-fast"
 """Tag that tells relays not to store this message if its destination is not connected."""
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Maximum size of an envelope in bytes. The reference has the same limit for a websocket frame."""
+"""Maximum size of an envelope in bytes. The reference implementation has the same limit for a websocket frame."""
 MAX_UID = 256
 """Maximum length of a uid in characters."""
 DEFAULT_EXPIRATION = 300
@@ -39,7 +39,8 @@ JSON = "application/json"
 # --- limits of this package ---
 
 MAX_EXPIRATION = 3600
-"""Maximum lifetime in seconds of a message that a receiver accepts. The reference sends at most 1800 seconds."""
+"""Maximum lifetime in seconds of a message that a receiver accepts. The reference implementation sends at most 1800
+seconds."""
 MAX_SKEW = 300
 """Maximum seconds by which a sender's clock may be ahead of the receiver's clock."""
 
@@ -152,8 +153,8 @@ def remaining_life(envelope: Timed, now: int) -> int | None:
 def life_ends(envelope: Timed, now: float) -> float:
     """Return the time, in seconds since 1970, at which a relay drops this message.
 
-    A message may name a later time than any receiver would accept. It is then dropped as soon as no receiver would
-    accept it any more.
+    If the message names a later time than receivers accept, the result is the time from which on no receiver would
+    accept it.
     """
     expiration = envelope.expiration
     ends = envelope.timestamp + (min(MAX_EXPIRATION, expiration))

@@ -358,7 +358,7 @@ class FileUploads:
             if key not in self._outcomes:
                 answer(b"", (ERROR, "there is no such upload"))
             elif (outcome := self._outcomes[key]) is not None:
-                # The close was repeated.  If it called a service, only the service answers.
+                # This close is a repetition.  If the first close called a service, only that service answers.
                 answer(outcome, None)
             return
         if incoming.complete:

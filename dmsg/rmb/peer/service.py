@@ -420,8 +420,8 @@ class RmbPeer(Service):
         await self._hand_over_once(received, f"msgbus.{command}", message)
 
     def _may_ask(self, twin: int, command: str) -> bool:
-        """Whether ``twin`` may request this command. Each command creates a list in Redis, even if no service reads
-        it."""
+        """Whether ``twin`` may request this command. The number of a twin's commands is limited, because each command
+        creates a list in Redis, even if no service reads it."""
         now = self._reactor.seconds()
         commands = self._commands.setdefault(twin, {})
         if command not in commands and len(commands) >= MAX_COMMANDS:

@@ -1,8 +1,8 @@
 """State of a peer in Redis. No message is lost or delivered twice when the peer or Redis is killed.
 
-The peer shares some keys with local programs, under the reference's names: ``msgbus.system.local``,
-``msgbus.system.reply``, ``msgbus.<command>``, ``msgbus.backlog.<uid>``, and the lists that clients name. Other keys
-belong to the peer alone:
+The peer shares some keys with local programs. They have the same names as in the reference implementation:
+``msgbus.system.local``, ``msgbus.system.reply``, ``msgbus.<command>``, ``msgbus.backlog.<uid>``, and the lists that
+clients name. Other keys belong to the peer alone:
 
 - ``msgbus.system.*.taken``: messages that were read and have no uid yet.
 

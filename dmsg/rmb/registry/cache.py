@@ -22,8 +22,8 @@ TTL = 300.0
 NEGATIVE_TTL = 5.0
 """Seconds for which an id counts as unknown after the registry has reported that no twin has it."""
 DOUBT = 1.0
-"""Minimum seconds after which :meth:`CachedRegistry.mark_stale` makes the registry be asked again about an unknown
-id."""
+"""Minimum seconds between two queries about the same unknown id, for a caller that uses
+:meth:`CachedRegistry.mark_stale`."""
 STALE = 24 * 3600.0
 """Maximum age in seconds of an entry that is used while the registry is unavailable."""
 AWAY = 2.0
@@ -42,7 +42,7 @@ _log = Logger()
 class CachedRegistry:
     """Cache in front of any registry.
 
-    :ivar misses: number of look-ups for which the registry was asked.
+    :ivar misses: number of look-ups for which the registry was queried.
     """
 
     def __init__(

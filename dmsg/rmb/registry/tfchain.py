@@ -1,4 +1,5 @@
-"""Registry of tfchain, the blockchain that the reference uses. **Read only, and tested only against a fake node.**
+"""Registry of tfchain, the blockchain that the reference implementation uses. **Read only, and tested only against a
+fake node.**
 
 This registry reads the storage of the pallet ``TfgridModule`` by ``state_getStorage`` over HTTP. The maps are ``Twins``
 (number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed with ``Blake2_128Concat``. The layout of the

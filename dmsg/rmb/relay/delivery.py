@@ -2,8 +2,8 @@
 
 The relay sends a ping behind the messages. A message is confirmed, and so delivered, when the session has answered that
 ping. Sent messages that are not confirmed yet are in the *window*. When the window is full, further messages are
-appended to a queue in memory, the *backlog*.  When the backlog is full, the senders of further messages are paused:
-the relay first stops processing their messages, and then stops reading them (back-pressure).  The pause ends when the
+appended to a queue in memory, the *backlog*.  When the backlog is full, the senders of further messages are paused: the
+relay first stops processing their messages, and then stops reading them (back-pressure).  The pause ends when the
 receiving session has caught up, or when it is disconnected because it confirmed nothing for a minute.  Senders of
 answers are not paused for a stalled session, because that session has requested the answers. A message whose
 confirmation takes longer than two seconds is also stored in the session's queue, in SQLite or Redis. So no message is
@@ -13,8 +13,9 @@ The session pings the relay, too. The relay answers when every message that the 
 *settled*: confirmed by its receiver, stored in a queue, accepted by another relay, or refused. A sender sends unsettled
 messages again, so no message is lost when a relay is killed. Receivers recognise repeated messages.
 
-Clients of the reference do not recognise repeated messages, and would deliver them to a service twice. So if such a
-client answers pings at all, a message to it counts as delivered as soon as it is written to the client's connection.
+Clients of the reference implementation do not recognise repeated messages, and would deliver them to a service twice.
+So if such a client answers pings at all, a message to it counts as delivered as soon as it is written to the client's
+connection.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Delivery:
         paused.
     :param size: bytes of the waiting messages at which their senders are paused.
     :ivar appending: number of messages that :meth:`offer` refused and that are now being written to the stored queue.
-    :ivar lazy: whether the session is a client of the reference. Such a client does not recognise repeated messages,
-        and logs an error for each ping, so it is pinged as rarely as possible.
+    :ivar lazy: whether the session is a client of the reference implementation. Such a client does not recognise
+        repeated messages, and logs an error for each ping, so it is pinged as rarely as possible.
     :ivar answers: whether the session has answered a ping.
     :ivar stalled: whether the session has confirmed nothing for long. It is then treated as if it were not connected.
     :ivar catching_up: whether the stored queue may contain messages, which must be sent before those in the backlog.

@@ -1,4 +1,4 @@
-"""Metrics of a relay, named as in the reference, and the numbers of dropped messages by reason."""
+"""Metrics of a relay, named as in the reference implementation, and the numbers of dropped messages by reason."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ class PeriodicChecks:
             self._switch.queue.present([str(session) for session in self._switch.sessions])
 
     def _poll(self) -> None:
-        """Poll queues for new messages, because relays of the reference on the same Redis do not announce them."""
+        """Poll queues for new messages, because relays of the reference implementation on the same Redis do not
+        announce them."""
         sessions = self._switch.sessions
         if not self._to_poll:
             self._to_poll = list(sessions)

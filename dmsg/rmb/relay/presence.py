@@ -46,8 +46,8 @@ class Presence:
             self._newest.pop(twin, None)
 
     def can_make_place(self, twin: int | None = None) -> bool:
-        """Whether a twin has so many sessions that one of them may be ended for a new session of ``twin``, or of any
-        twin if None."""
+        """Whether some twin has so many sessions that one of them may be ended to make room for a session of ``twin``.
+        None stands for any twin."""
         most = self._by_count.first()
         own = 0 if twin is None else self.of_twin[twin]
         return most is not None and self.of_twin[most] > max(FEW_SESSIONS, own + 1)

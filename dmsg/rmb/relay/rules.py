@@ -7,8 +7,8 @@ the decision (:mod:`dmsg.rmb.relay.switch`).
 A session may send only messages whose source names that session.  A message from another relay is never forwarded a
 second time, so messages cannot circulate. Each refusal has one reason, which the caller counts.
 
-The order of the rules and the error texts are those of the reference (docs/rmb/protocol.md), because clients compare
-the texts.
+The order of the rules and the error texts are those of the reference implementation (docs/rmb/protocol.md), because
+clients compare the texts.
 """
 
 from __future__ import annotations

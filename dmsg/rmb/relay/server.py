@@ -42,7 +42,7 @@ from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 
 PART = 4
-"""Divisor of the memory limit: messages to other relays, and incomplete messages, may each use this fraction."""
+"""Divisor of the memory limit: messages to other relays may use 1 / ``PART`` of it, and so may incomplete messages."""
 TAKES_NOTHING = "the queue cannot store messages"
 """Value of ``status`` in ``/health`` while the queue cannot be written, for example because the disk is full."""
 CLOSE_WAIT = 2.0

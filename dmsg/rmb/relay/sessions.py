@@ -183,7 +183,7 @@ class RelaySession:
             self.bytes_in += len(data)
             self.switch.received(self, data)
             ledger = self.ledger
-            # The session is paused instead of refusing its message, because senders treat a refusal as final.
+            # The session is paused, and its message is not refused, because senders treat a refusal as final.
             if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
                 ledger.relaxed = self._resume
                 self.socket.hold(HoldReason.UNSETTLED)  # type: ignore[union-attr]

@@ -48,8 +48,8 @@ paths."""
 SAME_TIME = 2
 """Seconds after its issue within which a token may open more than one connection.
 
-Clients of the reference put only the current second into their tokens, and ed25519 signatures over the same claims are
-equal. So if such a client connects twice in one second, both connections have the same token.
+Clients of the reference implementation put only the current second into their tokens, and ed25519 signatures over the
+same claims are equal. So if such a client connects twice in one second, both connections have the same token.
 """
 MAX_SESSIONS_OF_TWIN = 1024
 """Maximum number of simultaneous sessions of one twin."""
@@ -111,7 +111,7 @@ class RelaySite(Resource):
 
     # --- routes ---
 
-    # Each route has its own return.
+    # Each route has its own return statement.
     def render(self, request: Request) -> bytes | int:  # noqa: PLR0911
         upgrade = (request.getHeader(b"upgrade") or b"").lower()
         if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
@@ -153,7 +153,8 @@ class RelaySite(Resource):
         return self._text(request, status, text)
 
     def _later(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
-        """Refuse a request for a temporary reason, with status 503. Relays of the reference treat a 4xx as final."""
+        """Refuse a request for a temporary reason, with status 503. Relays of the reference implementation treat a 4xx
+        as final."""
         request.setHeader(b"retry-after", b"%d" % seconds)
         return self._refuse(request, drop, 503, text)
 
@@ -236,7 +237,7 @@ class RelaySite(Resource):
         self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, resends=parsed.asks))
         return True
 
-    # Each refusal has its own return.
+    # Each refusal has its own return statement.
     async def _upgrade_session(self, request: Request, parsed: token.Token) -> bytes | int:  # noqa: PLR0911
         session = parsed.session
         try:
@@ -285,7 +286,7 @@ class RelaySite(Resource):
     # --- other relays ---
 
     def _intake(self, request: Request) -> bytes | int:
-        """Accept one message in one POST, as programs of the reference send it."""
+        """Accept one message in one POST, as programs of the reference implementation send it."""
         request.setHeader(batch.OFFER, b"1")
         address, body = self._address_of(request), self._body_from_relay(request)
         if body is None:

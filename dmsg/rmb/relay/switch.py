@@ -1,8 +1,9 @@
-"""Switch of a relay: brings each message from the session that sends it to its destination.
+"""Switch of a relay: routes each message from the session that sends it to its destination.
 
-``received -> admitted -> delivered, or: looked up -> routed -> queue, forward, probe, refuse``.  The rules are in
-:mod:`dmsg.rmb.relay.rules`, the delivery and confirmation of messages is in :mod:`dmsg.rmb.relay.delivery`, and the
-acceptance of messages from other relays is in :mod:`dmsg.rmb.relay.inbound.accept`.
+A message is received and admitted. It is then delivered, or its receiver is looked up and the message is queued,
+forwarded, offered to other relays (probed), or refused.  The rules are in :mod:`dmsg.rmb.relay.rules`, the delivery and
+confirmation of messages is in :mod:`dmsg.rmb.relay.delivery`, and the acceptance of messages from other relays is in
+:mod:`dmsg.rmb.relay.inbound.accept`.
 
 Every accepted message ends in exactly one way: its receiver confirms it, a queue stores it, another relay accepts it,
 or it is refused with a reason to its sender. Only then does the relay answer the pings that the sender sent behind it.
@@ -307,7 +308,8 @@ class Switch:
             mail.lose()
 
     def _route(self, session: RelaySession, mail: Mail, twin: Twin | None) -> None:
-        """Queue, forward, probe or refuse a message whose receiver is not connected here, as the rules decide."""
+        """Queue, forward, offer (probe) or refuse a message whose receiver is not connected here, as the rules
+        decide."""
         decision = self.rules.route(mail.header, twin)
         if decision.action is not Action.REFUSE:
             self.rules.grant_answer(mail.header, self.now())
@@ -366,7 +368,7 @@ class Switch:
         if error is not None:
             full = Drop.FEDERATION_FULL if error == FULL else Drop.FEDERATION_REFUSED
             self.rules.drops[Drop.EXPIRED if error == texts.EXPIRED else full] += 1
-            # As in the reference, this error names no destination.
+            # As in the reference implementation, this error names no destination.
             self._say(mail.header, error, addressed=False)
         mail.settle()
 

@@ -136,7 +136,8 @@ class Participant:
     async def settle(self, also: Callable[[], bool] = lambda: True) -> None:
         """Wait until all sent and received messages are confirmed, but at most ``SETTLE_WAIT`` seconds.
 
-        Unconfirmed messages are sent again later, and programs of the reference do not recognise repeated messages.
+        Unconfirmed messages are sent again later, and programs of the reference implementation do not recognise
+        repeated messages.
 
         :param also: function that returns whether a further condition is met; the wait lasts until it is.
         """

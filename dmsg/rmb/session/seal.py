@@ -48,7 +48,7 @@ PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E
 STRICT_FOR = 600.0
 """Seconds after a session's strict signature for which each message of that session must have one."""
 MAX_STRICT = 50_000
-"""Maximum number of sessions of which it is remembered that they have made a strict signature."""
+"""Maximum number of sessions that are remembered because they have made a strict signature."""
 MAX_SEEN = 500_000
 """Maximum number of messages in the replay window. Each is remembered until it expires."""
 MAX_SEEN_OF_TWIN = 200_000

@@ -36,7 +36,8 @@ CLOSE_TIMEOUT = 2
 MAX_UNREAD_PONGS = 1024 * 1024
 """Number of unsent bytes above which a client answers no pings.  A relay stops reading instead."""
 MAX_UNSENT = 64 * 1024 * 1024
-"""Number of unsent bytes above which a connection is closed. It is more than a window of the largest messages."""
+"""Number of unsent bytes above which a connection is closed. It is larger than a window of messages of the maximum
+size."""
 NORMAL, GOING_AWAY, BAD_PROTOCOL, BAD_DATA = 1000, 1001, 1002, 1003
 TOO_MUCH, TOO_LARGE, FAILED, TRY_LATER = 1008, 1009, 1011, 1013
 """Close codes of RFC 6455, section 7.4.1; the code 1013 is registered at IANA."""

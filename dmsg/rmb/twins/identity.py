@@ -108,7 +108,7 @@ def _compact(number: int) -> bytes:
 class Identity:
     """Signing key of a twin.
 
-    :param key_type: ``sr25519``, the default of the reference, or ``ed25519``.
+    :param key_type: ``sr25519``, the default of the reference implementation, or ``ed25519``.
     :raises IdentityError: the secret is malformed.
     :ivar account: public key, 32 bytes.
     """

@@ -1,7 +1,7 @@
 """Token with which a twin opens a session at a relay: a JWT, which is the whole query string of the URL.
 
-Its ``alg`` says RS512, as in the reference. But the signature is one of the twin's key, 65 bytes over the encoded text
-``header.claims``.
+Its ``alg`` says RS512, as in the reference implementation. But the signature is made with the twin's key: 65 bytes over
+the encoded text ``header.claims``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALGORITHM = "RS512"
 TTL = 300
 """Seconds for which the tokens that this module makes are valid."""
 MAX_TTL = 24 * 3600
-"""Maximum remaining validity of a token in seconds. The reference has no such limit."""
+"""Maximum remaining validity of a token in seconds. The reference implementation has no such limit."""
 MAX_AGE_AHEAD = 300
 """Maximum seconds by which a twin's clock may be ahead of the relay's clock."""
 MAX_TOKEN = 4096
@@ -110,7 +110,7 @@ def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: 
 
     :param unique: whether to add a random claim ``jti``. A relay may accept each token only once.
     :param asks: whether to add a claim ``ack``. It says that the session sends unconfirmed messages again; relays of
-        the reference ignore it.
+        the reference implementation ignore it.
     """
     claims: dict[str, object] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
     if asks:

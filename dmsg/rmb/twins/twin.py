@@ -102,7 +102,8 @@ class Twin:
 
     @property
     def relays(self) -> frozenset[str]:
-        """Names of the twin's relays. An empty text gives a set with one empty name, as in the reference."""
+        """Names of the twin's relays. An empty text gives a set with one empty name, as in the reference
+        implementation."""
         return frozenset() if self.relay is None else frozenset(self.relay.split("_"))
 
     @property

@@ -1,9 +1,9 @@
 """Encoding of several messages in one POST between two relays of this package, and of the answers to it. No I/O.
 
-The reference sends one message per POST, and relays of this package accept this, too. With the header ``X-Rmb-Batch:
-1`` in its answers, a relay says that it accepts batches. A batch is a POST to ``/batch`` of at most ``MAX_BATCH``
-messages, one after the other, each encoded as ``flags(1) || length(4, big endian) || envelope``. Bit 0 of the flags
-means the same as the header ``X-Rmb-Only-Connected`` of a single message; the other bits are zero.
+The reference implementation sends one message per POST, and relays of this package accept this, too. With the header
+``X-Rmb-Batch: 1`` in its answers, a relay says that it accepts batches. A batch is a POST to ``/batch`` of at most
+``MAX_BATCH`` messages, one after the other, each encoded as ``flags(1) || length(4, big endian) || envelope``. Bit 0 of
+the flags means the same as the header ``X-Rmb-Only-Connected`` of a single message; the other bits are zero.
 
 The answer begins at once, with status 200. It has a line ``NUMBER STATUS`` in ASCII for each message, sent as soon as
 its outcome is known. The number is the index of the message, counted from 0. The status is the one that a POST of this

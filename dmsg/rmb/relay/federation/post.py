@@ -28,14 +28,15 @@ POST_TIMEOUT = 3.0
 MAX_ANSWER = 4096
 """Maximum size of another relay's answer in bytes."""
 ONLY_CONNECTED = b"x-rmb-only-connected"
-"""Header that asks a relay to refuse the message if the session is not connected. The reference ignores it."""
+"""Header that asks a relay to refuse the message if the session is not connected. The reference implementation ignores
+it."""
 AT_ONCE = 2
 """Number of unanswered requests to one relay from which on further messages wait ``GATHER`` seconds, to be sent
 together."""
 GATHER = 0.002
 """Seconds for which messages are collected for a batch. A full batch is sent at once."""
 REMEMBERED = 1000
-"""Maximum number of relays of which it is remembered that they accept batches."""
+"""Maximum number of relays that are remembered because they accept batches."""
 
 _log = Logger()
 

@@ -39,8 +39,8 @@ class InboundAcceptor:
         ledger.ping(b"")
         receiver = switch.sessions.get(header.destination)
         if receiver is not None and receiver.delivery.is_crowded and not mail.is_answer:
-            # A session of this relay would be paused. Another relay cannot be paused, so it must send the message again
-            # later.
+            # If a session of this relay had sent the message, the session would be paused. Another relay cannot be
+            # paused, so it must send the message again later.
             taken.errback(MessageRefused(Drop.BUSY))
             return taken
         # The other relay deletes the message when it gets the answer, so it is answered only after the confirmation.

@@ -37,7 +37,7 @@ MAX_INTAKE = 1024
 class Verdict(NamedTuple):
     """Answer to one message of another relay.
 
-    A temporary refusal never has a 4xx status, because relays of the reference treat a 4xx as final.
+    A temporary refusal never has a 4xx status, because relays of the reference implementation treat a 4xx as final.
 
     :ivar retry_after: seconds after which another attempt may succeed; None if the answer is final.
     """
@@ -96,7 +96,7 @@ class InboundVerifier:
         finally:
             self.under_way -= 1
 
-    # Each verdict has its own return.
+    # Each verdict has its own return statement.
     async def _take(self, data: bytes, only_connected: bool) -> tuple[Verdict, bool]:  # noqa: PLR0911
         switch = self._switch
         try:

@@ -23,7 +23,7 @@ others send new ones."""
 BATCH_BYTES = 4 * 1024 * 1024
 """Number of bytes after which a read ends. The last message may exceed it."""
 PART = 8
-"""Divisor of ``total``: the stored messages of one sender may use this fraction of all storage."""
+"""Divisor of ``total``: the stored messages of one sender may use 1 / ``PART`` of all storage."""
 REFUSALS = (
     "the relay's stored messages have reached their limit",
     "the relay's stored messages from twin {sender} have reached their limit",

@@ -1,4 +1,4 @@
-"""Queues of relays in Redis, under the reference's keys. Several processes may share them.
+"""Queues of relays in Redis, under the same keys as in the reference implementation. Several processes may share them.
 
 ``stream:<twin>[:<sid>]`` is the stream of a session, with one field ``_``. ``relay.federation.stream`` is the stream
 for other relays, with the field ``msg``. This package adds:
@@ -403,8 +403,8 @@ class RedisQueue:
         self.trouble = None
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
-        # Relays of the reference do not add their messages to the sorted set, so this method does not find these.
-        # Their expiry is checked when they are read.
+        # Relays of the reference implementation do not add their messages to the sorted set, so this method does not
+        # find these. Their expiry is checked when they are read.
         return Deferred.fromCoroutine(self._take_expired(now))
 
     async def _take_expired(self, now: float) -> list[tuple[str, bytes]]:
