@@ -16,8 +16,8 @@ JITTER = 0.3
 def retry_delay(failures: int, random: Random) -> float:
     """Return the seconds to wait before the next attempt.
 
-    :param failures: number of consecutive failures. A caller that allows one immediate retry does not count the first
-        failure.
+    :param failures: number of consecutive failures, as the caller counts them. For links to servers, the first failure
+        is not counted.
     """
     delay = min(MAX_DELAY, FIRST_DELAY * DELAY_FACTOR ** min(failures, 30))
     return delay * (1 - JITTER + 2 * JITTER * random.random())

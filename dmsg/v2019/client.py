@@ -53,9 +53,9 @@ from dmsg.v2019.transport_streams import Encryption, TransportStreams, let_close
 SECURE_SEEN_SIZE = 65536
 """Maximum number of remembered pairs of a client and a feature that the client has offered."""
 PLAIN_SERVERS = 1024
-"""Maximum number of servers that are remembered because they did not answer PING although their entries announce it."""
+"""Maximum number of servers that are remembered because they do not support PING although their entries announce it."""
 PLAIN_TIME = 3600.0
-"""Seconds for which a server that did not answer PING is remembered."""
+"""Seconds for which a server is remembered for not supporting PING although its entry announces it."""
 RESUME_ATTEMPT = 5.0
 """Maximum seconds of one attempt to resume a stream through one server."""
 RESUME_DELAY = 0.1

@@ -35,7 +35,8 @@ from dmsg.v2019.core.wire import (
 )
 
 FRAMES = BufferPool(HEADER_SIZE + MAX_FRAME_PAYLOAD, 16)
-"""Pool of buffers for large encrypted frames, each in use until the link has written the frame."""
+"""Pool of buffers for large encrypted frames, each in use until the link takes the frame at the end of the reactor
+turn."""
 LARGE = 16 * 1024
 """Number of bytes of user data from which a frame gets a separate buffer. It equals ``DIRECT_SIZE`` of links: a link
 encrypts larger pieces directly, without joining them with others first."""
