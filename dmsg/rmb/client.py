@@ -130,7 +130,7 @@ class RmbClient(Service):
         self._handlers = Handlers(self._bus)
         self._calls: dict[str, tuple[int, Deferred[Reply]]] = {}
         self._starting: Deferred[None] | None = None
-        self._could_not: Failure | None = None
+        self._start_failure: Failure | None = None
         self.ready: Deferred[None] = Deferred()
 
     @property
@@ -160,7 +160,7 @@ class RmbClient(Service):
 
     def _start_failed(self, failure: Failure) -> None:
         if not failure.check(CancelledError) and not self.ready.called:
-            self._could_not = failure
+            self._start_failure = failure
             self.ready.errback(failure)
             self.ready.addErrback(lambda _: None)  # The error is reported by when_online.
 
@@ -185,8 +185,8 @@ class RmbClient(Service):
             self.ready.addBoth(pass_on)
             waiting.addTimeout(timeout, self._reactor, _too_late("the registry did not answer"))
             await waiting
-        elif self._could_not is not None:
-            self._could_not.raiseException()
+        elif self._start_failure is not None:
+            self._start_failure.raiseException()
         await self._bus.uplink.when_online(timeout)
 
     def stopService(self) -> Deferred[None]:

@@ -183,7 +183,7 @@ def times_error(envelope: Envelope, now: int) -> str | None:
 # --- signed bytes ---
 
 
-def _place(address: Address) -> str:
+def _address_text(address: Address) -> str:
     return f"{address.twin}{address.connection}"
 
 
@@ -193,8 +193,8 @@ def preimage(envelope: Envelope) -> bytes:
         envelope.uid,
         envelope.tags,
         f"{envelope.timestamp}{envelope.expiration}",
-        _place(envelope.source),
-        _place(envelope.destination),
+        _address_text(envelope.source),
+        _address_text(envelope.destination),
     ]
     kind = envelope.WhichOneof("message")
     if kind == "request":

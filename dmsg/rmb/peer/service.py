@@ -241,9 +241,9 @@ class RmbPeer(Service):
             request = parse_request(raw)
         except LocalError as error:
             self.drops[Drop.BAD_REQUEST] += 1
-            self._say(LOCAL, f"{LOCAL}: {error}")
+            self._log_message(LOCAL, f"{LOCAL}: {error}")
             if error.reply_to is not None:
-                await self._tell(error.reply_to, error.reference, (LOCAL_ERROR, str(error)), once=(uid, "local"))
+                await self._push_error(error.reply_to, error.reference, (LOCAL_ERROR, str(error)), once=(uid, "local"))
             return
         life = Envelope(timestamp=request.timestamp or int(at), expiration=request.expiration)
         stamp(life, int(at))
@@ -254,7 +254,7 @@ class RmbPeer(Service):
             if request.expiration and ttl(life.timestamp, life.expiration, int(at)) is None:
                 # The request had expired before the peer read it from Redis.
                 error_text += f": it was made {int(at) - life.timestamp} s before the peer read it; is a clock wrong?"
-            await self._tell(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
+            await self._push_error(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
             return
         plugin, _, command = request.command.partition(".")
         if plugin == FILE and command == "upload":
@@ -278,7 +278,7 @@ class RmbPeer(Service):
         )
         await self._running_parts.store.remember(backlog, expiration)
         under_way = [
-            self.bus.run(self._ask_one(uid, request, twin, timestamp, expiration)) for twin in request.destinations
+            self.bus.run(self._send_to_one(uid, request, twin, timestamp, expiration)) for twin in request.destinations
         ]
         for one in under_way:
             await one
@@ -286,7 +286,7 @@ class RmbPeer(Service):
     async def _receiver(self, twin: int, until: float) -> Twin:
         return await self.bus.ask(functools.partial(self.bus.registry.get, twin), until)
 
-    async def _ask_one(self, uid: str, request: LocalRequest, twin: int, timestamp: int, expiration: int) -> None:
+    async def _send_to_one(self, uid: str, request: LocalRequest, twin: int, timestamp: int, expiration: int) -> None:
         error: tuple[int, str] | None = None
         try:
             receiver = await self._receiver(twin, timestamp + expiration)
@@ -306,9 +306,9 @@ class RmbPeer(Service):
         except RmbError as wrong:
             error = (OTHER, f"other: {wrong}")
         if error is not None:
-            await self._tell(request.reply_to, request.reference, error, once=(uid, str(twin), "error"))
+            await self._push_error(request.reply_to, request.reference, error, once=(uid, str(twin), "error"))
 
-    async def _tell(
+    async def _push_error(
         self, reply_to: str, reference: str | None, error: tuple[int, str], *, once: tuple[str, ...] = ()
     ) -> None:
         """Push an error to a client's reply list. The error has no source, because the peer itself made it."""
@@ -328,7 +328,7 @@ class RmbPeer(Service):
             response = parse_response(raw)
         except LocalError as error:
             self.drops[Drop.BAD_REQUEST] += 1
-            self._say(REPLY, f"{REPLY}: {error}")
+            self._log_message(REPLY, f"{REPLY}: {error}")
         else:
             await self._send_answer(response, int(at))
 
@@ -355,12 +355,12 @@ class RmbPeer(Service):
             await self._send_answer(failed, at)
         except RmbError as error:
             self.drops[Drop.UNKNOWN_REPLY] += 1
-            self._say("answer", f"an answer to {to} was not sent: {error}")
+            self._log_message("answer", f"an answer to {to} was not sent: {error}")
 
     # --- messages from relays ---
 
     async def _on_rejected(self, rejection: MessageRejected) -> None:
-        self._say(rejection.drop, f"dropped: {rejection}")
+        self._log_message(rejection.drop, f"dropped: {rejection}")
         if rejection.wants_answer is not None:
             code, request = rejection.wants_answer
             self._answer(request, b"", (code, str(rejection)))
@@ -372,7 +372,7 @@ class RmbPeer(Service):
         elif received.kind in ("response", "error"):
             await self._on_answer(received)
 
-    def _say(self, kind: object, text: str) -> None:
+    def _log_message(self, kind: object, text: str) -> None:
         """Log a line about a message. The lines of each kind are throttled, because anyone can send many messages."""
         more = self._log_throttle.suffix(str(kind))
         if more is not None:
@@ -402,7 +402,7 @@ class RmbPeer(Service):
             self.drops[Drop.BAD_REQUEST] += 1
             self._answer(envelope, b"", (RELAY_ERROR, f"no service can have the name '{command[:80]}'"))
             return
-        if not self._may_ask(received.source.twin, command):
+        if not self._may_request(received.source.twin, command):
             self.drops[Drop.RATE_LIMITED] += 1
             self._answer(envelope, b"", (RELAY_ERROR, f"more than {MAX_COMMANDS} different commands in an hour"))
             return
@@ -419,7 +419,7 @@ class RmbPeer(Service):
         )
         await self._hand_over_once(received, f"msgbus.{command}", message)
 
-    def _may_ask(self, twin: int, command: str) -> bool:
+    def _may_request(self, twin: int, command: str) -> bool:
         """Whether ``twin`` may request this command. The number of a twin's commands is limited, because each command
         creates a list in Redis, even if no service reads it."""
         now = self._reactor.seconds()
@@ -444,7 +444,7 @@ class RmbPeer(Service):
         except Exception as error:
             # Redis refused this single message, for example because the key is not a list. Repeating the call would not
             # help.
-            self._say(key, f"{key}: {error}")
+            self._log_message(key, f"{key}: {error}")
             self.drops[Drop.BAD_REQUEST] += 1
             if received.kind == "request":
                 self._answer(envelope, b"", (RELAY_ERROR, "the service cannot be reached"))
@@ -457,7 +457,7 @@ class RmbPeer(Service):
         backlog = await self._running_parts.store.recall(envelope.uid)
         if backlog is None:
             self.drops[Drop.UNKNOWN_REPLY] += 1
-            self._say("expired", "received reply of an expired message")
+            self._log_message("expired", "received reply of an expired message")
             return
         if not received.by_relay and backlog.destinations and received.source.twin not in backlog.destinations:
             # The signature is valid, but the request was not sent to this twin.

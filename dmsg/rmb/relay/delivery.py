@@ -73,10 +73,10 @@ class Delivery:
         "_backlogged",
         "_barrier",
         "_carrier",
+        "_checking_delivered",
         "_confirmed",
         "_handed",
         "_handed_size",
-        "_handing",
         "_inside",
         "_keeping",
         "_marks",
@@ -120,7 +120,7 @@ class Delivery:
         self._confirmed = 0
         # Number and bytes of the messages that were written to the connection or are confirmed.
         self._handed = self._handed_size = 0
-        self._handing = False
+        self._checking_delivered = False
         self._barrier = False
         self._after: QueueId | None = None
         self._reading = self._read_again = self._inside = self._more = False
@@ -185,7 +185,7 @@ class Delivery:
         if self.stalled or self._is_too_long or message.durable:
             self._queued_count += 1
             self._queued_size += len(message.data)
-            self._wait_for_me(message)
+            self._pause_sender_if_full(message)
             # The backlog is stored before this message, so that the messages stay in order.
             self._spill_all()
             self.catching_up = True
@@ -196,10 +196,10 @@ class Delivery:
         self._backlog.append(message)
         self._backlogged += 1
         self._backlog_size += len(message.data)
-        self._wait_for_me(message)
+        self._pause_sender_if_full(message)
         return True
 
-    def _wait_for_me(self, message: Message) -> None:
+    def _pause_sender_if_full(self, message: Message) -> None:
         buffer = message.owner.buffer if message.owner is not None else None
         if buffer is None or buffer in self._paused or (self.stalled and message.is_answer):
             return
@@ -271,9 +271,9 @@ class Delivery:
         self.catching_up = True
         self._read_again = True
         for message in backlog:
-            self._put_by(message)
+            self._store_waiting(message)
 
-    def _put_by(self, message: Message) -> None:
+    def _store_waiting(self, message: Message) -> None:
         self._keeping += 1
 
         def done(result: object) -> None:
@@ -290,14 +290,14 @@ class Delivery:
         self._sent_size += len(message.data)
         self._carrier.send(message.data)
         if self.is_trusted:
-            self._hand_later()
+            self._check_delivered_later()
         elif message.queue_id is None and (self.stalled or message.durable):
             self._keep(message)
         self._ping()
 
-    def _hand_later(self) -> None:
-        if not self._handing:
-            self._handing = True
+    def _check_delivered_later(self) -> None:
+        if not self._checking_delivered:
+            self._checking_delivered = True
             self._store.hand_later(self)
 
     def count_delivered(self) -> bool:
@@ -305,14 +305,14 @@ class Delivery:
 
         :returns: True if no message is left to mark. Otherwise the caller must call this method again later.
         """
-        self._handing = False
+        self._checking_delivered = False
         if not self.is_trusted or self.closed:
             return True
         most = self._sent_size - self._carrier.unsent
         handed = []
         for message in islice(self._window, self._handed - self._confirmed, None):
             if self._handed_size + len(message.data) > most:
-                self._handing = True
+                self._checking_delivered = True
                 break
             self._handed += 1
             self._handed_size += len(message.data)
@@ -321,9 +321,9 @@ class Delivery:
         for message in handed:
             message.handed = True
             message.settle()
-        if self._handing:
+        if self._checking_delivered:
             self._keep_all(islice(list(self._window), self._handed - self._confirmed, None), durable=True)
-        return not self._handing
+        return not self._checking_delivered
 
     def _remove(self, messages: list[Message]) -> None:
         removed = [message.queue_id for message in messages if message.queue_id is not None]
@@ -377,7 +377,7 @@ class Delivery:
         if not self.answers:
             self.answers = True
             if self.lazy:
-                self._hand_later()
+                self._check_delivered_later()
         removed = []
         if self._confirmed < number:
             # ``since`` is reset only if the pong confirms a new message. Other pongs do not show that the session

@@ -47,7 +47,7 @@ class PeriodicChecks:
             self._check_sessions,
             self._poll,
             self._answer_expired,
-            self._tell_who_is_here,
+            self._announce_sessions,
             self._switch.limited.log_refused,
             self._switch.federation.round,
         ):
@@ -117,7 +117,7 @@ class PeriodicChecks:
 
         self._switch.queue.expired(self._switch.now()).addCallbacks(taken, lambda _: None)
 
-    def _tell_who_is_here(self) -> None:
+    def _announce_sessions(self) -> None:
         now = self._clock.seconds()
         if now - self._present_at >= PRESENT_EVERY:
             self._present_at = now

@@ -126,7 +126,7 @@ class RelaySite(Resource):
             return self._intake_batch(request)
         if not self._other_requests.allow(self._address_of(request), self._reactor.seconds()):
             close_after(request)
-            return self._later(request, Drop.RATE_LIMITED, "too many requests")
+            return self._refuse_for_now(request, Drop.RATE_LIMITED, "too many requests")
         if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
             request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
             # Everybody gets the status 200, because the probes in the charts of rmb-rs request this path from other
@@ -152,7 +152,7 @@ class RelaySite(Resource):
         self._switch.rules.drops[drop] += 1
         return self._text(request, status, text)
 
-    def _later(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
+    def _refuse_for_now(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
         """Refuse a request for a temporary reason, with status 503. Relays of the reference implementation treat a 4xx
         as final."""
         request.setHeader(b"retry-after", b"%d" % seconds)
@@ -230,7 +230,7 @@ class RelaySite(Resource):
             # The charge is refunded, because _authenticate charges this connection again.
             self._connects.charge(address, -1.0, now)
             return False
-        if not self._has_place(parsed.session):
+        if not self._make_place_if_full(parsed.session):
             # The charge is refunded, because _authenticate charges this connection again.
             self._connects.charge(address, -1.0, now)
             return False
@@ -258,7 +258,7 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.TOO_MANY_SESSIONS, 503, "too many sessions of this twin")
         if not self._first_use(parsed):
             return self._refuse(request, Drop.BAD_TOKEN, 401, "invalid jwt: jwt: was used before")
-        if not self._has_place(session):
+        if not self._make_place_if_full(session):
             request.setHeader(b"retry-after", b"10")
             return self._refuse(request, Drop.TOO_MANY_SESSIONS, 503, "too many sessions")
         return self._upgrade.upgrade(request, RelaySession(self._switch, session, resends=parsed.asks))
@@ -268,7 +268,7 @@ class RelaySite(Resource):
         there = self._switch
         return session in there.sessions or there.presence.of_twin[session.twin] < MAX_SESSIONS_OF_TWIN
 
-    def _has_place(self, session: Session) -> bool:
+    def _make_place_if_full(self, session: Session) -> bool:
         """Return whether the session may connect.  This may end a session of another twin, so it may be called only
         after authentication."""
         return session in self._switch.sessions or self._make_place(session.twin)

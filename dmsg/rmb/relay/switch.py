@@ -94,7 +94,7 @@ class Switch:
         self.durable = durable
         self._max_unfinished = max_unfinished
         self._to_ping: dict[Delivery, float] = {}
-        self._to_hand: list[tuple[Delivery, float]] = []
+        self._to_check: list[tuple[Delivery, float]] = []
         self.limited = LimitLog(clock)
         self._fragments = RateLimit(FRAGMENT_RATE, FRAGMENT_BURST)
         self._clock = clock
@@ -190,12 +190,12 @@ class Switch:
         :param wait: seconds before the next check, if messages are left. A check takes up to 0.15 ms, and there may be
             many sessions that read nothing.
         """
-        if not self._to_hand:
-            self._clock.callLater(0, self._count_handed)
-        self._to_hand.append((delivery, wait))
+        if not self._to_check:
+            self._clock.callLater(0, self._check_delivered)
+        self._to_check.append((delivery, wait))
 
-    def _count_handed(self) -> None:
-        waiting, self._to_hand = self._to_hand, []
+    def _check_delivered(self) -> None:
+        waiting, self._to_check = self._to_check, []
         for delivery, wait in waiting:
             if not delivery.count_delivered():
                 self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
@@ -302,7 +302,7 @@ class Switch:
         self.rules.drops[Drop.REGISTRY_DOWN] += 1
         if mail.header.wants_answer:
             why = f"failed to get twin: {result.value}"
-            self._say(mail.header, texts.NOT_ROUTED.format(peer=mail.destination, why=why))
+            self._send_error(mail.header, texts.NOT_ROUTED.format(peer=mail.destination, why=why))
             mail.settle()
         else:
             mail.lose()
@@ -346,7 +346,7 @@ class Switch:
         def known(is_back: bool) -> None:
             if not (is_back and self._deliver(mail)):
                 self.rules.drops[Drop.OFFLINE] += 1
-                self._say(mail.header, texts.OFFLINE)
+                self._send_error(mail.header, texts.OFFLINE)
                 mail.settle()
 
         self.presence.wait_for_session(mail.destination).addCallback(known)
@@ -369,16 +369,16 @@ class Switch:
             full = Drop.FEDERATION_FULL if error == FULL else Drop.FEDERATION_REFUSED
             self.rules.drops[Drop.EXPIRED if error == texts.EXPIRED else full] += 1
             # As in the reference implementation, this error names no destination.
-            self._say(mail.header, error, addressed=False)
+            self._send_error(mail.header, error, addressed=False)
         mail.settle()
 
     # --- errors ---
 
     def _refuse(self, header: Header, drop: Drop, to: Session) -> None:
         self.rules.drops[drop] += 1
-        self._say(header, texts.TEXTS[drop], to)
+        self._send_error(header, texts.TEXTS[drop], to)
 
-    def _say(self, header: Header, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
+    def _send_error(self, header: Header, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
         """If a message is a request, send an error about it to its sender.
 
         :param to: session that sent the message; None uses the source in the header.
@@ -406,7 +406,7 @@ class Switch:
         # A sender that is not connected gets the notification from its queue.  A sender that uses another relay would
         # never get it, so nothing is stored for such a sender.
         if header.source in self.sessions or (twin is not None and twin.relays & self.rules.domains):
-            self._say(header, texts.EXPIRED)
+            self._send_error(header, texts.EXPIRED)
 
     # --- queues ---
 

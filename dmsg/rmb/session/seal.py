@@ -165,7 +165,7 @@ class Seal:
         self._known_strict: OrderedDict[Session, float] = OrderedDict()
         """Sessions that have made a strict signature, each with the time of its last message that had one."""
 
-    def _knows_borders(self, session: Session, now: float) -> bool:
+    def _is_known_strict(self, session: Session, now: float) -> bool:
         return now - self._known_strict.get(session, -STRICT_FOR) < STRICT_FOR
 
     # --- outbound ---
@@ -185,7 +185,7 @@ class Seal:
         if payload is not None:
             if self._encryption is None or receiver.pk is None:
                 envelope.plain = payload
-            elif self._strict and (receiver.strict or self._knows_borders(to, now)):
+            elif self._strict and (receiver.strict or self._is_known_strict(to, now)):
                 envelope.bound = self._encryption.encrypt_bound(payload, receiver.pk, frame_of_payload(envelope))
             else:
                 envelope.cipher = self._encryption.encrypt(payload, receiver.pk)
@@ -247,7 +247,7 @@ class Seal:
         if not envelope.HasField("strict_signature"):
             # The strict signature is required here. Otherwise a relay could remove it, and then move characters between
             # fields, which the other signature does not detect.
-            if sender.strict or self._knows_borders(source, now):
+            if sender.strict or self._is_known_strict(source, now):
                 raise SignatureInvalid("the strict signature is missing")
             verify(envelope.signature, challenge(envelope), sender.account)
             return

@@ -307,7 +307,8 @@ async def report_outcome(
 class Uplink:
     """Connections of a session to all its relays, with a common outbox.
 
-    :param urls: URLs of relays, ``ws://`` or ``wss://``. Messages first use the relay that was connected first.
+    :param urls: URLs of relays, ``ws://`` or ``wss://``. A relay that connects while no other is connected is preferred
+        from then on.
     :param make_token: function that returns a new token for each connection attempt.
     :param on_received: callback for each received message. Its second argument is a function to call when the message
         is processed, with True, or with False if the relay must send it again.

@@ -44,11 +44,11 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
     _silence: IDelayedCall | None = None
 
     def __init__(self, factory: PlainUpgradeFactory, address: IAddress | None) -> None:
-        self._door = factory
+        self._factory = factory
         self._address = address
 
     def connectionMade(self) -> None:
-        self._door.guard.add(self)
+        self._factory.guard.add(self)
         # A request calls these methods of its transport, to report its progress to the guard of its connection.
         for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
             setattr(self.transport, name, getattr(self, name))
@@ -56,7 +56,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
         if isinstance(self.transport, ProtocolWrapper):
             self._open()
         else:
-            self._silence = self._door.reactor.callLater(self._door.patience, self._first_byte_late)
+            self._silence = self._factory.reactor.callLater(self._factory.patience, self._first_byte_late)
 
     def _first_byte_late(self) -> None:
         self._silence = None
@@ -71,13 +71,13 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
     def request_is_taken(self) -> None:
         """Remove the connection from the guard, because it becomes a session."""
         self._cancel()
-        self._door.guard.remove(self)
+        self._factory.guard.remove(self)
 
     def dataReceived(self, data: bytes) -> None:
         if self._inner_protocol is None:
             self._cancel()
             upgrade = plain_upgrade(data)
-            if upgrade is not None and self._door.take(upgrade, self.transport):
+            if upgrade is not None and self._factory.take(upgrade, self.transport):
                 self.request_is_taken()
                 if upgrade.rest:
                     self.transport.protocol.dataReceived(upgrade.rest)
@@ -91,14 +91,14 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
             self.failed()
 
     def _open(self) -> None:
-        behind = self._door.site.buildProtocol(self._address)
+        behind = self._factory.site.buildProtocol(self._address)
         assert behind is not None and self.transport is not None
         self._inner_protocol = behind
         behind.makeConnection(self.transport)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._cancel()
-        self._door.guard.remove(self)
+        self._factory.guard.remove(self)
         if self._inner_protocol is not None:
             self._inner_protocol.connectionLost(reason)
 

@@ -152,10 +152,10 @@ class Federation:
         if not self._has_room(item):
             self._store_only(item)
             return
-        self._hold(item)
+        self._add(item)
         # The sender never sends a message again, so the message must be stored before it counts as accepted.
         if mail.owner is not None and mail.owner.durable:
-            self._keep(item)
+            self._store(item)
         self._make_ready(item)
 
     def _store_only(self, item: _Item) -> None:
@@ -182,7 +182,7 @@ class Federation:
             and self._size_of[sender] < self._max_size // PART
         )
 
-    def _hold(self, item: _Item) -> None:
+    def _add(self, item: _Item) -> None:
         self._items[item] = None
         self._size += len(item.mail.data)
         self._items_of[item.mail.sender] += 1
@@ -226,7 +226,7 @@ class Federation:
         item.running = False
         if isinstance(result, Failure) and not result.check(CancelledError):
             _log.failure("unhandled error while a message was forwarded to another relay", result)
-            self._later(item)
+            self._schedule_retry(item)
         self._next()
 
     def sizes(self) -> dict[int, int]:
@@ -238,13 +238,13 @@ class Federation:
         for item in [one for one in self._items if not one.running and one.mail.sender == sender]:
             self._finish(item, FULL)
 
-    def _later(self, item: _Item) -> None:
+    def _schedule_retry(self, item: _Item) -> None:
         """Schedule a retry of a message that no relay accepted. Store the message in the queue until then."""
         item.next = self._reactor.seconds() + item.delay
         # The delay doubles, so that a relay that is down for an hour causes few attempts. Retries end when the message
         # expires.
         item.delay = min(RETRY_MOST, 2 * item.delay)
-        self._keep(item)
+        self._store(item)
 
     async def _attempt(self, item: _Item) -> None:
         for number in range(PASSES):
@@ -262,7 +262,7 @@ class Federation:
             if outcome is not AttemptOutcome.FAILED:
                 self._finish(item, None if outcome is AttemptOutcome.TAKEN else REMOTE + OFFLINE)
                 return
-        self._later(item)
+        self._schedule_retry(item)
 
     def _finish(self, item: _Item, error: str | None) -> None:
         # The end of an attempt, the expiry and :meth:`give_up` may all finish a message, but only the first counts.
@@ -282,7 +282,7 @@ class Federation:
         if len(self._items) < TAKE_UP_BELOW and (self._has_backlog or self._may_begin_again()):
             self._take_from_queue()
 
-    def _keep(self, item: _Item) -> None:
+    def _store(self, item: _Item) -> None:
         """Store a message in the queue, so that it survives the end of the process."""
         if item.queue_id is not None or item.keeping:
             return
@@ -312,7 +312,7 @@ class Federation:
         for item in list(self._items):
             if item.running or item.next > now:
                 if now - item.since >= SPILL_AFTER:
-                    self._keep(item)
+                    self._store(item)
             elif item.next:
                 item.next = 0.0
                 self.asking.run(self._requeue(item)).addErrback(self._failed)
@@ -357,7 +357,7 @@ class Federation:
             item = _Item(mail, frozenset(), self._on_finished, self._reactor.seconds())
             item.queue_id = queued.id
             if self._has_room(item):
-                self._hold(item)
+                self._add(item)
                 self._by_queue_id[queued.id] = item
                 self.asking.run(self._requeue(item)).addErrback(self._failed)
             else:
@@ -373,5 +373,5 @@ class Federation:
         # No attempt may begin while the messages are being stored.
         self.asking.stopped = True
         for item in list(self._items):
-            self._keep(item)
+            self._store(item)
         await self.asking.stop()

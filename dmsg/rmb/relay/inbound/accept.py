@@ -51,7 +51,7 @@ class InboundAcceptor:
         if receiver is None and only_connected and decision.action is Action.QUEUE:
             decision = Decision(Action.REFUSE, drop=Drop.OFFLINE)
         if receiver is not None or decision.drop is None:
-            self._keep(mail, decision.relays, taken)
+            self._store(mail, decision.relays, taken)
         elif decision.drop is Drop.OFFLINE:
             self._find(mail, taken)
         else:
@@ -64,7 +64,7 @@ class InboundAcceptor:
 
         def known(elsewhere: bool) -> None:
             if elsewhere:
-                self._keep(mail, frozenset(), accepted)
+                self._store(mail, frozenset(), accepted)
             else:
                 switch.presence.wait_for_session(mail.destination).addCallback(back)
 
@@ -75,11 +75,11 @@ class InboundAcceptor:
             elif receiver.delivery.offer(mail):
                 switch.count_in(mail)
             else:
-                self._keep(mail, frozenset(), accepted)
+                self._store(mail, frozenset(), accepted)
 
         switch.queue.is_elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
 
-    def _keep(self, mail: Mail, other_relays: frozenset[str], accepted: Deferred[None]) -> None:
+    def _store(self, mail: Mail, other_relays: frozenset[str], accepted: Deferred[None]) -> None:
         """Store a message in the queue of its receiver.
 
         :param other_relays: relays to which the receiver may be connected.

@@ -70,7 +70,7 @@ class InboundVerifier:
         refusal."""
         if self.under_way < MAX_INTAKE and self._rate.allow(address, now):
             return None
-        return self._later(Drop.INTAKE_RATE, "too many messages")
+        return self._refuse_for_now(Drop.INTAKE_RATE, "too many messages")
 
     def charge(self, address: str, now: float) -> None:
         """Charge a malformed or wrongly signed message to its address as ``WORTHLESS`` messages, because checking it
@@ -81,7 +81,7 @@ class InboundVerifier:
         self._switch.rules.drops[drop] += 1
         return Verdict(status, text)
 
-    def _later(self, drop: Drop, text: str, seconds: int = 1) -> Verdict:
+    def _refuse_for_now(self, drop: Drop, text: str, seconds: int = 1) -> Verdict:
         self._switch.rules.drops[drop] += 1
         return Verdict(503, text, seconds)
 
@@ -92,12 +92,12 @@ class InboundVerifier:
         """
         self.under_way += 1
         try:
-            return await self._take(data, only_connected)
+            return await self._process(data, only_connected)
         finally:
             self.under_way -= 1
 
     # Each verdict has its own return statement.
-    async def _take(self, data: bytes, only_connected: bool) -> tuple[Verdict, bool]:  # noqa: PLR0911
+    async def _process(self, data: bytes, only_connected: bool) -> tuple[Verdict, bool]:  # noqa: PLR0911
         switch = self._switch
         try:
             envelope = decode(data)
@@ -111,18 +111,18 @@ class InboundVerifier:
         except MessageRefused as refused:
             # The timestamp is ahead of this relay's clock, so the message may be acceptable soon.
             if refused.drop is Drop.BAD_TIMES:
-                return self._later(refused.drop, f"bad request: {refused}", 10), False
+                return self._refuse_for_now(refused.drop, f"bad request: {refused}", 10), False
             return self._refuse(refused.drop, 400, f"bad request: {refused}"), False
         try:
             await self._check_source(envelope)
             receiver = await self._twin(header.destination.twin)
         # The other relay's registry may know a twin that this relay's registry does not know yet.
         except TwinNotFound as error:
-            return self._later(Drop.INTAKE_SIGNATURE, str(error), 5), False
+            return self._refuse_for_now(Drop.INTAKE_SIGNATURE, str(error), 5), False
         except SignatureInvalid as error:
             return self._refuse(Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}"), True
         except DmsgError as error:
-            return self._later(Drop.REGISTRY_DOWN, f"failed to get twin: {error}"), False
+            return self._refuse_for_now(Drop.REGISTRY_DOWN, f"failed to get twin: {error}"), False
         return await self._pass_on(envelope, header, data, receiver, only_connected), False
 
     async def _pass_on(
@@ -140,7 +140,7 @@ class InboundVerifier:
         size, now = len(data), switch.now()
         if not self._of_twins.measure(header.source.twin, size, now, is_answer=header.is_answer):
             switch.limited.count(header.source.twin)
-            return self._later(Drop.INTAKE_RATE, "too many messages of this twin", 10)
+            return self._refuse_for_now(Drop.INTAKE_RATE, "too many messages of this twin", 10)
         try:
             receiver = await self._refetch_if_elsewhere(header.destination.twin, receiver)
             if receiver is not None:
@@ -151,9 +151,9 @@ class InboundVerifier:
                 return self._refuse(refused.drop, 404, OFFLINE)
             # The twin's entry in the registry may have changed, and the other relay may know this already. So the
             # refusal is temporary, and the other relay sends the message again after 5 seconds.
-            return self._later(refused.drop, str(refused), 5)
+            return self._refuse_for_now(refused.drop, str(refused), 5)
         except DmsgError as error:
-            return self._later(Drop.QUEUE_FAILED, f"switch error: {error}")
+            return self._refuse_for_now(Drop.QUEUE_FAILED, f"switch error: {error}")
         self._accepted_until[key] = header.timestamp + header.expiration
         if len(self._accepted_until) > MAX_TAKEN:
             self._accepted_until.popitem(last=False)
