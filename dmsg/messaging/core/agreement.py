@@ -5,10 +5,10 @@ message, and returns the ciphers of the channel or raises :exc:`~dmsg.errors.Han
 cannot be used any more; nothing else has changed.
 
 The pattern is ``Noise_KK_Secp256k1_ChaChaPoly_SHA256`` with empty prologue and payloads, so both messages have 49
-bytes.  Both ends must know the other's static key. The server tells the responder the opener's key in OpenChannel; if
-it sends a wrong key, the handshake fails.  But the server can replay a recorded OpenChannel. So the responder knows
-that the opener is live only after the opener's first data.  Source: the seed document, section Noise Implementation in
-Channels.
+bytes.  Both ends must know the other's static key. The server writes the opener's key into the OpenChannel for the
+responder; if it writes a wrong key, the handshake fails.  But the server can replay a recorded OpenChannel. So the
+responder knows that the opener is live only after the opener's first data.  Source: the seed document, section Noise
+Implementation in Channels.
 """
 
 from __future__ import annotations

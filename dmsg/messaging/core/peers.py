@@ -60,7 +60,7 @@ class End:
     def nameless(self) -> bool:
         """Whether the server does not know yet which id to use for the channel in its frames to this client.
 
-        A client with two ids tells this id only when it accepts the channel.
+        A client with two ids sends this id only when it accepts the channel.
         """
         return self.peer.two_ids is True and not (self.open or self.opener)
 

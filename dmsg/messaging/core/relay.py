@@ -355,7 +355,7 @@ class Relay(ConnectionTable[RelayPeer]):
         loop."""
         opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
         if opened is not None and self._profile is Profile.SKYWIRE:
-            # The client accepted a channel whose opener has disconnected. A client with two ids tells its id only in
+            # The client accepted a channel whose opener has disconnected. A client with two ids sends its id only in
             # this late answer, so the server could not send CloseChannel before.
             peer.two_ids = opened[0] is not None
             name = body[0] if opened[0] is None else opened[0]
@@ -475,8 +475,8 @@ class Relay(ConnectionTable[RelayPeer]):
             self._send_control(other, self._closing_frames(end, other))
 
     def _closing_frames(self, other: End, end: End) -> bytes:
-        """Return the frames that tell the client at ``end`` of the channel's end: ChannelClosed, with CloseChannel if
-        Go needs it.
+        """Return the frames by which the client at ``end`` learns that the channel has ended: ChannelClosed, and
+        CloseChannel if Go needs it.
 
         :param other: other end of the channel.
         """

@@ -190,8 +190,8 @@ class ClientConnection:
     def _end(self, channel: ClientChannel) -> bool:
         """Send ChannelClosed and end the channel at this side. Return False if it had ended before."""
         if channel.state is State.ABANDONED and self._is_ambiguous(channel):
-            # A ChannelClosed could end the wrong channel. The channel's id stays in use until the server's answer tells
-            # the other id.
+            # A ChannelClosed could end the wrong channel. The channel's id stays in use until the server's answer
+            # contains the other id.
             return True
         if not channel.apply(Input.SEND_CLOSED):
             return False

@@ -53,7 +53,7 @@ unpack_send_head = _send_head.unpack_from
 
 
 class Profile(Enum):
-    """Frame layout and rules that both ends of a link use. The frames do not tell the profile.
+    """Frame layout and rules that both ends of a link use. No frame names the profile.
 
     ``SEED`` follows the seed document.  ``SKYWIRE`` follows the Go code of March 2019. That code has a different
     header, writes signatures that are not computed yet as zeros, and rekeys before each tenth message of a channel.
@@ -215,7 +215,7 @@ def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> Non
 
     :raises RemoteProtocolError: the header is valid only in the other profile.
     """
-    # The handshake does not tell the profile, so a wrong setting can be detected only here. The link ends only if the
+    # The handshake does not name the profile, so a wrong setting can be detected only here. The link ends only if the
     # header is valid in the other profile and invalid in this one, because a false alarm would disconnect a correct
     # peer.
     seed_type, seed_size = _seed.unpack_from(buffer)

@@ -62,7 +62,7 @@ class Scale:
         return int.from_bytes(self.take(4), "little")
 
     def compact(self) -> int:
-        """Read a length in SCALE's compact encoding. The two lowest bits of the first byte tell how many bytes encode
+        """Read a length in SCALE's compact encoding. The two lowest bits of its first byte give the number of bytes of
         the length."""
         first = self.take(1)
         mode = first[0] & 3

@@ -39,7 +39,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
         switch = self._switch
         for delivery in list(switch.waiting):
             session = switch.sessions.get(delivery.session)
-            # A newer connection has replaced this one. Ending the newer one would not free this memory.
+            # A newer connection has replaced this one. Ending the newer connection would not free this memory.
             if session is None or session.delivery is not delivery:
                 continue
             size = delivery.size + (session.socket.unsent if session.socket is not None else 0)

@@ -310,8 +310,8 @@ class RelaySite(Resource):
     def _body_from_relay(self, request: Request) -> bytes | None:
         """Return the body of another relay's request; None while this process shuts down."""
         if self._admits() is Drop.DRAINING:
-            # The connection is closed. So the other relay's next message uses a new one, to the process that replaces
-            # this one.
+            # The connection is closed. So the other relay opens a new connection for its next message, to the process
+            # that replaces this one.
             close_after(request)
             return None
         assert request.content is not None

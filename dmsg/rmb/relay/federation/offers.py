@@ -14,8 +14,8 @@ from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 
 MAX_OFFERED = 10_000
-"""Maximum number of stored messages that are on offer. Further messages are only stored, until their receiver connects
-here."""
+"""Maximum number of stored messages that are offered at a time. Further messages are only stored, until their receiver
+connects here."""
 
 
 class _Offers:
@@ -46,7 +46,7 @@ class Offers:
         max_size: int,
         is_connected: Callable[[str], bool],
     ) -> None:
-        """:param max_size: maximum bytes of all messages on offer."""
+        """:param max_size: maximum bytes of all messages that are offered."""
         self._reactor = reactor
         self._asking = asking
         self._queue = queue

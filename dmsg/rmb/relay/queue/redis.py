@@ -404,7 +404,7 @@ class RedisQueue:
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
         # Relays of the reference implementation do not add their messages to the sorted set, so this method does not
-        # find these. Their expiry is checked when they are read.
+        # find these messages. Their expiry is checked when they are read.
         return Deferred.fromCoroutine(self._take_expired(now))
 
     async def _take_expired(self, now: float) -> list[tuple[str, bytes]]:
