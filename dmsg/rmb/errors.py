@@ -16,6 +16,8 @@ class Drop(Enum):
     BAD_TOKEN = "bad_token"  # noqa: S105
     BAD_UPGRADE = "bad_upgrade"
     TOO_MANY_CONNECTIONS = "too_many_connections"
+    SLOW_REQUEST = "slow_request"
+    UNREADABLE_REQUEST = "unreadable_request"
     UNKNOWN_TWIN = "unknown_twin"
     REGISTRY_DOWN = "registry_down"
     TOO_MANY_SESSIONS = "too_many_sessions"

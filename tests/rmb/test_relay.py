@@ -6,14 +6,15 @@ import json
 from base64 import urlsafe_b64encode
 from contextlib import closing
 from http.client import HTTPConnection
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from autobahn.twisted.websocket import WebSocketServerProtocol
-from twisted.internet.endpoints import clientFromString
+from twisted.internet.endpoints import TCP4ClientEndpoint, clientFromString, connectProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.threads import deferToThread
 
 from dmsg.net.socketopts import held_bytes, queued_bytes
+from dmsg.net.web.guard import WHOLE_WITHIN, GuardReason
 from dmsg.net.websocket import frames
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
@@ -528,6 +529,43 @@ class SessionTests(PairCase):
         relay = RmbRelay(self.reactor, RelaySettings(["tcp:0"], "", queue=queue), registry=self.registry)
         relay.startService()
         return relay.ready
+
+
+class HalfRequestTests(PairCase):
+    """Strangers who connect to a relay and send no whole request."""
+
+    async def stranger(self, said: bytes) -> Stranger:
+        await self.pair()
+        endpoint = TCP4ClientEndpoint(self.network.host("stranger"), self.host, self.one.port)
+        stranger = await connectProtocol(endpoint, Stranger())
+        stranger.write(said)
+        return stranger
+
+    @asynchronous
+    async def test_half_a_request_ends_with_its_connection(self) -> None:
+        stranger = await self.stranger(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Le")
+        await self.pause(WHOLE_WITHIN - 0.1)
+        self.assertFalse(stranger.gone)
+        await self.pause(0.2)
+        self.assertTrue(stranger.gone)
+        self.assertEqual(1, self.drops(Drop.SLOW_REQUEST))
+
+    def test_every_reason_of_the_guard_is_counted(self) -> None:
+        for reason in get_args(GuardReason):
+            self.assertEqual(reason, Drop(reason).value)
+
+
+class Stranger(Protocol):
+    """Connection that sends what a test sends through it."""
+
+    gone = False
+
+    def write(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data)
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self.gone = True
 
 
 class HostileTests(SocketPairCase):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import connectionDone
@@ -32,6 +32,9 @@ TIME_TO_ASK = 1.0
 of another one."""
 WHOLE_WITHIN = 20.0
 """Maximum number of seconds from the first byte of a request to its last byte."""
+
+GuardReason = Literal["too_many_connections", "slow_request", "unreadable_request"]
+"""Reason for which a guard closes a connection."""
 
 
 def _descriptor_limit() -> int:
@@ -75,8 +78,9 @@ class GuardedConnection:
 
     def _on_deadline(self) -> None:
         self._timer = None
-        self.guard.on_refused("slow_request")
+        # The connection is closed first, so that it ends even if the callback fails.
         self.drop()
+        self.guard.on_refused("slow_request")
 
     def drop(self) -> None:
         """Close the connection at once."""
@@ -85,8 +89,8 @@ class GuardedConnection:
 
     def failed(self) -> None:
         """Count a request for which Twisted's parser raised an exception, and close the connection."""
-        self.guard.on_refused("unreadable_request")
         self.drop()
+        self.guard.on_refused("unreadable_request")
 
 
 class GuardOptions(TypedDict, total=False):
@@ -95,7 +99,7 @@ class GuardOptions(TypedDict, total=False):
     limit: int | None
     most_of_block: int
     by_place: bool
-    on_refused: Callable[[str], None]
+    on_refused: Callable[[GuardReason], None]
 
 
 class Guard:
@@ -104,7 +108,7 @@ class Guard:
     :param limit: maximum number of connections in all; None to derive it from the limit of file descriptors.
     :param by_place: whether connections are also limited per address; False behind a proxy, from which all connections
         come.
-    :param on_refused: called with ``too_many_connections``, ``slow_request`` or ``unreadable_request``.
+    :param on_refused: callback invoked with the reason for which a connection was closed.
     """
 
     def __init__(
@@ -114,7 +118,7 @@ class Guard:
         limit: int | None = None,
         most_of_block: int = MAX_OF_BLOCK,
         by_place: bool = True,
-        on_refused: Callable[[str], None] = lambda reason: None,
+        on_refused: Callable[[GuardReason], None] = lambda reason: None,
     ) -> None:
         self.clock = clock
         self.on_refused = on_refused
@@ -142,9 +146,9 @@ class Guard:
             # The victim is chosen from the narrow block with most connections inside the crowded block, because one
             # address may have all connections of a wide block.
             victim = self._victim(self._of.heaviest(crowded) if crowded else connection.block, connection)
-            self.on_refused("too_many_connections")
             self.remove(victim)
             victim.drop()
+            self.on_refused("too_many_connections")
 
     def _victim(self, block: str, new: GuardedConnection) -> GuardedConnection:
         """Choose the connection of ``block`` to close: the oldest that is not waiting for a response.

@@ -19,7 +19,7 @@ from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import blocks_of
 from dmsg.net.turn_end import at_turn_end
 from dmsg.net.web.channel import BoundedSite
-from dmsg.net.web.guard import Guard
+from dmsg.net.web.guard import Guard, GuardReason
 from dmsg.net.web.routes import finish_with
 from dmsg.net.web.site import bounded_arguments, close_after, without_body
 from dmsg.net.websocket.upgrade import Upgrade
@@ -99,7 +99,7 @@ class RelaySite(Resource):
         def refused(reason: str) -> None:
             self._switch.rules.drops[Drop.INTAKE_RATE if reason == "busy" else Drop.INTAKE_TOO_LARGE] += 1
 
-        def unguarded(reason: str) -> None:
+        def unguarded(reason: GuardReason) -> None:
             self._switch.rules.drops[Drop(reason)] += 1
 
         site = BoundedSite(self, **bounded_arguments(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
