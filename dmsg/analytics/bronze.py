@@ -28,7 +28,7 @@ bitmap represents a bucket."""
 PASSED_OVER = r"^\s*(\[\s*\])?\s*$"
 """Regular expression for the lines that Spark's JSON reader skips: blank lines and empty arrays."""
 INCOMPLETE = "without a field that its type requires"
-UNCHECKED = "a checked receipt, where entities write"
+UNCHECKED = "a checked receipt in a file of an entity"
 LINE_LIMIT = 4096
 """Maximum number of characters that the quarantine stores of a line."""
 

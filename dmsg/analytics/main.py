@@ -181,12 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line for ``spark-submit`` and return the exit status."""
     parser = argparse.ArgumentParser(prog="dmsg-analytics", description="dmsg's data pipeline, for spark-submit")
     parser.add_argument("command", choices=("run", "report", "tables"))
-    parser.add_argument("--spool", help="directory or URI of what entities wrote")
-    parser.add_argument("--receipts", help="directory or URI of checked receipts")
-    parser.add_argument("--out", required=True, help="directory or URI of the tables")
-    parser.add_argument("--html", default="report.html", help="file of the report")
-    parser.add_argument("--master", help="if spark-submit does not say it")
-    parser.add_argument("--memory", default=DRIVER_MEMORY)
+    parser.add_argument("--spool", help="Directory or URI of the files that entities wrote.")
+    parser.add_argument("--receipts", help="Directory or URI of the checked receipts.")
+    parser.add_argument("--out", required=True, help="Directory or URI of the tables.")
+    parser.add_argument("--html", default="report.html", help="File to which to write the report.")
+    parser.add_argument("--master", help="Spark master, unless spark-submit names one.")
+    parser.add_argument("--memory", default=DRIVER_MEMORY, help="Heap size of the driver.")
     options = parser.parse_args(arguments)
     if options.command == "run" and options.spool is None:
         parser.error("run needs --spool")

@@ -215,7 +215,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         if self._offer is None:
             self.close()  # If no file is pending, this is a normal end.
         else:
-            self._end("silent", "nothing came of a file for too long")
+            self._end("silent", "no data of the file arrived for too long")
 
     def replace(self) -> None:
         """Abort this stream at once, because its sender has opened another one and has too many."""

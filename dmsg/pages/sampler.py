@@ -79,9 +79,7 @@ class Sampler:
         self.samples = History()
         self.recent_events = RecentEvents()
         self._watchers: dict[Watcher, None] = {}
-        self._sample_loop = RetryLoop(
-            reactor, self._sample, lambda failures: INTERVAL, "looking at what the page shows"
-        )
+        self._sample_loop = RetryLoop(reactor, self._sample, lambda failures: INTERVAL, "sampling the status page")
 
     def start(self) -> None:
         """Take a sample now, and then every :data:`INTERVAL` seconds."""

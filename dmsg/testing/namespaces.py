@@ -79,7 +79,7 @@ class Running:
         end = time.monotonic() + timeout
         while (match := re.search(pattern, self.output)) is None:
             if self.process.poll() is not None or time.monotonic() > end:
-                raise LabError(f"{pattern!r} was not said: {self.output[-2000:]}")
+                raise LabError(f"{pattern!r} is not in the output: {self.output[-2000:]}")
             time.sleep(0.02)
         return match
 
@@ -91,7 +91,7 @@ class Running:
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise LabError(f"it does not end: {self.output[-2000:]}") from None
+            raise LabError(f"the process does not end: {self.output[-2000:]}") from None
 
     def kill(self) -> None:
         """Kill the process with SIGKILL."""

@@ -487,11 +487,11 @@ def main() -> None:
     """Do random walks for ``--seconds`` seconds, or until a walk fails. With ``--seed``, do only the walk of this
     seed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each walk")
-    parser.add_argument("--lies", action="store_true", help="servers lie, too")
-    parser.add_argument("--shrink", action="store_true", help="reduce the walk of --seed, which fails, to a small test")
+    parser.add_argument("--seconds", type=float, default=60.0, help="Seconds for which to do walks.")
+    parser.add_argument("--seed", type=int, help="Do only the walk of this seed.")
+    parser.add_argument("--steps", type=int, default=STEPS, help="Number of steps of each walk.")
+    parser.add_argument("--lies", action="store_true", help="Let servers lie, too.")
+    parser.add_argument("--shrink", action="store_true", help="Reduce the failing walk of --seed to a small test.")
     arguments = parser.parse_args()
     options = f" --steps {arguments.steps}" + " --lies" * arguments.lies
     if arguments.shrink and arguments.seed is None:

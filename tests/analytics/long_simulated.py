@@ -20,7 +20,7 @@ KINDS = {
     "queue_full": "slow readers",
     "slow on": "slow",
     "claims more than both ends": "lie",
-    "claims more, with one end's word": "collusion",
+    "claims more, supported by one end": "collusion",
     "its clock was": "clock",
     "have not arrived": "lost file",
     "scan:": "scan",

@@ -161,9 +161,9 @@ class RowsTests(SynchronousTestCase):
         )
         self.assertEqual((found.urgency, found.kind), (Urgency.NOW, "claims"))
         # what a few clients can make up wakes nobody
-        for verdict in ("claims more, as few of its clients say", "claims more, with one end's word"):
+        for verdict in ("claims more, as few of its clients say", "claims more, supported by one end"):
             self.assertEqual(self.only(settlement_day=[claim(0, verdict)]).urgency, Urgency.SOON)
-        self.assertEqual(self.found(settlement_day=[claim(0, "not certain: too much was on its way")]), [])
+        self.assertEqual(self.found(settlement_day=[claim(0, "uncertain: too much data was in transit")]), [])
         self.assertEqual(self.found(settlement_day=[claim(0, "agrees"), claim(7, "claims more than both ends")]), [])
 
     def test_attackers_are_found(self) -> None:

@@ -139,8 +139,8 @@ class CutTests(Words):
         self.assertEqual((day[peer_lost]["verdict"], day[peer_lost]["one_sided"]), ("agrees", 1))
         self.assertEqual(day[peer_lost]["claimed_bytes"], 92 * MB)
 
-        self.assertEqual(day[friend_sends]["verdict"], "claims more, with one end's word")
-        self.assertEqual(day[friend_receives]["verdict"], "claims more, with one end's word")
+        self.assertEqual(day[friend_sends]["verdict"], "claims more, supported by one end")
+        self.assertEqual(day[friend_receives]["verdict"], "claims more, supported by one end")
         self.assertEqual((day[generous]["conflict"], day[generous]["inflated_bytes"]), (3, 150 * MB))
 
     def test_who_says_that_it_ended_everything_itself_is_not_called_honest(self) -> None:
@@ -171,7 +171,7 @@ class CutTests(Words):
             (day[denied]["verdict"], day[denied]["witnesses"], day[denied]["accusers"]),
             ("claims more, as few of its clients say", 61, 1),
         )
-        self.assertEqual(day[sided]["verdict"], "claims more, with one end's word")
+        self.assertEqual(day[sided]["verdict"], "claims more, supported by one end")
         self.assertEqual((day[strangers]["verdict"], day[strangers]["conflict"]), ("agrees", 2))
 
     def test_who_was_no_end_says_nothing(self) -> None:

@@ -170,7 +170,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
             {
                 "kind": F.lit("unanswered"),
                 "score": _score(F.col("refused"), SCAN_LIMIT),
-                "evidence": F.format_string("%d of %d requests nobody accepted", "refused", "requests"),
+                "evidence": F.format_string("nobody accepted %d of %d requests", "refused", "requests"),
             }
         )
     )

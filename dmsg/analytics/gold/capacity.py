@@ -161,7 +161,7 @@ def placement(
         F.when(F.col("peak_share") >= BUSY, F.format_string("%.0f %% full at its peak", F.col("peak_share") * 100)),
         F.when(F.col("latency_factor") < 0.5, F.format_string("answers in %.1f ms", F.col("latency_ms"))),
         F.when(F.col("honesty") < 1, F.lit("claims more than it delivered")),
-        F.when(F.col("free").isNull(), F.lit("tells nothing of its places")),
+        F.when(F.col("free").isNull(), F.lit("does not report its capacity")),
     )
     weight = F.pow("availability", F.lit(2.0)) * F.col("headroom") * F.col("latency_factor") * F.col("honesty")
     return (

@@ -52,7 +52,7 @@ ORDERLY = "unspecified"
 """Reason that the event of an orderly close states. In an orderly close, the closing end has first waited until all its
 data was acknowledged."""
 _BY = {"src": 1, "dst": 2}
-UNCERTAIN = "not certain: too much was on its way"
+UNCERTAIN = "uncertain: too much data was in transit"
 STRANGERS = "the two ends do not name each other"
 
 
@@ -294,9 +294,9 @@ def settlement_day(rows: DataFrame) -> DataFrame:
     inflation = F.col("sure_claimed") / F.nullif(F.col("sure_word"), F.lit(0)) - 1
     inflated = _more("sure_claimed", "sure_word")
     verdict = (
-        F.when(seen == 0, "nobody but the server speaks of it")
+        F.when(seen == 0, "no receipts of both ends")
         .when(inflated & (F.col("accusers") > MOST * F.col("witnesses")), LIES)
-        .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")
+        .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, supported by one end")
         .when(inflated, "claims more, as few of its clients say")
         # Transports that only clients report are left out, because anybody can invent them.
         .when(seen < WITNESS_LIMIT * (F.col("transports") - F.col("unclaimed")), "too few receipts")
