@@ -57,7 +57,7 @@ class LyingEnds:
         :param kind: name of the lie, one of :data:`KINDS`.
         :param seed: seed of the data.
         :returns: whether the lie was told; False if no stream could be opened.
-        :raises PromiseBroken: the attacked end has believed the lie, or ended the stream for another reason.
+        :raises PromiseBroken: the attacked end has accepted the lie, or has ended the stream for a wrong reason.
         """
         lie, reason = _LIES[kind]
         talker = self._talkers.pair(seed)
@@ -65,7 +65,7 @@ class LyingEnds:
         assert other is not None
         try:
             self._lab.result(self._mallory.connect(self._victim.public_key, Fixed(talker), PORT, via=self._server))
-        except DmsgError:  # Discovery lies, or strangers have used up the rate of requests.
+        except DmsgError:  # Discovery lies, or strangers have used up the rate limit.
             self._talkers.forget()
             return False
         self._until(lambda: other.transport is not None)
@@ -147,7 +147,8 @@ class LyingEnds:
             talker.sent += FRAME
             carrier.session.core.send(carrier.transport, talker.next_bytes(FRAME))
         carrier.session.flush()
-        # The attacked application reads again, because it gets the error only after the data before it.
+        # The attacked application resumes reading, because the stream reports the error only after the data that
+        # arrived before.
         self._until(lambda: stream_of(other).has_ended)
         stream_of(other).resumeProducing()
 

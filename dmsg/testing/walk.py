@@ -53,7 +53,8 @@ LAST = 10_000
 ENDS_AT_ONCE = 3
 """Number of lies that a lying end tells in a step, each on a new stream."""
 PIECES, SMALL, PIECE_SECONDS = 100, 50, 0.001
-"""Small pieces: their number, their maximum size in bytes, and the seconds of the lab's time between two of them."""
+"""Number of small pieces to send, their maximum size in bytes, and the seconds of the lab's time between two of
+them."""
 PATIENCE = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 
@@ -225,7 +226,8 @@ class Walk:
             # allowed.
             if talker.other is None or (talker.other.received != talker.sent and not talker.failures):
                 return False
-        # A program whose peer was killed hears that its stream is gone when it resumes the stream.
+        # An initiator whose remote program was killed tries to resume the stream, and then learns that the stream no
+        # longer exists.
         if not all(talker.lost is not None for talker in self._orphans):
             return False
         return all(
@@ -375,10 +377,11 @@ class Walk:
             if isinstance(stream, ClientStream) and _peer_of(stream) == self.bob.public_key and one.lost is None:
                 self._streams[:] = [end for end in self._streams if end not in (one, one.other)]
                 self._closing[:] = [end for end in self._closing if end not in (one, one.other)]
-                # The other ends wait for bob, and the lab ends before they give up.
+                # Only initiators resume streams. The other ends wait for bob, and their timeout is after the end of the
+                # lab.
                 if stream.end is not None and stream.end.initiator:
                     self._orphans.append(one)
-                    stream.resumeProducing()  # The application hears of the end only after it has read everything.
+                    stream.resumeProducing()  # The stream reports its end only after all data is read.
         self.lab.kill("bob")
         self.lab.network.host("bob").revive()
         self._start_bob()
