@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.endpoints import UNIXClientEndpoint, connectProtocol
 from twisted.internet.error import ConnectError, ConnectionDone
 from twisted.internet.interfaces import IProtocol
-from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -20,6 +19,7 @@ from dmsg.agent.wire import Answer, Reader, WireError, encode_line, parse_line, 
 from dmsg.errors import DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
+from dmsg.net.socket_endpoints import UNIXEndpoint
 
 PATIENCE = 10.0
 """Seconds to wait for an answer that the agent can compute at once."""
@@ -52,7 +52,9 @@ class AgentConnections:
         :returns: Deferred that fires with ``protocol``, or fails with an error of :data:`AWAY`.
         """
         text = encode_line({**request, "program": self._program})
-        opened: Deferred[IProtocol] = connectProtocol(UNIXClientEndpoint(self.reactor, os.fspath(self.path)), protocol)
+        factory = Factory.forProtocol(lambda: protocol)
+        factory.noisy = False
+        opened = UNIXEndpoint(self.reactor, os.fspath(self.path)).connect(factory)
 
         def ask(connected: IProtocol) -> IProtocol:
             assert protocol.transport is not None

@@ -25,11 +25,12 @@ from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
+from dmsg.net.pending import cancellable
 from dmsg.net.proxies import VARIABLES, ProxyError, proxy_for
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.transports import stream_of
 from dmsg.net.web.body import read_body
-from dmsg.net.web.fetch import WebClient, cancellable, make_pool
+from dmsg.net.web.fetch import WebClient, make_pool
 from dmsg.v2019.client import Client
 
 PATIENCE = 10.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from twisted.internet.abstract import isIPAddress, isIPv6Address
-from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 
 from dmsg.net.addresses import parse_address
 from dmsg.net.proxies import ProxyEndpoint, proxy_for
+from dmsg.net.socket_endpoints import TCPEndpoint
 
 
 def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> IStreamClientEndpoint:
@@ -34,8 +34,9 @@ def outgoing_endpoint(reactor: IReactorTime, host: str, port: int, timeout: floa
 def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> IStreamClientEndpoint:
     """Return a client endpoint for a host name or an IP address."""
     # An IP address gets an endpoint without name resolution, which reports a refused connection at once.
-    if isIPAddress(host):
-        return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
-    if isIPv6Address(host):
-        return TCP6ClientEndpoint(reactor, host, port, timeout=timeout)
+    if isIPAddress(host) or isIPv6Address(host):
+        return TCPEndpoint(reactor, host, port, timeout)
+
+    from twisted.internet.endpoints import HostnameEndpoint
+
     return HostnameEndpoint(reactor, host, port, timeout=timeout)

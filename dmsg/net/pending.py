@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class Pending(Generic[K, V]):
@@ -60,3 +61,30 @@ class Pending(Generic[K, V]):
             if not deferred.called:
                 # The Deferred may have fired already: a callback of an earlier one may have cancelled it.
                 deferred.errback(reason)
+
+
+def cancellable(asking: Deferred[T]) -> Deferred[T]:
+    """Return a Deferred with the result of ``asking`` that fails with CancelledError as soon as it is cancelled.
+
+    A cancelled HTTP request itself fails with various errors, such as ConnectingCancelledError. A caller that tries
+    several servers would mistake such an error for a failure of the server, and try the next one.
+    """
+    wanted = True
+
+    def cancel(_: Deferred[T]) -> None:
+        nonlocal wanted
+        wanted = False
+        asking.cancel()
+
+    answer: Deferred[T] = Deferred(cancel)
+
+    def ended(result: T | Failure) -> None:
+        if not wanted:
+            return
+        if isinstance(result, Failure):
+            answer.errback(result)
+        else:
+            answer.callback(result)
+
+    asking.addBoth(ended)
+    return answer

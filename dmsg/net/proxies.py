@@ -16,11 +16,9 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.ssl import optionsForClientTLS
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -139,6 +137,9 @@ class ProxyEndpoint:
         self._reactor = reactor
         self._endpoint = endpoint
         if proxy.scheme == "https":
+            from twisted.internet.endpoints import wrapClientTLS
+            from twisted.internet.ssl import optionsForClientTLS
+
             self._endpoint = wrapClientTLS(optionsForClientTLS(proxy.host), endpoint)
         self._proxy = proxy
         self._host = host

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -25,11 +24,10 @@ from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
-from dmsg.net.web.body import read_body
-from dmsg.net.web.fetch import WebClient, make_pool
 
 if TYPE_CHECKING:
     from treq._types import _ITreqReactor
+    from treq.client import HTTPClient
 
 LIST_LIMIT = 16 * 1024 * 1024
 """Maximum size of a list in bytes, enough for some 240,000 keys."""
@@ -136,6 +134,9 @@ class Hook:
         self._reactor = reactor
         self._timeout = timeout
         self._when_down = when_down
+        # Servers without a hook do not need these modules.
+        from dmsg.net.web.fetch import WebClient, make_pool
+
         self._http = http or WebClient(reactor, make_pool(reactor, persistent=False), timeout)
         self._known: dict[PubKey, tuple[float, bool]] = {}
         self.unanswered = 0
@@ -149,6 +150,8 @@ class Hook:
         return Deferred.fromCoroutine(self._ask(key))
 
     async def _ask(self, key: PubKey) -> bool:
+        from dmsg.net.web.body import read_body
+
         answer = None
         try:
             response = await self._http.post(

@@ -1,4 +1,4 @@
-"""Time until a command starts: the modules that its help imports."""
+"""Time until a program starts: the modules that it imports."""
 
 from __future__ import annotations
 
@@ -35,6 +35,41 @@ finally:
 """
 """Shows the help of each command in a child process, as all commands begin with the same imports."""
 
+BEGIN = "import sys; sys.argv = ['dmsg']; from dmsg.cli import entry, main; from dmsg.cli.loading import load; "
+OF_PING = "import dmsg.cli.peers.ping; from dmsg.agent.socket_path import lines; "
+OF_CLIENT = (
+    "load('dmsg.cli.client_run', 'dmsg.v2019.client', 'dmsg.apps.pings'); from twisted.internet import reactor; "
+    "from dmsg.discovery.lookup.lookup import Lookup; Lookup(reactor, 'http://192.0.2.1:9090'); "
+)
+REPORT = "print(len(sys.modules), *set(sys.modules))"
+HTTP_OF_TWISTED = frozenset(("twisted.web.client", "twisted.web.http", "treq", "hyperlink", "multipart"))
+BUDGETS: dict[str, tuple[str, int, frozenset[str]]] = {
+    "a command that works through an agent": (
+        BEGIN + OF_PING,
+        225,
+        frozenset(("twisted", "cryptography", "noise", "asyncio", "zope.interface", "attr")),
+    ),
+    "a command with a client": (
+        BEGIN + OF_PING + OF_CLIENT,
+        660,
+        HTTP_OF_TWISTED | {"twisted.internet.endpoints", "klein", "prometheus_client", "rich", "sqlite3", "segno"},
+    ),
+    "dmsg-server": (
+        "import sys, dmsg.tap.server; from twisted.internet import reactor; ",
+        700,
+        HTTP_OF_TWISTED | {"klein", "werkzeug", "rich", "sqlite3", "dmsg.v2019.client", "dmsg.pages.site"},
+    ),
+    "dmsg-discovery": (
+        "import sys, dmsg.tap.discovery; from twisted.internet import reactor; ",
+        780,
+        frozenset(("treq", "multipart", "rich", "dmsg.v2019.client", "dmsg.pages.site")),
+    ),
+}
+"""By program: code that imports what the program imports, maximum number of modules, and modules that it does not need.
+
+Twisted's reactor alone is some 400 modules.
+"""
+
 
 class StartTests(SynchronousTestCase):
     def test_help_needs_no_network(self) -> None:
@@ -49,3 +84,12 @@ class StartTests(SynchronousTestCase):
             self.assertIn("Usage: dmsg", out, name)
             imported = set(re.findall("IMPORTED (.*)", out))
             self.assertEqual(imported - {"cryptography"} if name in KEYS_OF_TWINS else imported, set(), name)
+
+    def test_modules_that_a_program_imports(self) -> None:
+        """On average, each module costs a third of a millisecond and 60 KiB."""
+        for name, (code, most, unwanted) in BUDGETS.items():
+            done = subprocess.run([sys.executable, "-c", code + REPORT], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            number, *modules = done.stdout.split()
+            self.assertEqual(unwanted & set(modules), set(), name)
+            self.assertLessEqual(int(number), most, name)

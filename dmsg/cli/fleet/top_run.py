@@ -24,9 +24,10 @@ from dmsg.cli.fleet.entity_metrics import Row, Snapshot, read, row
 from dmsg.cli.output import describe, say, state
 from dmsg.cli.screen import screen
 from dmsg.errors import DmsgError
+from dmsg.net.pending import cancellable
 from dmsg.net.reactor import Reactor
 from dmsg.net.web.body import read_body
-from dmsg.net.web.fetch import WebClient, cancellable, make_pool
+from dmsg.net.web.fetch import WebClient, make_pool
 
 MAX_METRICS = 4 * 1024 * 1024
 """Maximum bytes of an entity's metrics."""

@@ -11,7 +11,6 @@ from typing import Protocol, cast
 
 from twisted.internet import protocol
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint, ITCPTransport
 from twisted.python.failure import Failure
 
@@ -20,6 +19,7 @@ from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.carriers.endpoint import over_carrier
 from dmsg.net.carriers.names import PLAIN, Carrier
+from dmsg.net.socket_endpoints import TCPEndpoint
 from dmsg.noise.xk import XKHandshake
 
 CONNECT_TIMEOUT = 3.0
@@ -126,8 +126,7 @@ async def reach(
     :raises HandshakeError: the server does not have the key.
     :raises Exception: Twisted's connection errors, and TimeoutError.
     """
-    kind = TCP6ClientEndpoint if ":" in host else TCP4ClientEndpoint
-    endpoint: IStreamClientEndpoint = kind(reactor, host, port, timeout=CONNECT_TIMEOUT)
+    endpoint: IStreamClientEndpoint = TCPEndpoint(reactor, host, port, CONNECT_TIMEOUT)
     if opening is not None and carrier != PLAIN:
         endpoint = over_carrier(reactor, endpoint, name, port, carrier, encrypted=True, timeout=CONNECT_TIMEOUT)
     prover = await endpoint.connect(_Factory(opening))

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import (
@@ -34,9 +34,13 @@ from dmsg.discovery.entries.recognition import OTHER_PATH, is_foreign, recognise
 from dmsg.discovery.entries.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.pending import cancellable
 from dmsg.net.tls_errors import tls_error_text
-from dmsg.net.web.body import AnswerTooLong, read_body
-from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
+from dmsg.net.web.plain_client import PlainClient, is_plain
+from dmsg.net.web.response import AnswerTooLong, parse_json
+
+if TYPE_CHECKING:
+    from dmsg.net.web.fetch import TreqRequests
 
 T = TypeVar("T")
 
@@ -100,8 +104,7 @@ class Lookup:
         self._reactor: IReactorTime = reactor
         self._timeout = timeout
         self._date = date
-        self._pool = make_pool(reactor) if http is None else None
-        self._http = http if self._pool is None else WebClient(reactor, self._pool, timeout)
+        self._http = _http_client(reactor, self.url, timeout, http)
         self._asked: set[bool] = set()
         """Values of ``path_is_unknown`` with which :meth:`_recognise` has already found nothing, so that it does not
         ask again.
@@ -196,10 +199,7 @@ class Lookup:
         self._closed = True
         for asked in list(self._under_way):
             asked.cancel()
-        if self._pool is None:
-            return Deferred.fromCoroutine(_nothing())
-        closed: Deferred[None] = self._pool.closeCachedConnections()
-        return closed
+        return self._http.close()
 
     # --- coroutines of the public methods ---
 
@@ -208,10 +208,7 @@ class Lookup:
         if body is not None:
             headers["content-type"] = "application/json"
         try:
-            response = await self._http.request(
-                method, f"{self.url}{path}", data=body, headers=headers, reactor=self._reactor, timeout=self._timeout
-            )
-            answer = await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
+            status, answer = await self._http.request(method, path, headers, body)
         except AnswerTooLong:
             raise DiscoveryError(f"discovery {self.shown_url}: answer is longer than {MAX_ANSWER} bytes") from None
         except DiscoveryError:
@@ -221,11 +218,11 @@ class Lookup:
         except Exception as error:
             why = "this program has closed its connection to it" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None
-        if path != OTHER_PATH and is_foreign(response.code, answer):
+        if path != OTHER_PATH and is_foreign(status, answer):
             # Status 404 for an entry may only mean that there is no such entry. For a path that every discovery has, it
             # means that the program is no such discovery.
             await self._recognise(path_is_unknown=method != "GET" or path == "/discovery/available_servers")
-        return response.code, answer
+        return status, answer
 
     async def _recognise(self, *, path_is_unknown: bool) -> None:
         """Find out which program answers at this URL, with one more request.
@@ -475,8 +472,14 @@ def _deletion_in(body: bytes, entry: Entry) -> Deletion | None:
     return deletion if deletion.static == entry.static else None
 
 
-async def _nothing() -> None:
-    return None
+def _http_client(reactor: IReactorTime, url: str, timeout: float, http: Any) -> PlainClient | TreqRequests:
+    """Return the HTTP client for a discovery."""
+    if http is None and is_plain(url):
+        return PlainClient(reactor, url, timeout=timeout, limit=MAX_ANSWER)
+
+    from dmsg.net.web.fetch import TreqRequests
+
+    return TreqRequests(reactor, url, timeout=timeout, limit=MAX_ANSWER, http=http)
 
 
 def _short(error: BaseException, timeout: float) -> str:

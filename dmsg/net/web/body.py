@@ -9,11 +9,7 @@ from twisted.web.client import ResponseDone
 from twisted.web.http import PotentialDataLoss
 from twisted.web.iweb import IResponse
 
-from dmsg.errors import DmsgError
-
-
-class AnswerTooLong(DmsgError):
-    """Error: the response was longer than allowed, and its connection was dropped."""
+from dmsg.net.web.response import AnswerTooLong
 
 
 class _Collector(Protocol):

@@ -7,9 +7,8 @@ because they could lead to an unintended address.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from hyperlink import EncodedURL
 from treq.client import HTTPClient
@@ -32,29 +31,19 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
-from dmsg.errors import DmsgError
 from dmsg.net.outgoing import outgoing_endpoint
+from dmsg.net.web.body import read_body
+from dmsg.net.web.plain_client import KEPT
+from dmsg.net.web.response import MAX_HEAD, HeadTooLong
 
 if TYPE_CHECKING:
     from treq._types import _SomeURL
     from treq.response import _Response
 
-MAX_HEAD = 64 * 1024
-"""Maximum number of bytes of the status line and the headers of a response."""
-KEPT = 20
-"""Seconds after which an idle connection is closed. This is less than the 30 s after which a discovery closes it. If a
-POST is sent into a connection that the server closes, the client cannot know whether the server received it."""
-
 _KEEPS = (b"HTTP", 1, 1)
 """First version of HTTP in which servers keep connections open by default."""
 _UNANSWERED = (RequestNotSent, RequestTransmissionFailed, ResponseNeverReceived)
 """Errors that mean that no byte of a response has arrived."""
-
-T = TypeVar("T")
-
-
-class HeadTooLong(DmsgError):
-    """Error: the headers of a response exceed the limit."""
 
 
 class _BoundedConnection(HTTP11ClientProtocol):
@@ -260,39 +249,39 @@ class WebClient(HTTPClient):
         return super().request(method, url, **{**options, "allow_redirects": False})
 
 
-def cancellable(asking: Deferred[T]) -> Deferred[T]:
-    """Return a Deferred with the result of ``asking`` that fails with CancelledError as soon as it is cancelled.
+class TreqRequests:
+    """Requests to one server through a client of treq, with the interface of
+    :class:`~dmsg.net.web.plain_client.PlainClient`.
 
-    A cancelled HTTP request itself fails with various errors, such as ConnectingCancelledError. A caller that tries
-    several servers would mistake such an error for a failure of the server, and try the next one.
+    :param http: client of treq; None for one that follows the rules of this module.
     """
-    wanted = True
 
-    def cancel(_: Deferred[T]) -> None:
-        nonlocal wanted
-        wanted = False
-        asking.cancel()
+    def __init__(self, reactor: IReactorTime, url: str, *, timeout: float, limit: int, http: Any = None) -> None:
+        self._reactor = reactor
+        self._url = url
+        self._timeout = timeout
+        self._limit = limit
+        self._pool = make_pool(reactor) if http is None else None
+        self._http = http if self._pool is None else WebClient(reactor, self._pool, timeout)
 
-    answer: Deferred[T] = Deferred(cancel)
+    def request(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> Deferred[tuple[int, bytes]]:
+        """Send a request, and return the status code and the body of its response."""
+        return Deferred.fromCoroutine(self._request(method, path, headers, body))
 
-    def ended(result: T | Failure) -> None:
-        if not wanted:
-            return
-        if isinstance(result, Failure):
-            answer.errback(result)
-        else:
-            answer.callback(result)
+    async def _request(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
+    ) -> tuple[int, bytes]:
+        response = await self._http.request(
+            method, f"{self._url}{path}", data=body, headers=headers, reactor=self._reactor, timeout=self._timeout
+        )
+        answer = await read_body(response, self._limit).addTimeout(self._timeout, self._reactor)
+        return response.code, answer
 
-    asking.addBoth(ended)
-    return answer
-
-
-def parse_json(body: bytes | str) -> Any:
-    """Parse JSON from an untrusted sender.
-
-    :raises ValueError: the text is not JSON, or is nested too deeply.
-    """
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+    def close(self) -> Deferred[None]:
+        """Close the connections that are kept."""
+        if self._pool is None:
+            return succeed(None)
+        closed: Deferred[None] = self._pool.closeCachedConnections()
+        return closed

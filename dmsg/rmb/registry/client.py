@@ -18,9 +18,11 @@ from dmsg.base.printable import without_userinfo
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError
 from dmsg.net.isolate import call_isolated
+from dmsg.net.pending import cancellable
 from dmsg.net.retry import retry_delay
 from dmsg.net.web.body import read_body
-from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
+from dmsg.net.web.fetch import WebClient, make_pool
+from dmsg.net.web.response import parse_json
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry
 from dmsg.rmb.twins.twin import Twin

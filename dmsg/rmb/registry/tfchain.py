@@ -24,7 +24,8 @@ from dmsg.base.printable import without_userinfo
 from dmsg.base.urls import check_url
 from dmsg.errors import needs_extra
 from dmsg.net.web.body import read_body
-from dmsg.net.web.fetch import WebClient, make_pool, parse_json
+from dmsg.net.web.fetch import WebClient, make_pool
+from dmsg.net.web.response import parse_json
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.twin import Twin

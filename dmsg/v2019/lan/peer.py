@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
-from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IDelayedCall, IListeningPort, IProtocol, IProtocolFactory, IReactorSocket
 from twisted.internet.udp import Port
 from twisted.logger import Logger
@@ -22,8 +21,9 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.mdns.interfaces import Interface, list_interfaces
 from dmsg.net.mdns.packets import PORT as MDNS_PORT
-from dmsg.net.mdns.sockets import group_of, is_ipv6, open_asker, open_responder
+from dmsg.net.mdns.sockets import group_of, open_asker, open_responder
 from dmsg.net.reactor import Reactor, cancel_call
+from dmsg.net.socket_endpoints import TCPEndpoint
 from dmsg.net.socketopts import tune_listening
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.holdings import StreamHoldings
@@ -161,8 +161,7 @@ class LanPeer:
 
     async def dial(self, one: Announcer) -> ClientSession:
         """Open a direct link to a peer that has answered."""
-        kind = TCP6ClientEndpoint if is_ipv6(one.interface) else TCP4ClientEndpoint
-        endpoint = kind(self._reactor, one.host, one.port, DIAL_TIMEOUT, bindAddress=(one.interface.host, 0))
+        endpoint = TCPEndpoint(self._reactor, one.host, one.port, DIAL_TIMEOUT, bind_address=one.interface.host)
         session = await dial(self._reactor, self._turn, endpoint, self._streams, one.key, one.secret)
         self._dialled[session] = None
         session.lost.addCallback(lambda _: self._dialled.pop(session, None))

@@ -76,7 +76,7 @@ class LookupTests(APICase):
             found.append(method)
             return inner(method, *args, **options)
 
-        self.patch(self.lookup, "_http", type("HTTP", (), {"request": staticmethod(request)})())
+        self.patch(self.http, "request", request)
         return found
 
     def test_the_last_poster_updates_without_a_query(self) -> None:

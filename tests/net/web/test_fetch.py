@@ -23,7 +23,8 @@ from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import SecKey
 from dmsg.net.web.body import read_body
-from dmsg.net.web.fetch import MAX_HEAD, WebClient, make_pool, parse_json
+from dmsg.net.web.fetch import WebClient, make_pool
+from dmsg.net.web.response import MAX_HEAD, parse_json
 from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.relay.federation.post import Poster

@@ -15,8 +15,9 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
 from dmsg.base.bounded_tables import remember
+from dmsg.net.pending import cancellable
 from dmsg.net.web.body import drop, read_body
-from dmsg.net.web.fetch import Body, cancellable, make_pool
+from dmsg.net.web.fetch import Body, make_pool
 from dmsg.rmb.relay.federation import batch
 from dmsg.rmb.relay.federation.slots import MAX_POSTS
 from dmsg.rmb.twins.twin import relay_url

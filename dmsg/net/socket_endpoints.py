@@ -1,0 +1,144 @@
+"""Client endpoints for TCP connections to IP addresses, and for Unix sockets.
+
+Twisted's own endpoints import modules that most commands do not need, and they keep a protocol of their own between the
+connection and the caller's protocol, which passes on each read.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.error import ConnectingCancelledError, NoProtocol
+from twisted.internet.interfaces import (
+    IAddress,
+    IConnector,
+    ILoggingContext,
+    IProtocol,
+    IProtocolFactory,
+    IReactorTCP,
+    IReactorUNIX,
+    IStreamClientEndpoint,
+    ITransport,
+)
+from twisted.internet.protocol import ClientFactory, Protocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.net.protocols import change_protocol
+
+
+@implementer(IStreamClientEndpoint)
+class _Endpoint:
+    """Base of endpoints that connect with a method of the reactor."""
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; see :class:`twisted.internet.interfaces.IStreamClientEndpoint`."""
+        factory = _Connecting(protocolFactory)
+        try:
+            self._start(factory)
+        except Exception:
+            return fail()
+        return factory.connected
+
+    def _start(self, factory: ClientFactory) -> None:
+        """Start the attempt."""
+        raise NotImplementedError
+
+
+class TCPEndpoint(_Endpoint):
+    """Client endpoint for an IPv4 or IPv6 address.
+
+    :param timeout: seconds that a connection attempt may take.
+    :param bind_address: own IP address from which to connect.
+    """
+
+    def __init__(
+        self, reactor: object, address: str, port: int, timeout: float, bind_address: str | None = None
+    ) -> None:
+        self._reactor = cast(IReactorTCP, reactor)
+        self._address = address
+        self._port = port
+        self._timeout = timeout
+        self._bind_address = None if bind_address is None else (bind_address, 0)
+
+    def _start(self, factory: ClientFactory) -> None:
+        self._reactor.connectTCP(
+            self._address,
+            self._port,
+            factory,
+            timeout=self._timeout,
+            bindAddress=self._bind_address,
+        )
+
+
+class UNIXEndpoint(_Endpoint):
+    """Client endpoint for the path of a Unix socket."""
+
+    def __init__(self, reactor: object, path: str) -> None:
+        self._reactor = cast(IReactorUNIX, reactor)
+        self._path = path
+
+    def _start(self, factory: ClientFactory) -> None:
+        self._reactor.connectUNIX(self._path, factory)
+
+
+class _Connecting(ClientFactory):
+    """Factory of one connection attempt.
+
+    :ivar connected: Deferred that fires with the protocol of the caller's factory when it is connected.
+    """
+
+    noisy = False
+
+    def __init__(self, factory: IProtocolFactory) -> None:
+        self._factory = factory
+        self._connector: IConnector | None = None
+        self.connected: Deferred[IProtocol] = Deferred(self._cancel)
+
+    def startedConnecting(self, connector: IConnector) -> None:
+        self._connector = connector
+
+    def _cancel(self, connected: Deferred[IProtocol]) -> None:
+        assert self._connector is not None
+        connected.errback(ConnectingCancelledError(self._connector.getDestination()))
+        self._connector.stopConnecting()
+
+    def doStart(self) -> None:
+        self._factory.doStart()
+
+    def doStop(self) -> None:
+        self._factory.doStop()
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        try:
+            protocol = self._factory.buildProtocol(cast(IAddress, addr))
+            if protocol is None:
+                raise NoProtocol
+        except Exception:
+            self.connected.errback()
+            return None
+        return _Connected(self.connected, protocol)
+
+    def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
+        if not self.connected.called:
+            self.connected.errback(reason)
+
+
+class _Connected(Protocol):
+    """Protocol that gives a new connection to the caller's protocol at once."""
+
+    def __init__(self, connected: Deferred[IProtocol], protocol: IProtocol) -> None:
+        self._connected = connected
+        self._protocol = protocol
+
+    def logPrefix(self) -> str:
+        """Return the name of the caller's protocol, which the transport writes in the log."""
+        if ILoggingContext.providedBy(self._protocol):
+            return cast(ILoggingContext, self._protocol).logPrefix()
+        return type(self._protocol).__name__
+
+    def makeConnection(self, transport: ITransport) -> None:
+        change_protocol(transport, self._protocol)
+        self._protocol.makeConnection(transport)
+        self._connected.callback(self._protocol)
