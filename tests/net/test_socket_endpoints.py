@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -54,7 +54,7 @@ class EndpointTests(TestCase):
     @asynchronous
     async def test_a_unix_socket(self) -> None:
         path = self.mktemp()[-80:].replace("/", "-")
-        port = reactor.listenUNIX(path, Factory.forProtocol(_Says))
+        port = cast(Any, reactor).listenUNIX(path, Factory.forProtocol(_Says))
         self.addCleanup(port.stopListening)
         protocol: Any = await UNIXEndpoint(reactor, path).connect(Factory.forProtocol(_Named))
         await protocol.ended
@@ -88,8 +88,8 @@ class AttemptTests(SynchronousTestCase):
 
     def test_a_factory_without_a_protocol(self) -> None:
         memory = MemoryReactorClock()
-        none = Factory()
-        none.buildProtocol = lambda _: None  # type: ignore[method-assign]
+        none: Any = Factory()
+        none.buildProtocol = lambda _: None
         connecting = TCPEndpoint(memory, "192.0.2.1", 80, 5).connect(none)
         factory = memory.tcpClients[0][2]
         self.assertIsNone(factory.buildProtocol(None))

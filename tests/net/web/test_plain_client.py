@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import ConnectionDone, ConnectionLost, ConnectionRefusedError
@@ -81,9 +81,9 @@ class PlainClientTests(SynchronousTestCase):
     def test_idle_connections_are_few_and_end(self) -> None:
         asked = [self.ask() for _ in range(MAX_IDLE + 1)]
         made = []
-        for each in self.reactor.tcpClients:
+        for _, _, factory, _, _ in self.reactor.tcpClients:
             transport: Any = StringTransport()
-            transport.protocol = each[2].buildProtocol(None)
+            transport.protocol = factory.buildProtocol(None)
             transport.protocol.makeConnection(transport)
             transport.abortConnection = lambda one=transport: self.lose(one, ConnectionLost())
             transport.loseConnection = lambda one=transport: self.lose(one, ConnectionDone())
@@ -184,7 +184,7 @@ class PlainClientTests(SynchronousTestCase):
 
     def test_a_refused_connection(self) -> None:
         asked = self.ask()
-        self.reactor.tcpClients[0][2].clientConnectionFailed(None, Failure(ConnectionRefusedError()))
+        self.reactor.tcpClients[0][2].clientConnectionFailed(cast(Any, None), Failure(ConnectionRefusedError()))
         self.failureResultOf(asked, ConnectionRefusedError)
 
     def test_close(self) -> None:
