@@ -113,6 +113,9 @@ class Determinism:
         self._replace(random, "_urandom", urandom)  # This function is called by SystemRandom, and so by secrets.
         self._replace(coincurve.utils, "urandom", urandom)
         self._replace(random.Random, "seed", seed)
+        # autobahn seeds the global generator anew for each connection. Its function is bound to the real ``seed``.
+        shared = random.seed.__self__  # type: ignore[attr-defined]
+        self._replace(random, "seed", lambda a=None, version=2: seed(shared, a, version))
         self._replace(time, "time", self.date)
         self._replace(time, "time_ns", nanoseconds)
         self._replace(time, "monotonic", self._clock.seconds)

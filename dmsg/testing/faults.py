@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
-from dmsg.testing.lab import Lab
+from twisted.internet.task import Clock
+
+from dmsg.testing.network import Network
 from dmsg.testing.promise import Talker
 from dmsg.testing.tcp import Path
 from dmsg.v2019.core.wire import DRAIN, Frame
 
 WRONG_BY = (-400 * 86400.0, -3600.0, -20.0, 0.0, 20.0, 3600.0, 400 * 86400.0)
 """Seconds by which the date of a host may be wrong."""
+
+
+class FaultyLab(Protocol):
+    """Interface of a lab whose servers and paths can have faults."""
+
+    network: Network
+    clock: Clock
+
+    @property
+    def servers(self) -> Mapping[str, Any]:
+        """Running servers, by name."""
+
+    def add_server(self, name: str) -> object:
+        """Start a server on the host of that name."""
+
+    def kill(self, name: str) -> None:
+        """Kill the program on a host, like ``kill -9``."""
+
+    def leave(self, name: str) -> None:
+        """Stop a server in an orderly way."""
 
 
 class Faults:
@@ -23,7 +45,9 @@ class Faults:
     :param talkers: ends of streams that may stop reading.
     """
 
-    def __init__(self, lab: Lab, servers: Sequence[str], clients: Sequence[str], talkers: Sequence[Talker]) -> None:
+    def __init__(
+        self, lab: FaultyLab, servers: Sequence[str], clients: Sequence[str], talkers: Sequence[Talker]
+    ) -> None:
         self._lab = lab
         self._servers = servers
         self._clients = clients
@@ -114,7 +138,7 @@ class Faults:
             name = self._random.choice(self.running)
             # A paused server is resumed first, because a paused server cannot process the request to stop.
             self._lab.network.host(name).resume()
-            self._lab.servers.pop(name).stopService()
+            self._lab.leave(name)
 
     def pause(self) -> None:
         self._lab.network.host(self._random.choice(self.running)).pause()

@@ -173,6 +173,10 @@ class Lab:
         self.servers.pop(name, None)
         self.clients.pop(name, None)
 
+    def leave(self, name: str) -> None:
+        """Stop a server in an orderly way, so that it drains."""
+        self.servers.pop(name).stopService()
+
     def result(self, deferred: Deferred[Any], patience: float = 60.0) -> Any:
         """Advance the clock until a Deferred fires. Return its result or raise its failure."""
         results: list[object] = []

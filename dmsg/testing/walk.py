@@ -8,17 +8,14 @@ and prints the seed of this walk. With ``--lies`` servers lie, too.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import cast
 
 from twisted.internet.interfaces import IProtocol
-from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublisher
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
@@ -32,6 +29,7 @@ from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.liar import Alliance, Liar
 from dmsg.testing.lies import KINDS
+from dmsg.testing.logged_errors import no_logged_errors
 from dmsg.testing.lying_discovery import LyingDiscovery
 from dmsg.testing.lying_ends import KINDS as END_KINDS, LyingEnds
 from dmsg.testing.plan import LIES, Plan, Step
@@ -372,16 +370,19 @@ class Walk:
 
     def _kill_client(self, step: Step) -> None:
         """Kill ``bob``, and start him again with the same key. He has forgotten his streams."""
+        bob = self.bob.public_key
         for one in (*self._streams, *self._closing):
-            stream = one.transport
-            if isinstance(stream, ClientStream) and _peer_of(stream) == self.bob.public_key and one.lost is None:
-                self._streams[:] = [end for end in self._streams if end not in (one, one.other)]
-                self._closing[:] = [end for end in self._closing if end not in (one, one.other)]
+            pair = (one, one.other)
+            mine = next((end for end in pair if end is not None and _peer_of(end) == bob and end.lost is None), None)
+            if mine is not None:
+                self._streams[:] = [end for end in self._streams if end not in pair]
+                self._closing[:] = [end for end in self._closing if end not in pair]
+                stream = stream_of(mine)
+                stream.resumeProducing()  # The stream reports its end only after all data is read.
                 # Only initiators resume streams. The other ends wait for bob, and their timeout is after the end of the
                 # lab.
-                if stream.end is not None and stream.end.initiator:
-                    self._orphans.append(one)
-                    stream.resumeProducing()  # The stream reports its end only after all data is read.
+                if mine not in self._orphans and isinstance(stream, ClientStream) and stream.secure_end.initiator:
+                    self._orphans.append(mine)
         self.lab.kill("bob")
         self.lab.network.host("bob").revive()
         self._start_bob()
@@ -402,8 +403,11 @@ class Walk:
         self._faults.make("clock jump", Random(step.chance))
 
 
-def _peer_of(stream: ClientStream) -> PubKey:
-    peer = stream.getPeer()
+def _peer_of(talker: Talker) -> PubKey | None:
+    """Return the key of the other end of a stream; None if the stream is not open yet."""
+    if not isinstance(talker.transport, ClientStream) or talker.transport.end is None:
+        return None
+    peer = talker.transport.getPeer()
     assert isinstance(peer, DmsgAddress)
     return peer.public_key
 
@@ -430,33 +434,16 @@ def follow(plan: Plan) -> Walk:
 
 
 def _run_logged(one: Walk) -> None:
-    """Run a walk. The walk also fails if errors were only logged."""
-    errors: list[str] = []
-
-    def note(event: LogEvent) -> None:
-        if event.get("log_failure") is not None or event.get("isError"):
-            errors.append(formatEvent(event) + str(event.get("log_failure", "")))
-
-    observer = cast(ILogObserver, note)
-    globalLogPublisher.addObserver(observer)
+    """Run a walk. Errors that were only logged let the walk fail, too."""
     try:
-        one.run()
-        one.lab.stop()
-        # Deferreds that failed and were dropped report their errors when they are collected, so garbage is collected
-        # here.
-        gc.collect()
-        if errors:
-            raise AssertionError(f"{len(errors)} errors were logged: {errors[0]}")
+        with no_logged_errors():
+            one.run()
+            one.lab.stop()
     except AssertionError as error:
         last = "\n".join(one.trace.last[-KEPT:])
         told = _counted(one.lies) or "none"
-        text = (
-            f"seed {one.seed}: {error}; faults: {', '.join(one.faults)}; lies: {told}; errors logged: {len(errors)}; "
-            f"the last events:\n{last}"
-        )
+        text = f"seed {one.seed}: {error}; faults: {', '.join(one.faults)}; lies: {told}; the last events:\n{last}"
         raise type(error)(text) from error
-    finally:
-        globalLogPublisher.removeObserver(observer)
 
 
 def _counted(lies: Counter[str]) -> str:

@@ -28,6 +28,7 @@ SOURCES: dict[str, Callable[[], object]] = {
     "SystemRandom": lambda: random.SystemRandom().getrandbits(60),
     "Random": lambda: random.Random().getrandbits(60),
     "random": lambda: random.getrandbits(60),
+    "random after seed": lambda: (random.seed(), random.getrandbits(60)),
     "uuid4": lambda: str(uuid.uuid4()),
     "key": lambda: str(SecKey.generate().public),
     "time": lambda: time.time(),

@@ -1,0 +1,136 @@
+"""Lab with a complete message bus in memory: relays, their queues in files, and twins, each on a separate host."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from dmsg.rmb.client import RmbClient
+from dmsg.rmb.registry.table import TableRegistry
+from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
+from dmsg.rmb.relay.server import RmbRelay
+from dmsg.rmb.relay.settings import RelaySettings
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin
+from dmsg.testing.determinism import START, Determinism, Trace
+from dmsg.testing.network import Network
+
+PORT = 8080
+KEY_TYPE = "ed25519"
+
+
+class BusLab:
+    """Network of relays and twins in memory. The registry is shared by all hosts, and never fails.
+
+    :param seed: seed of all random events.
+    :param directory: existing directory for the files of the queues.
+    """
+
+    def __init__(self, seed: int, directory: Path, *, trace: Trace | None = None, clock: Clock | None = None) -> None:
+        self.seed = seed
+        self.network = Network(seed, trace, clock)
+        self.clock = self.network.clock
+        self.servers: dict[str, RmbRelay] = {}
+        self._leaving: dict[str, tuple[RmbRelay, Deferred[None]]] = {}
+        self.twins: dict[str, RmbClient] = {}
+        self.registry = TableRegistry()
+        self._directory = directory
+        self._random = Random(f"bus {seed}")
+
+    def now(self) -> float:
+        """Return the date of the lab, in seconds since 1970."""
+        return START + self.clock.seconds()
+
+    def address(self, relay: str) -> str:
+        """Return the address of a relay, as in ``10.0.0.1:8080``."""
+        return f"{self.network.host(relay).address}:{PORT}"
+
+    def add_server(self, name: str) -> RmbRelay:
+        """Start a relay on the host of that name. The relay has the queue of its predecessor."""
+        relay, ended = self._leaving.pop(name, (None, None))
+        if relay is not None and ended is not None and not ended.called:
+            self._end(name, relay)  # The new relay needs the port and the file of the one that still stops.
+        host = self.network.host(name)
+        host.revive()
+        settings = RelaySettings(
+            listen=[f"tcp:{PORT}:interface={host.address}"],
+            registry="",
+            domains=frozenset({f"http://{self.address(name)}"}),
+            queue=f"sqlite:{self._directory / name}.db",
+        )
+        relay = RmbRelay(
+            host.reactor, settings, registry=self.registry, wall_clock=self.now, random=Random(self._random.random())
+        )
+        relay.startService()
+        self.servers[name] = relay
+        return relay
+
+    def add_twin(self, name: str, *relays: str) -> RmbClient:
+        """Start a twin that is connected to these relays."""
+        host = self.network.host(name)
+        secret = "0x" + Random(f"twin {self.seed} {name}").randbytes(32).hex()
+        identity = Identity(secret, KEY_TYPE)
+        self.registry.put(Twin(0, identity.account, None, None, False, 1).sign(identity))
+        client = RmbClient(
+            host.reactor,
+            secret,
+            self.registry,
+            [f"ws://{self.address(relay)}" for relay in relays],
+            key_type=KEY_TYPE,
+            wall_clock=self.now,
+            random=Random(self._random.random()),
+        )
+        client.startService()
+        self.twins[name] = client
+        return client
+
+    def settle(self, patience: float = 60.0) -> None:
+        """Advance the clock until all twins are connected to a relay.
+
+        :raises AssertionError: this takes more than ``patience`` seconds of the lab's time.
+        """
+        online = [Deferred.fromCoroutine(twin.when_online(patience)) for twin in self.twins.values()]
+        self.network.run_until(lambda: all(one.called for one in online), patience)
+
+    def kill(self, name: str) -> None:
+        """Kill the relay on a host, like ``kill -9``: what its queue has not committed is lost."""
+        relay = self.servers.pop(name, None)
+        if relay is not None:
+            self._end(name, relay)
+
+    def leave(self, name: str) -> None:
+        """Stop a relay in an orderly way."""
+        relay = self.servers.pop(name)
+        self._leaving[name] = relay, relay.stopService()
+
+    def _end(self, name: str, relay: RmbRelay) -> None:
+        self.network.host(name).kill()
+        if relay.switch is not None and isinstance(relay.switch.queue, SQLiteQueue):
+            # The operating system would release the lock of a killed process. Closing the file does so here.
+            with suppress(sqlite3.Error):
+                relay.switch.queue._db.rollback()  # noqa: SLF001
+            relay.switch.queue._db.close()  # noqa: SLF001
+
+    def stop(self) -> None:
+        """Stop all services in an orderly way."""
+        stopping = [twin.stopService() for twin in self.twins.values()]
+        stopping += [relay.stopService() for relay in self.servers.values()]
+        stopping.append(self.registry.close())
+        self.network.run_until(lambda: all(one.called for one in stopping), 60)
+
+
+@contextmanager
+def repeatable_bus_lab(seed: int, directory: Path, trace: Trace | None = None) -> Iterator[BusLab]:
+    """Context manager with a bus lab whose runs can be repeated, as :func:`dmsg.testing.repeatable_lab` does for the
+    family of 2019."""
+    clock = Clock()
+    with Determinism(seed, clock) as sources:
+        lab = BusLab(seed, directory, trace=trace, clock=clock)
+        sources.ahead = lab.network.ahead
+        yield lab

@@ -1,0 +1,61 @@
+"""Random walks of the message bus through faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
+from dmsg.rmb.session.seal import ReplayWindow
+from dmsg.testing.bus_walk import FAULTS, follow
+from dmsg.testing.plan import Plan, draw
+from dmsg.testing.promise import PromiseBroken
+
+SEEDS = range(4)
+STEPS = 25
+
+
+def plan(seed: int) -> Plan:
+    return draw(seed, STEPS, FAULTS)
+
+
+class BusWalkTests(SynchronousTestCase):
+    """Walks with fixed seeds."""
+
+    def test_each_call_is_handled_once(self) -> None:
+        faults = set()
+        for seed in SEEDS:
+            walk, _ = follow(plan(seed))
+            self.assertGreater(walk.answered, 20)
+            faults.update(walk.faults)
+        self.assertLessEqual({"kill", "leave", "pause", "reset"}, faults)
+
+    def test_a_seed_repeats_a_walk(self) -> None:
+        (_, one), (_, two) = follow(plan(1)), follow(plan(1))
+        self.assertEqual((one.count, one.digest()), (two.count, two.digest()))
+
+    def test_a_receiver_that_forgets_what_it_handled_is_found(self) -> None:
+        self.patch(ReplayWindow, "add", lambda *_: True)
+        self.found("was handled 2 times")
+
+    def test_a_relay_that_deletes_unconfirmed_messages_is_found(self) -> None:
+        read = SQLiteQueue.read
+
+        def forget(queue: SQLiteQueue, session: str, after: Any) -> Any:
+            batch = read(queue, session, after)
+            queue._db.execute("DELETE FROM messages")
+            return batch
+
+        self.patch(SQLiteQueue, "read", forget)
+        self.found("calls have no answer")
+
+    def found(self, text: str) -> None:
+        """Check that one of the walks fails with this text."""
+        errors = []
+        for seed in SEEDS:
+            try:
+                follow(plan(seed))
+            except (PromiseBroken, AssertionError) as error:
+                errors.append(str(error).partition("; faults")[0])
+        self.assertTrue(any(text in error for error in errors), errors)
