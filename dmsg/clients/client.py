@@ -166,7 +166,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         if self.last_error:
             return self.last_error
         if self.status == "online":
-            return f"{self._lookups} to take this client's entry"
+            return f"{self._lookups} to accept this client's entry"
         links = [link.server.short for link in self._set.links.values()]
         return f"server {', '.join(links)}" if links else f"an answer of {self._lookups}"
 

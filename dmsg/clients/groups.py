@@ -89,7 +89,7 @@ class Groups:
             # A dict removes duplicates and keeps the order in which members were added.
             groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *(one.lower() for one in members))))
             if len(groups) > MAX_GROUPS or len(groups[name]) > MAX_MEMBERS:
-                raise UnknownName(f"more than {MAX_GROUPS} groups, or {MAX_MEMBERS} members")
+                raise UnknownName(f"there can be at most {MAX_GROUPS} groups, and {MAX_MEMBERS} members in a group")
             self._write(groups)
 
     def remove(self, group: str, members: tuple[str, ...] = ()) -> None:

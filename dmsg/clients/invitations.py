@@ -78,7 +78,7 @@ class Invitation:
         url = urlsplit(self.discovery)
         host, port = parse_address(self.address)
         if url.scheme not in DEFAULT_PORTS or not url.hostname or url.username or url.query or url.fragment:
-            raise NotAnInvitation("the URL of discovery needs a scheme, a host, perhaps a port and a path, and no more")
+            raise NotAnInvitation("the URL of discovery may have a scheme, a host, a port and a path, but nothing else")
         path = url.path.rstrip("/")
         if path and not _is_path(path):
             raise NotAnInvitation(f"{path[:80]!r} is not a valid path of the URL of discovery in an invitation")
@@ -133,7 +133,7 @@ class _Reader:
     def take(self, size: int) -> bytes:
         """:raises ValueError: the payload has fewer than ``size`` bytes left."""
         if len(self._data) < size:
-            raise ValueError("a field is cut off")
+            raise ValueError("its last field is incomplete")
         taken, self._data = self._data[:size], self._data[size:]
         return taken
 
@@ -154,7 +154,7 @@ class _Reader:
             raise ValueError("discovery's host is neither an IPv4 address, nor an IPv6 address, nor a name")
         name = self.text()
         if ":" in name or name != name.lower() or not is_host(name):
-            raise ValueError("discovery's host is not a name of DNS")
+            raise ValueError("discovery's host is not a DNS name")
         return name
 
     def path(self) -> str:

@@ -361,14 +361,14 @@ class ServerSet(Generic[SessionT]):
                 continue
             if link.session is None:
                 if link.failures >= AWAY_AFTER:
-                    self._remove(link, "stays away")
+                    self._remove(link, "cannot be reached")
                 # A link that is still connecting is kept if only its server can carry every kind of stream.
                 elif carried or not link.carries:
                     del self.links[link.server]
                     link.stop()
             elif not link.session.transports:
                 if link.leaving or link.slow:
-                    self._remove(link, "leaves" if link.leaving else "is slow")
+                    self._remove(link, "shuts down" if link.leaving else "is slow")
                 else:
                     del self.links[link.server]
                     link.stop()
@@ -412,7 +412,9 @@ class ServerSet(Generic[SessionT]):
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
         """Replace a server that shuts down; see :class:`~dmsg.clients.session.SessionKeeper`."""
         _log.info(
-            "server {server} announced that it will leave in {seconds} s", server=session.server.short, seconds=seconds
+            "server {server} announced that it will shut down in {seconds} s",
+            server=session.server.short,
+            seconds=seconds,
         )
         now = self._reactor.seconds()
         self._avoid[session.server] = now + AVOID_FOR

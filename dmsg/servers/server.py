@@ -220,7 +220,7 @@ class RelayServer(ListeningService):
         factory = self.factory
         return {
             "connections": ("Number of connected clients", len(factory.sessions)),
-            "available_connections": ("Number of free places for clients", factory.available_connections),
+            "available_connections": ("Number of clients that can still connect", factory.available_connections),
             "handshakes": ("Number of handshakes in progress", factory.handshakes),
             "congested": (
                 "Number of clients that read more slowly than others send to them",
@@ -231,8 +231,8 @@ class RelayServer(ListeningService):
                 "Bytes queued for clients",
                 sum(peer.port.queued() for peer in factory.relay.peers),
             ),
-            "held_bytes": ("Bytes held in memory for clients at the last check", self.memory.total),
-            "memory_limit_bytes": ("Limit of the bytes held in memory for clients (--memory)", self.memory.limit),
+            "held_bytes": ("Bytes buffered in memory for clients at the last check", self.memory.total),
+            "memory_limit_bytes": ("Limit of the bytes buffered in memory for clients (--memory)", self.memory.limit),
             "reachable": (
                 "1 if the server can connect to its own public address, 0 if not, -1 before the first check",
                 -1.0 if self.reachable is None else float(self.reachable),
@@ -255,7 +255,7 @@ class RelayServer(ListeningService):
             "frames": ("Number of frames received", relay.frames),
             "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
             "turns_waited": (
-                "Number of reads continued in a later reactor turn so that other addresses had theirs",
+                "Number of reads continued in a later reactor turn, because other addresses had to be served first",
                 self.factory.share.waited,
             ),
             "slowed": (
@@ -267,7 +267,7 @@ class RelayServer(ListeningService):
                 self._status.refused,
             ),
             "memory_given": (
-                "Number of times that held data was dropped because the memory limit was reached",
+                "Number of times that buffered data was dropped because the memory limit was reached",
                 sum(self.memory.dropped.values()),
             ),
             "admission_unanswered": (

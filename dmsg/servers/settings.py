@@ -37,7 +37,7 @@ class ServerSettings(PageSettings):
     )
     carriers: Sequence[Carrier] = option(
         (),
-        "Other way to reach this server at the host of --public-address: wss:PORT or tls:PORT; repeatable",
+        "Carrier protocol and port of this server at the host of --public-address: wss:PORT or tls:PORT; repeatable",
         Text("wss:PORT or tls:PORT", parse_carrier),
         name="carrier",
         repeated=True,
@@ -45,7 +45,7 @@ class ServerSettings(PageSettings):
     )
     trusted_proxies: Sequence[IPv4Network | IPv6Network] = option(
         (),
-        "Address or network of a reverse proxy that names clients in X-Forwarded-For; repeatable",
+        "Address or network of a reverse proxy that adds the client's address to X-Forwarded-For; repeatable",
         Text("ADDRESS[/BITS]", ip_network),
         name="trusted-proxy",
         repeated=True,
@@ -64,11 +64,11 @@ class ServerSettings(PageSettings):
     )
     admission: Admission | None = None
     drain_timeout: float = option(
-        8.0, "Seconds to wait at shutdown until clients have left for other servers", SECONDS, group=NETWORK
+        8.0, "Seconds to wait at shutdown until clients have moved to other servers", SECONDS, group=NETWORK
     )
     memory: int | None = option(
         None,
-        "MiB to buffer for all slow readers together",
+        "MiB to buffer for all slow clients together",
         Number(1, 2**20, "MiB"),
         default_text="a quarter of the machine's",
         group=LIMITS,

@@ -126,7 +126,7 @@ class ServerStatus(StatusSource):
         connections, free = gauges["connections"], gauges["available_connections"]
         found = []
         if health["status"] == "draining":
-            found.append("The server is leaving: its clients move to other servers, and new clients are refused.")
+            found.append("The server is shutting down: its clients move to other servers, and new clients are refused.")
         if server.registration.is_wanted and not server.registration.current:
             found.append(
                 "Discovery did not accept the server's last entry: once the previous entry expires, clients do not "

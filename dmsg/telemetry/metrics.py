@@ -29,7 +29,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.posted = Counter(
             "dmsg_discovery_posts",
-            "Number of entries written, by kind: first, next, deleted",
+            "Number of entries written, by kind: first entry of a key, next entry, deletion",
             ["kind"],
             registry=self._registry,
         )
@@ -74,7 +74,7 @@ class Metrics:
         )
         self.delayed = Gauge(
             "dmsg_discovery_delayed",
-            "Number of requests delayed by the rate limit instead of refused",
+            "Number of requests that the rate limit delays at present, in place of refusing them",
             registry=self._registry,
         )
         ProcessCollector(registry=self._registry)
@@ -89,7 +89,7 @@ def relay_seconds(prefix: str) -> Histogram:
     data."""
     return Histogram(
         f"{prefix}_relay_seconds",
-        "Seconds from reading data to writing it, per reactor turn",
+        "Seconds from reading data of clients to writing the forwarded data, per reactor turn",
         buckets=LATENCIES,
         registry=None,
     )

@@ -161,7 +161,7 @@ class Server(RelayServer):
             "telemetry_files_sent": ("Number of event files that the collector has stored", sent.delivered),
             "telemetry_files_refused": ("Number of event files that the collector refused", sent.refused),
             "telemetry_send_failures": (
-                "Number of failed deliveries because the collector was unreachable or had no room",
+                "Number of failed deliveries because the collector was unreachable or full",
                 sent.failures,
             ),
             "throttled": ("Number of reads delayed because a client exceeded --byte-rate", self.factory.throttled),

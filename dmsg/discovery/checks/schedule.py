@@ -203,7 +203,7 @@ class ServerChecks:
         self._anywhere = anywhere
         self._checked_at = checked_at
         self._reach = reach or partial(proof.reach, reactor)
-        self._check_loop = RetryLoop(reactor, self._round, lambda failures: CHECK_INTERVAL, "looking at servers")
+        self._check_loop = RetryLoop(reactor, self._round, lambda failures: CHECK_INTERVAL, "checking servers")
         self._under_way: set[Deferred[None]] = set()
         self._stopped = True
         self._failures: OrderedDict[str, int] = OrderedDict()
@@ -320,7 +320,7 @@ class ServerChecks:
         override = self._checked_at.get(entry.static)
         found = _read(override or entry.server.address)
         if found is None:
-            return "its address cannot be read"
+            return "its address is malformed"
         number, host, port = found
         # An override may be any address, because the operator has chosen it. The server still has to prove its key
         # there.
@@ -330,7 +330,7 @@ class ServerChecks:
         candidates = [number] if number is not None else await self._names.resolve(host, place)
         numbers = [one for one in candidates if kind_of(one) in kinds]
         if not numbers:
-            return "its address is not one that is looked at for who posted it" if candidates else "no such host"
+            return "its address is in a network from which its entry was not posted" if candidates else "no such host"
         carrier = PLAIN if override else carriers_of(features(entry.version), port)[0]
         why = ""
         for one in numbers[:2]:
@@ -353,7 +353,7 @@ class ServerChecks:
             )
         why = await self._check_once(target, checked, known, lambda: self._prove(checked, entry))
         if not why and not self._hosts.has_room(checked.number, entry.static, now):
-            return "there are as many servers at its address as may be"
+            return "its address already has the maximum number of servers"
         if not why:
             remember(self._proved, target, now, MAX_REMEMBERED)
         return why

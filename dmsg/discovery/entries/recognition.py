@@ -11,16 +11,16 @@ OTHER_PATH = "/dmsg-discovery/available_servers"
 NO_SERVERS = "no delegated dmsg servers available for remote"
 """Error message with which a discovery of today's dmsg (version 1) says that it lists no server."""
 TODAY = (
-    "it is a discovery of today's dmsg (version 1), whose network this program cannot join; name one of the network of "
-    "2019, as `twistd dmsg-discovery` runs it"
+    "it is a discovery of today's dmsg (version 1), whose network this program cannot join; use a discovery of the "
+    "network of 2019, such as one run by `twistd dmsg-discovery`"
 )
 GO_2019 = (
-    "it is a discovery of the Go program of 2019, which lacks the paths that this program asks for; name one that "
-    "`twistd dmsg-discovery` runs: programs of 2019 can use that, too"
+    "it is a discovery of the Go program of 2019, which lacks the paths that this program requests; use a discovery "
+    "run by `twistd dmsg-discovery`, which programs of 2019 can use, too"
 )
 POSTED_TODAY = (
     "this entry is of today's dmsg (version 1), and this is a discovery of the network of 2019: the two cannot talk to "
-    "each other, and it is not listed here"
+    "each other, so the entry is refused"
 )
 
 

@@ -175,7 +175,7 @@ class Lookups:
         failures = [result for result in results if isinstance(result, Failure)]
         if len(failures) == len(results):
             if failures[0].check(CancelledError):
-                raise DiscoveryError("a later change of the entry replaced it")
+                raise DiscoveryError("this change of the entry was cancelled, because a later change replaces it")
             raise _strongest(failures, WrongDiscovery)
 
     async def _available_servers(self) -> list[Entry]:

@@ -77,7 +77,7 @@ class DiscoverySettings(PageSettings):
     )
     checks: bool = option(
         True,
-        "List servers without first connecting to them to check that they exist and hold their keys",
+        "List servers without first connecting to them to check that they run and have their keys",
         FLAG,
         name="no-checks",
         group=NETWORK,
@@ -87,8 +87,8 @@ class DiscoverySettings(PageSettings):
     )
     check_at: Sequence[CheckedAt] = option(
         (),
-        "Check the server with this key at HOST:PORT, not at the address of its entry, which may lead nowhere from "
-        "behind the same router; repeatable",
+        "Check the server with this key at HOST:PORT in place of the address in its entry, which may be unreachable "
+        "from behind the same router; repeatable",
         Text("KEY@HOST:PORT", parse_checked_at),
         repeated=True,
         group=NETWORK,
@@ -96,7 +96,7 @@ class DiscoverySettings(PageSettings):
     openings: Openings = field(default_factory=lambda: OPENINGS)
     store_limit: float | None = option(
         None,
-        "MiB of entries to keep; when they are reached, the address that posted most loses its oldest entry",
+        "MiB of entries to keep; above this, the address with most bytes of entries loses its oldest entry",
         Number(1, 10**7, "MiB"),
         name="memory",
         default_text="4096, in memory a quarter of the machine's",
@@ -104,7 +104,7 @@ class DiscoverySettings(PageSettings):
     )
     entry_ttl: float = option(
         ENTRY_TTL,
-        "Days to keep an entry that is not posted again, or of a server that is not seen",
+        "Days to keep an entry after its last post or, for a server, after its last successful check",
         Number(1, 36500, "days"),
         group=STORAGE,
     )
@@ -113,7 +113,7 @@ class DiscoverySettings(PageSettings):
     max_servers: int = option(10, "Maximum number of servers in one answer", Number(1, 1000, "servers"), group=LIMITS)
     server_ttl: float = option(
         120.0,
-        "Seconds after its last refresh until a server is no longer listed; 0 lists it forever",
+        "Seconds after the last post of its entry until a server is no longer listed; 0 lists it forever",
         Number(0, 10**6, "seconds"),
         group=STORAGE,
     )

@@ -64,9 +64,9 @@ class IEntryStore(Interface):
     """Interface of a store of entries, one for each key."""
 
     failures: tuple[type[Exception], ...] = Attribute(
-        "A tuple of the exceptions by which it fails that are not a fault of this program."
+        "Types of the exceptions with which the store fails for reasons outside this program."
     )
-    nameplates: INameplates = Attribute("Provides dmsg.discovery.store.base.INameplates: kept beside the entries.")
+    nameplates: INameplates = Attribute("Store of nameplates in the same database, which provides INameplates.")
 
     def is_full(error: BaseException | None) -> bool:
         """Whether this error of ``post`` means that the store can be read but not written, for example because a disk
@@ -175,7 +175,7 @@ class INameplates(Interface):
     """Interface of a store of nameplates."""
 
     failures: tuple[type[Exception], ...] = Attribute(
-        "A tuple of the exceptions by which it fails that are not a fault of this program."
+        "Types of the exceptions with which the store fails for reasons outside this program."
     )
 
     def is_full(error: BaseException | None) -> bool:

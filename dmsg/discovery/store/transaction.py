@@ -43,4 +43,4 @@ async def attempt(change: Callable[[], Awaitable[Result | None]]) -> Result:
         result = await change()
         if result is not None:
             return result
-    raise StoreContended(f"other processes changed the entry during each of {ATTEMPTS} attempts")
+    raise StoreContended(f"other processes changed the nameplate during each of {ATTEMPTS} attempts")

@@ -87,7 +87,7 @@ class RelayMetrics:
         )
         held = GaugeMetricFamily(
             "rmb_held_bytes",
-            "Bytes held in memory at the last check, by kind: sessions, look-ups, other relays",
+            "Bytes buffered in memory at the last check, by kind: sessions, look-ups, other relays",
             labels=["kind"],
         )
         for kind in ("messages", "parked", "unfinished", "registry", "federation"):
@@ -96,7 +96,7 @@ class RelayMetrics:
         yield GaugeMetricFamily("rmb_memory_limit_bytes", "Limit of the bytes held in memory", value=self._memory.limit)
         limited = CounterMetricFamily(
             "rmb_limited",
-            "Number of messages refused because their twin exceeded --limit; twin 0 sums up further twins",
+            "Number of messages refused because their twin exceeded --limit; twin 0 stands for all further twins",
             labels=["twin"],
         )
         for twin, number in switch.limited.of_twin.items():
