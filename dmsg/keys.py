@@ -194,7 +194,7 @@ class Signature(bytes):
         try:
             point = coincurve.PublicKey.from_signature_and_message(bytes(self), digest, hasher=None)
             return bytes.__new__(PubKey, point.format())
-        except Exception:  # coincurve raises a plain Exception in one case.
+        except Exception:  # In one case, coincurve raises Exception itself.
             raise SignatureError("no public key can be recovered from the signature") from None
 
     def __str__(self) -> str:
@@ -342,7 +342,7 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
         try:
             # The file gets its name by a hard link, because a rename could replace an existing file.
             os.link(temporary, target)
-        except PermissionError:  # The file system has no hard links.
+        except PermissionError:  # The file system has no hard links, so rename.
             os.rename(temporary, target)
             temporary = None
     except FileExistsError:

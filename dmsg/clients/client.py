@@ -191,7 +191,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         return Deferred.fromCoroutine(self._entries.get(remote))
 
     def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
-        """Return the current key of ``remote`` and the entry of that key. It is ``remote`` itself, or its successor."""
+        """Return the current key of ``remote`` (``remote`` itself or its successor) and the entry of that key."""
         return Deferred.fromCoroutine(self._entries.successor(remote))
 
     async def claim_nameplate(self) -> Nameplate:

@@ -116,7 +116,7 @@ class Entries:
         except DiscoveryError:
             if known is None:
                 raise
-            return known[1]  # An outdated entry is better than none.
+            return known[1]  # An outdated entry may still be correct.
         self.keep(remote, entry, ENTRY_CACHE_TIME)
         return entry
 

@@ -176,7 +176,7 @@ class EntryPublisher:
         except EntryNotFound:
             return True
         except DiscoveryError:
-            return False  # A POST would fail, too.
+            return False  # A POST would probably fail, too.
         is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
         if is_said and entry.client is not None and entry.client.delegated_servers == delegated:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)

@@ -170,7 +170,7 @@ class Hook:
                 what="admitted" if self._when_down else "refused",
                 problem=problem,
             )
-            return self._when_down  # It is not cached, so that the hook is queried again at the next connection.
+            return self._when_down  # Not cached: the hook is queried again at the next connection.
         self._known[key] = (self._reactor.seconds() + HOOK_CACHE_TIME, answer)
         if len(self._known) > HOOK_CACHE_SIZE:
             del self._known[next(iter(self._known))]

@@ -35,8 +35,8 @@ class Registration:
     """Publisher of a server's entry, which posts it at intervals and when the number of free connections has changed.
 
     :param discovery: URLs of discoveries, or a client of them; if empty, the server is not registered.
-    :param mark: function that returns the version for the entry, given the present version: with the server's features.
-    :param available: function that returns the number of free connections: of clients that can still connect.
+    :param mark: function that adds the server's features to the present version and returns the entry's version.
+    :param available: function that returns how many more clients can connect.
     :ivar address: ``host:port`` at which clients reach the server.
     :ivar shared_with: address of another server that posts an entry of the same key, or None.
     :ivar registered_at: time of the last accepted POST, in seconds of the reactor's clock.

@@ -46,7 +46,7 @@ class RelayServer(ListeningService):
 
     :param factory: factory of the family that accepts clients.
     :param settings: settings of the operator.
-    :param mark: function that returns the version for the entry, given the present version: with the server's features.
+    :param mark: function that adds the server's features to the present version and returns the entry's version.
     :ivar ready: Deferred that fires with the listening ports.
     """
 

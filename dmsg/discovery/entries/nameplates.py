@@ -121,7 +121,7 @@ def check_stored(stored: StoredNameplate | None, now: float, static: str | None 
 def decode_claim(body: bytes) -> str:
     """Parse a claim. Return the key that wants a nameplate, as 66 lower-case hexadecimal characters.
 
-    The key may be no point of the curve. Programs that connect to it notice that.
+    It is not checked whether the key is a point of the curve: a program that connects to the key checks that.
 
     :raises EntryDecodeError, EntryInvalid: the claim has no key.
     """

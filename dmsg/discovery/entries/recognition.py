@@ -25,8 +25,9 @@ POSTED_TODAY = (
 
 
 def is_foreign(status: int, body: bytes) -> bool:
-    """Whether an answer may mean that the program does not know the path. Otherwise status 404 means that there is no
-    such entry.
+    """Whether an answer may mean that the program does not know the path.
+
+    A program that knows the path answers 404 with JSON if there is no such entry.
     """
     return status == 404 and body.lstrip()[:1] not in (b"{", b"[", b"")
 

@@ -1,7 +1,7 @@
 """Client of one discovery; entries are verified before they are used.
 
-A :class:`Lookup` talks to one discovery. A :class:`~dmsg.discovery.lookup.lookups.Lookups` talks to several: it reads
-from all of them and returns the newest entry, and it writes to all of them.
+A :class:`Lookup` is the client of one discovery. A :class:`~dmsg.discovery.lookup.lookups.Lookups` is the client of
+several: it reads from all of them and returns the newest entry, and it writes to all of them.
 """
 
 from __future__ import annotations

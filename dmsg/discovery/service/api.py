@@ -299,7 +299,7 @@ class DiscoveryAPI:
 
     @_app.route("/discovery/nameplates/<number>", methods=["GET"])
     def get_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
-        """Return the key that a nameplate leads to."""
+        """Return the key of a nameplate."""
         self.requests += 1
         return self._nameplates.find(request, self.client_of(request), number, self.charge)
 

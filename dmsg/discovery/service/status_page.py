@@ -157,7 +157,7 @@ class DiscoveryStatus(StatusSource):
         return found
 
     def _missing_servers(self) -> list[bytes]:
-        """Return the entries of servers that stopped posting without announcing that they leave."""
+        """Return the entries of servers that stopped posting without announcing that they shut down."""
         return [body for body in self._servers[2] if _takes_clients(json.loads(body))]
 
     def numbers(self) -> dict[str, float]:

@@ -91,7 +91,7 @@ class IEntryStore(Interface):
     def available(limit: int, since: float) -> Deferred[list[bytes]]:
         """Return the entries' JSON of at most ``limit`` servers, drawn at random.
 
-        Only listed servers with free connections are returned that post regularly and have posted since ``since``.
+        Only listed servers that post regularly, have posted since ``since`` and have free connections are returned.
         """
 
     def quiet(limit: int, since: float) -> Deferred[list[bytes]]:

@@ -41,8 +41,8 @@ def clock_of(description: str, reactor: IReactorTime) -> tuple[Callable[[], floa
     """Return the clock from which the times in a store are taken.
 
     Processes on other machines may share a Redis, so its times are those of the system's clock. The clock of other
-    stores ignores it when the system's clock is set while the process runs. Otherwise all entries would seem expired
-    after the system's clock was set forward.
+    stores does not change when the system's clock is set while the process runs. Otherwise all entries would seem
+    expired after the system's clock was set forward.
 
     :returns: a function that returns seconds since 1970, and whether it jumps when the system's clock is set.
     """
