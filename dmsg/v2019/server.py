@@ -109,7 +109,7 @@ class Server(RelayServer):
         if not servers or not relay.announce_drain(round(self.settings.drain_timeout), servers):
             return
         _log.info(
-            "the server is leaving: it tells {count} clients about {others} other servers",
+            "the server is shutting down: it names {others} other servers to its {count} clients",
             count=len(relay.peers),
             others=len(servers),
         )

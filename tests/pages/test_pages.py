@@ -247,7 +247,7 @@ class PageTests(PageCase):
         asking = [Deferred.fromCoroutine(self.get(base + path)) for path in ("/", "/health")]
         (_, page), (response, text) = await gatherResults(asking)
         answered.callback(None)
-        self.assertIn("The server is leaving: its clients move", page)
+        self.assertIn("The server is shutting down: its clients move", page)
         self.assertEqual((response.code, json.loads(text)["status"]), (503, "draining"))
         client.transport.loseConnection()  # type: ignore[union-attr]
         await leaving
