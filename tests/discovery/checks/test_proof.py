@@ -101,7 +101,9 @@ class ProofTests(TestCase):
         """``localhost`` is this machine, whoever wrote it."""
         looks = self.looks()
         entry = server(1, "localhost:1")
-        self.assertIn("a network from which its entry was not posted", await looks._reason_against(entry, "1.1.1.1", True))
+        self.assertIn(
+            "a network from which its entry was not posted", await looks._reason_against(entry, "1.1.1.1", True)
+        )
         self.assertEqual(looks.looked, 0)
         self.assertNotEqual(await looks._reason_against(entry, "127.0.0.1", True), "")
         self.assertEqual(looks.looked, 1)
