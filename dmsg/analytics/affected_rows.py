@@ -1,8 +1,8 @@
 """Search for the events and stored rows that a few new events affect. Needs no Spark.
 
 A table's rows are made from groups of events, such as the events of one transport. A few late events affect few groups.
-Arrow reads all events of the affected groups from the files of bronze. From these events Spark computes the groups'
-rows, by the same rules as for a whole day. The new rows then replace the groups' stored rows.
+Arrow reads all events of the affected groups from the files of bronze. The groups' rows are computed from these events
+in memory, by the same rules as for a whole day. The new rows then replace the groups' stored rows.
 """
 
 from __future__ import annotations

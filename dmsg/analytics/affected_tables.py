@@ -19,10 +19,10 @@ from functools import cache, cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, functions as F
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from dmsg.analytics import bronze, silver
+from dmsg.analytics import bronze, functions as F, silver
 from dmsg.analytics.affected_rows import (
     MOST_NEW,
     MOST_STORED,
@@ -32,11 +32,11 @@ from dmsg.analytics.affected_rows import (
     read_events,
     subtract,
 )
-from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
 from dmsg.analytics.gold import traffic
-from dmsg.analytics.lake import Lake, with_types
+from dmsg.analytics.lake import Lake
+from dmsg.analytics.memory_tables import as_rows, rows_of_table
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import FAMILIES, SILVER
@@ -46,6 +46,8 @@ from dmsg.analytics.table_plans import Tables, daily_tables, silver_tables
 MOST_FILES = 16
 """Number of files of a day at which the day is rewritten. With fewer files, new rows are added to the day in one more
 file."""
+IDENTITY = ("producer", "boot", "seq", "ts", "mono", "dt")
+"""Columns that identify and number an event."""
 _PAIR = ("producer", "src", "dst")
 _BY_GROUPS = {"pair_day": ("server", "src", "dst")}
 _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
@@ -88,14 +90,12 @@ class AffectedTables:
 
     :param before: state that the newest finished run left; the tables still have this state.
     :param state: state that the run will leave.
-    :param hint: function that marks rows for a broadcast join if there are few of them.
     """
 
-    def __init__(self, lake: Lake, before: State, state: State, hint: Hint) -> None:
+    def __init__(self, lake: Lake, before: State, state: State) -> None:
         self._lake = lake
         self._before = before
         self._state = state
-        self._hint = hint
         self._last_day = date.fromisoformat(max(state.days))
         self._bronze = lake.table("", "bronze")
         self._verdict_days: tuple[str, ...] | None = None
@@ -147,16 +147,16 @@ class AffectedTables:
         """Return the rows of ``sums`` of these days."""
         schema = SUMS.schema
         added = bronze.add_sums(
-            self._lake.frame(self._stored_rows("silver", SUMS.name, days), schema),
+            rows_of_table(self._stored_rows("silver", SUMS.name, days), schema),
             bronze.sums(self._identities(self._new_events)),
         )
-        return _collect(added, schema)
+        return as_rows(added).table(schema)
 
     def _identities(self, events: Mapping[str, pa.Table]) -> DataFrame:
         """Return only the columns that identify and number the events, for all families."""
-        names = ["producer", "boot", "seq", "ts", "mono", "dt"]
-        rows = pa.concat_tables([some.select(names) for some in events.values()])
-        return self._lake.frame(rows, StructType([one for one in event_schema("life").fields if one.name in names]))
+        rows = pa.concat_tables([some.select(IDENTITY) for some in events.values()])
+        days = rows["dt"].cast(pa.date32())
+        return rows_of_table(rows.set_column(rows.column_names.index("dt"), "dt", days), SUMS.schema)
 
     def numbers(self, sums: pa.Table, days: Iterable[str]) -> pa.Table:
         """Return the rows of ``numbers`` of these days.
@@ -168,7 +168,7 @@ class AffectedTables:
         # The rows of a process and day that have new events are computed again. All other rows stay.
         groups = Groups(("producer", "boot", "dt"), self._new_events.values())
         affected = sums.filter(groups.hold(sums))
-        doubt = not bronze.incomplete_sums(frame := self._lake.frame(affected, SUMS.schema)).isEmpty()
+        doubt = not bronze.incomplete_sums(frame := rows_of_table(affected, SUMS.schema)).isEmpty()
         events = None
         if doubt:
             known = {tuple(row.values()) for row in stored.select(keys).to_pylist()}
@@ -178,7 +178,7 @@ class AffectedTables:
                 events = self._identities(found)
             else:
                 events = self._identities(self._new_events)
-        counted = _collect(bronze.numbers(frame, events, self._hint), NUMBERS.schema)
+        counted = _rows_of(bronze.numbers(frame, events), NUMBERS.schema)
         return pa.concat_tables([stored.filter(pc.invert(groups.hold(stored))), counted])
 
     # --- tables ---
@@ -234,12 +234,12 @@ class AffectedTables:
         :param words: events and receipts of the affected transports, by family of events.
         :param verdicts: verdicts on these transports, for the tables that are made from verdicts.
         """
-        events = {family: self._lake.frame(rows, event_schema(family)) for family, rows in words.items()}
+        events = {family: rows_of_table(rows, event_schema(family)) for family, rows in words.items()}
         around = {"transports": silver.transports(events["transport"]), "receipts": silver.receipts(events["receipt"])}
         wanted = F.col("dt").cast("string").isin(list(days))
         read = {name: rows.where(wanted) for name, rows in around.items()}
         if verdicts is not None:
-            read["verdicts"] = self._lake.frame(verdicts, SILVER["verdicts"].schema)
+            read["verdicts"] = rows_of_table(verdicts, SILVER["verdicts"].schema)
         return {
             **silver_tables(
                 events.__getitem__,
@@ -247,22 +247,21 @@ class AffectedTables:
                 around.__getitem__,
                 days,
                 lambda: silver.accepted_receipts(events["receipt"]),
-                self._hint,
                 last_day=self._last_day,
             ),
-            **daily_tables(read.__getitem__, around.__getitem__, self._hint),
+            **daily_tables(read.__getitem__, around.__getitem__),
         }
 
     def _compute_verdicts(self, days: tuple[str, ...]) -> pa.Table:
         """Return the verdicts on the affected transports."""
-        return _collect(self._tables(days, self._words(days).all)["verdicts"](), SILVER["verdicts"].schema)
+        return _rows_of(self._tables(days, self._words(days).all)["verdicts"](), SILVER["verdicts"].schema)
 
     def _replaced_verdicts(self, days: tuple[str, ...]) -> Rows:
         schema, old = SILVER["verdicts"].schema, self._words(days).old
         fresh = self._verdicts(days)
         former = arrow_schema(schema).empty_table()
         if any(rows.num_rows for rows in old.values()):
-            former = _collect(self._tables(days, old)["verdicts"](), schema)
+            former = _rows_of(self._tables(days, old)["verdicts"](), schema)
         files = self._lake.table("silver", "verdicts").files()
         if not former.num_rows and sum(file.values["dt"] in days for file in files) < MOST_FILES * len(days):
             self._verdict_days = days
@@ -282,19 +281,19 @@ class AffectedTables:
         """
         stored = self._stored_rows(layer, name, days)
         kept = stored.filter(pc.invert(self._transports.hold(stored)))
-        return pa.concat_tables([kept, _collect(plan(), self._lake.table(layer, name).schema)])
+        return pa.concat_tables([kept, _rows_of(plan(), self._lake.table(layer, name).schema)])
 
     def _by_groups(self, name: str, days: tuple[str, ...]) -> pa.Table:
         self._check_views(days)
         groups = Groups(_PAIR, [self._new_events["transport"]])
         events = silver.transports(
-            self._lake.frame(self._events("transport", days, groups=groups), event_schema("transport"))
+            rows_of_table(self._events("transport", days, groups=groups), event_schema("transport"))
         )
         read = {"transports": events}.__getitem__
-        tables = daily_tables(read, read, self._hint)
+        tables = daily_tables(read, read)
         stored = self._stored_rows("gold", name, days)
         kept = stored.filter(pc.invert(groups.hold(stored, _BY_GROUPS[name])))
-        return pa.concat_tables([kept, _collect(tables[name](), self._lake.table("gold", name).schema)])
+        return pa.concat_tables([kept, _rows_of(tables[name](), self._lake.table("gold", name).schema)])
 
     def _by_sums(self, name: str, days: tuple[str, ...]) -> pa.Table:
         self._check_views(days)
@@ -307,12 +306,10 @@ class AffectedTables:
             # difference, so a sum with it would be wrong.
             raise WholeDays
         schema = self._lake.table("gold", name).schema
-        events = self._lake.frame(self._new_events["transport"], event_schema("transport"))
+        events = rows_of_table(self._new_events["transport"], event_schema("transport"))
         wanted = F.col("dt").cast("string").isin(list(days))
-        return _collect(
-            _SUMS_OF[name](self._lake.frame(stored, schema), silver.transports(events).where(wanted)), schema
-        )
+        return _rows_of(_SUMS_OF[name](rows_of_table(stored, schema), silver.transports(events).where(wanted)), schema)
 
 
-def _collect(rows: DataFrame, schema: StructType) -> pa.Table:
-    return with_types(rows, schema).toArrow().cast(arrow_schema(schema))
+def _rows_of(rows: DataFrame, schema: StructType) -> pa.Table:
+    return as_rows(rows).table(schema)

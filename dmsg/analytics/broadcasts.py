@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame, functions as F
+from pyspark.sql import DataFrame
+
+from dmsg.analytics import functions as F
 
 FEW_ROWS = 200_000
 """Maximum number of rows to broadcast of a table whose size grows with traffic (about 40 MB)."""

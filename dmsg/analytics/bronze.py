@@ -6,8 +6,9 @@ belongs to the family ``quarantine``, and names the line's problem.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, functions as F
+from pyspark.sql import Column, DataFrame
 
+from dmsg.analytics import functions as F
 from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.event_rules import (
     COUNTS,

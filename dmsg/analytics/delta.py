@@ -276,6 +276,13 @@ class Delta:
         """Return the file system whose root is the table's directory."""
         return pafs.PyFileSystem(DeltaStorageHandler(self.uri))
 
+    def reading_storage(self) -> pafs.FileSystem:
+        """Return the file system whose root is the table's directory, for reading only. For a local directory it is
+        Arrow's own, which reads without a call to Python."""
+        if "://" in self.uri:
+            return self.storage()
+        return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+
     def written_files(self, directory: str, count: Count | None = None) -> list[Part]:
         """Return the Parquet files that Spark wrote to ``directory``; see
         :func:`~dmsg.analytics.data_files.written_files`.

@@ -18,16 +18,26 @@ from threading import Event
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, functions as F
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from dmsg.analytics import bronze
+from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
 from dmsg.analytics.event_rules import LACKING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
-from dmsg.analytics.listing import AS_NAMED, DirectoriesRead, Source, Unread, list_files, open_files, unreadable
+from dmsg.analytics.listing import (
+    AS_NAMED,
+    DirectoriesRead,
+    Source,
+    Unread,
+    list_local,
+    list_remote,
+    open_files,
+    unreadable,
+)
 from dmsg.analytics.neighbour_days import MIDNIGHT_MS, concerned_days
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import Refinement
@@ -314,9 +324,10 @@ class Pipeline:
         self._step("listing files")
         self._lists = True
         self._directories = DirectoriesRead(local_path(self.lake.root), before.run)
-        files = list_files(self.spark, sources, self._left, self._directories)
-        rows = files.join(self._known_files(before), "file", "left_anti").collect()
-        unread = [Unread(row.file, row.path, row.length) for row in rows]
+        unread = self._drop_known(list_local(sources, self._left, self._directories), before)
+        if (elsewhere := list_remote(self.spark, sources)) is not None:
+            rows = elsewhere.join(self._known_files(before), "file", "left_anti").collect()
+            unread += [Unread(row.file, row.path, row.length) for row in rows]
         # The run continues even without unread files if a killed run or stream has left lines in bronze that are not
         # refined.
         if unread or self.lake.unrefined(before.batches):
@@ -371,6 +382,7 @@ class Pipeline:
                 changed=taken.changed,
                 events=events,
                 few=few,
+                memory=self._tuning.may,
                 small=self._tuning.is_small,
                 step=self._step,
             )
@@ -506,6 +518,16 @@ class Pipeline:
         schema = arrow_schema(FILES.schema)
         lake.put(pa.Table.from_pylist(list(rows.values()), schema=schema), "silver", "files", number, more=True)
         return {file: row["problem"] for file, row in rows.items()}
+
+    def _drop_known(self, files: Iterable[Unread], state: State) -> list[Unread]:
+        """Return the files that neither finished nor killed runs have read."""
+        unread = {file.uri: file for file in files}
+        for names in self.lake.names_of_files(state):
+            for name in pc.unique(names.filter(pc.is_in(names, pa.array(unread, pa.string())))).to_pylist():
+                del unread[name]
+            if not unread:
+                break
+        return list(unread.values())
 
     def _known_files(self, state: State) -> DataFrame:
         """Return the files that runs have read, including runs that were killed."""

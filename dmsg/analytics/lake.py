@@ -6,34 +6,27 @@ transaction that adds these files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from dmsg.analytics import silver
+from dmsg.analytics import functions as F, silver
 from dmsg.analytics.affected_rows import with_columns
 from dmsg.analytics.data_files import File, RowCount
 from dmsg.analytics.delta import APPLICATION, Delta
+from dmsg.analytics.memory_tables import OF_EVENTS
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, read_small, write_part
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import BRONZE, QUARANTINE, REGISTER, write_options
 from dmsg.analytics.store import BRONZE_KEY, FILES, Store, unrefined
 from dmsg.analytics.views import VIEWS
-
-_OF_EVENTS = {
-    "transports": silver.transports,
-    "refusals": silver.refusals,
-    "entries": silver.entries,
-    "receipts": silver.receipts,
-}
-"""Functions that compute the rows of a view from events, by the name of the view."""
-assert _OF_EVENTS.keys() == VIEWS.keys()
 
 MERGED_FILE = 128 * 1024 * 1024
 """Approximate maximum size in bytes of a file that Spark makes by merging small ones."""
@@ -242,7 +235,7 @@ class Lake(Store):
         :param days: keep only the rows of these days.
         """
         if layer == "silver" and name in VIEWS:
-            return self._view(name, state, days, _OF_EVENTS[name])
+            return self._view(name, state, days, OF_EVENTS[name])
         chosen = None if days is None else set(days)
         table = self.table(layer, name)
         return self._rows(
@@ -382,6 +375,19 @@ class Lake(Store):
         found = [read_part(table.storage(), path, names) for path in files]
         schema = pa.schema([pa.field(name, arrow_schema(BRONZE).field(name).type) for name in names])
         return pa.concat_tables([schema.empty_table(), *found])
+
+    def names_of_files(self, state: State) -> Iterator[pa.Array]:
+        """Return the names of the sealed files that finished and killed runs have read, some at a time."""
+        known = self.table("silver", FILES.name)
+        if state.run > 0:  # Without a finished run, the records of a killed first run do not count.
+            for file in known.files(state.versions.get(f"silver/{FILES.name}")):
+                yield read_part(known.storage(), file.path, ["file"])["file"].combine_chunks().cast(pa.string())
+        yield self.register(state.batches)["file"].combine_chunks()
+        table = self.table("", "bronze")
+        for file in self.fresh_files(state.batches):
+            if not is_of_arrow(file.path):
+                names = pc.unique(read_part(table.storage(), file.path, ["file"])["file"]).to_pylist()
+                yield pa.array([re.sub("^file:/+", "file:/", name) for name in names], pa.string())
 
     def unrefined(self, done: Mapping[str, int]) -> set[str]:
         """Return the sources that have lines which no run has refined."""

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession, functions as F
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-from dmsg.analytics import bronze
+from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.atomic_write import write_atomically
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.store import local_path
@@ -73,24 +72,18 @@ class Unread:
     size: int
 
 
-_FILES = pa.schema([pa.field("file", pa.string()), pa.field("path", pa.string()), pa.field("length", pa.int64())])
-
-
-def list_files(
-    spark: SparkSession,
+def list_local(
     sources: Iterable[Source],
     left: list[Mapping[Reason, set[str]]],
     directories: DirectoriesRead | None = None,
-) -> DataFrame:
-    """Return a row for each file of the sources: its name as a URI, its path for Spark's reader, and its length in
-    bytes.
+) -> list[Unread]:
+    """Return the files of the local sources.
 
     :param left: list to which this function appends the files and directories of local sources that cannot be read.
     :param directories: local directories to skip, because the tables know all of their files.
     :raises LakeError: a source is not a readable directory.
     """
-    listing = None
-    local: list[dict[str, object]] = []
+    files = []
     for source in sources:
         if (directory := local_path(source.path)) is not None:
             try:
@@ -100,20 +93,25 @@ def list_files(
             if directories is not None:
                 directories.add(source, found.quiet)
             left.append(found.left)
-            local += [
-                {"file": file_uri(one.path), "path": f"file:{one.path}", "length": one.size} for one in found.files
-            ]
-            continue
-        files = (
-            spark.read.format("binaryFile")
-            .option("pathGlobFilter", source.pattern)
-            .options(**AS_NAMED)
-            .load(source.path)
-            .select(bronze.uri(F.col("_metadata.file_path")).alias("file"), "path", "length")
-        )
-        listing = files if listing is None else listing.unionByName(files)
-    here = spark.createDataFrame(pa.Table.from_pylist(local, schema=_FILES))
-    return here if listing is None else listing.unionByName(here)
+            files += [Unread(file_uri(one.path), f"file:{one.path}", one.size) for one in found.files]
+    return files
+
+
+def list_remote(spark: SparkSession, sources: Iterable[Source]) -> DataFrame | None:
+    """Return a row for each file of the sources that are not local: its name as a URI, its path for Spark's reader, and
+    its length in bytes. None if all sources are local."""
+    listing = None
+    for source in sources:
+        if local_path(source.path) is None:
+            files = (
+                spark.read.format("binaryFile")
+                .option("pathGlobFilter", source.pattern)
+                .options(**AS_NAMED)
+                .load(source.path)
+                .select(bronze.uri(F.col("_metadata.file_path")).alias("file"), "path", "length")
+            )
+            listing = files if listing is None else listing.unionByName(files)
+    return listing
 
 
 def unreadable(

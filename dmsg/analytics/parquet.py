@@ -22,7 +22,7 @@ _ARROW: dict[str, pa.DataType] = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", "UTC"),
 }
-_TEXTS = (pa.string(), pa.dictionary(pa.int32(), pa.string()))
+TEXTS = (pa.string(), pa.dictionary(pa.int32(), pa.string()))
 _UNLIKE = ("transport",)
 """Text columns that are written without a dictionary, because nearly all of their values differ."""
 
@@ -75,7 +75,7 @@ def write_part(files: pafs.FileSystem, table: pa.Table, directory: str, values: 
             stream,
             compression="zstd",
             compression_level=1,
-            use_dictionary=[one.name for one in table.schema if one.type in _TEXTS and one.name not in _UNLIKE],
+            use_dictionary=[one.name for one in table.schema if one.type in TEXTS and one.name not in _UNLIKE],
             write_statistics=[name for name in ("ts", "seq") if name in names],
         )
     found = pc.min_max(table["ts"]) if "ts" in names else {}
@@ -102,16 +102,16 @@ def read_small(files: pafs.FileSystem, path: str, most: int) -> pa.Table | None:
     try:
         with files.open_input_file(path) as file:
             found = pq.ParquetFile(file)
-            footer, texts = found.metadata, [one.name for one in found.schema_arrow if one.type in _TEXTS]
+            footer, texts = found.metadata, [one.name for one in found.schema_arrow if one.type in TEXTS]
             if sum(footer.row_group(index).total_byte_size for index in range(footer.num_row_groups)) > most:
                 return None
             rows = pq.ParquetFile(file, metadata=footer, read_dictionary=texts).read()
     except (pa.ArrowInvalid, OSError):
         return None
-    return rows if sum(map(_size, rows.columns)) <= most else None
+    return rows if sum(map(column_bytes, rows.columns)) <= most else None
 
 
-def _size(column: pa.ChunkedArray) -> int:
+def column_bytes(column: pa.ChunkedArray) -> int:
     """Return the size of a column in bytes, counting each text as often as it occurs."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)

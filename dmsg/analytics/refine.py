@@ -11,11 +11,12 @@ from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, functions as F
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
-from dmsg.analytics import bronze
+from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.affected_rows import WholeDays
-from dmsg.analytics.affected_tables import TABLES, AffectedTables
+from dmsg.analytics.affected_tables import IDENTITY, TABLES, AffectedTables
 from dmsg.analytics.broadcasts import bounded
 from dmsg.analytics.changes import (
     COMPARED_ROWS,
@@ -28,6 +29,8 @@ from dmsg.analytics.changes import (
     rows_of_day,
 )
 from dmsg.analytics.lake import Lake, with_types
+from dmsg.analytics.memory_columns import NotInMemory
+from dmsg.analytics.memory_tables import MemoryTables, as_rows, rows_of_table
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, FAMILIES, GOLD, OVERALL, SILVER
@@ -69,6 +72,7 @@ class Refinement:
     :param changed: days that have new events, by family of events.
     :param events: number of events in those days.
     :param few: whether to collect every table and write it with Arrow, because there are few events.
+    :param memory: whether tables may be computed in memory, without Spark.
     :param small: whether to write several tables at the same time.
     :param step: called with the name of each step as it begins.
     """
@@ -85,6 +89,7 @@ class Refinement:
         changed: Mapping[str, Iterable[str]],
         events: int,
         few: bool,
+        memory: bool,
         small: bool,
         step: Callable[[str], None],
     ) -> None:
@@ -98,7 +103,9 @@ class Refinement:
         self._hint = bounded(events)
         self._in_memory = events <= MEMORY_EVENTS
         self._few = few
-        self._collected: dict[str, tuple[tuple[str, ...], DataFrame]] = {}
+        self._collected: dict[str, tuple[tuple[str, ...], pa.Table]] = {}
+        self._memory = memory
+        self._memory_tables = cache(self._open_in_memory)
         self._changes = Changes(days, changed)
         # If a killed run has written to the tables, their rows are not those of ``before``. Then rows are replaced
         # without a comparison.
@@ -108,7 +115,7 @@ class Refinement:
             # family. Only the starts and stops of processes are changes.
             self._changes.note("life", lake.days_of_lives(before.batches))
         self._step = step
-        self._affected = AffectedTables(lake, before, state, self._hint) if self._can_compare else None
+        self._affected = AffectedTables(lake, before, state) if self._can_compare else None
 
     def _events(self, family: str, days: Iterable[str], doubtful: DataFrame | None) -> DataFrame:
         rows = self._lake.bronze([family], days)
@@ -123,13 +130,43 @@ class Refinement:
         # Opened tables are cached, because several queries read the same table, and Spark takes 0.1 s to open a table.
         @cache
         def read(name: str) -> DataFrame:
-            if name in self._collected and days is not None:
-                collected_days, rows = self._collected[name]
-                if collected_days == tuple(days):
-                    return rows
+            if (collected := self._collected_rows(name, days)) is not None:
+                return self._lake.frame(collected, _schema(name))
             return self._lake.read("gold" if name in GOLD else "silver", name, self._state, days)
 
         return read
+
+    def _collected_rows(self, name: str, days: Sequence[str] | None) -> pa.Table | None:
+        """Return the rows of a table that this run has computed for exactly these days, if they are in memory."""
+        collected = self._collected.get(name)
+        return None if collected is None or days is None or collected[0] != tuple(days) else collected[1]
+
+    def _open_in_memory(self, days: tuple[str, ...] | None) -> MemoryTables:
+        return MemoryTables(self._lake, self._state, days)
+
+    def _memory_reader(self, days: Sequence[str] | None) -> Read:
+        """Return the same function as :meth:`_reader`, for rows in memory.  It raises
+        :class:`~dmsg.analytics.memory_columns.NotInMemory` if there are too many rows."""
+        tables = self._memory_tables(None if days is None else tuple(days))
+
+        @cache
+        def read(name: str) -> DataFrame:
+            if (collected := self._collected_rows(name, days)) is not None:
+                return rows_of_table(collected, _schema(name))
+            return tables.read(name)
+
+        return read
+
+    def _compute(self, name: str, plan: Callable[[], DataFrame]) -> pa.Table | None:
+        """Compute the rows of a table in memory; None if that is not possible.
+
+        :param plan: computes the table from rows in memory.
+        """
+        if not self._memory:
+            return None
+        with suppress(NotInMemory):
+            return as_rows(plan()).table(_schema(name))
+        return None
 
     def silver(self) -> int:
         """Write the silver tables of the days to recompute.
@@ -138,17 +175,19 @@ class Refinement:
         """
         lake, state, days = self._lake, self._state, self._days
         self._step("duplicates")
-        read = self._reader(days)
         self._number_events()
         self._note_ends()
-        again = read("numbers").where("events > distinct_events")
-        found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
-        doubtful = again if found else None
-        if doubtful is not None:
+        numbers = lake.stored("silver", NUMBERS.name, state, days)
+        found = pc.sum(pc.subtract(numbers["events"], numbers["distinct_events"])).as_py() or 0
+        doubtful = None
+        if found:
+            doubtful = self._reader(days)(NUMBERS.name).where(F.col("events") > F.col("distinct_events"))
             # All days of the run are recomputed together, because the choice among duplicate events depends on the
             # events of all these days.
             self._changes.note_everything()
             self._affected = None
+
+        last_day = date.fromisoformat(max(state.days))
 
         @cache
         def plan(days: tuple[str, ...]) -> Tables:
@@ -160,7 +199,19 @@ class Refinement:
                 days,
                 lambda: lake.accepted_receipts(state, around),
                 self._hint,
-                last_day=date.fromisoformat(max(state.days)),
+                last_day=last_day,
+            )
+
+        @cache
+        def plan_in_memory(days: tuple[str, ...]) -> Tables:
+            around = tuple(days_around(days))
+            return silver_tables(
+                self._memory_tables(days).events,
+                self._memory_reader(days),
+                self._memory_reader(around),
+                days,
+                self._memory_tables(around).accepted_receipts,
+                last_day=last_day,
             )
 
         names = [name for name in SILVER if name not in _OF_SILVER]
@@ -169,18 +220,32 @@ class Refinement:
                 names.remove(name)
                 lake.clear(name, self._claim.number, days)
         for some in (names, *([name] for name in _OF_SILVER)):
-            self._write_days("silver", some, plan)
-        return int(found or 0)
+            # The choice among events that came twice is made by Spark.
+            self._write_days("silver", some, plan, plan_in_memory if doubtful is None else None)
+        return int(found)
 
     def _number_events(self) -> None:
         """Write the tables with the counts of the event numbers that have arrived."""
         lake, days = self._lake, self._days
         if self._affected is not None:
-            with suppress(WholeDays):
+            with suppress(WholeDays, NotInMemory):
                 sums = self._affected.sums(days)
                 numbers = self._affected.numbers(sums, days)
                 for name, rows in ((SUMS.name, sums), (NUMBERS.name, numbers)):
                     self._changes.note(name, self._put_changed(rows, "silver", name, days))
+                return
+        tables = self._memory_tables(tuple(days))
+
+        def events() -> DataFrame:
+            return tables.all_events(FAMILIES, IDENTITY)
+
+        if (sums_in_memory := self._compute(SUMS.name, lambda: bronze.sums(events()))) is not None:
+            counted = rows_of_table(sums_in_memory, SUMS.schema)
+            doubt = not bronze.incomplete_sums(counted).isEmpty()
+            found = self._compute(NUMBERS.name, lambda: bronze.numbers(counted, events() if doubt else None))
+            if found is not None:
+                self._put_collected("silver", SUMS.name, sums_in_memory, days)
+                self._put_collected("silver", NUMBERS.name, found, days)
                 return
         everything = lake.bronze(FAMILIES, days)
         self._replace("silver", SUMS.name, bronze.sums(everything), days)
@@ -200,27 +265,47 @@ class Refinement:
         self._changes.note(ENDS, ends)
         self._changes.note(OBSERVED, observed)
 
-    def _write_days(self, layer: str, names: Iterable[str], plan: Callable[[tuple[str, ...]], Tables]) -> None:
+    def _write_days(
+        self,
+        layer: str,
+        names: Iterable[str],
+        plan: Callable[[tuple[str, ...]], Tables],
+        plan_in_memory: Callable[[tuple[str, ...]], Tables] | None,
+    ) -> None:
         """Write each table for the days on which an input of it has changed.
 
         :param plan: returns the plans of the tables for some days.
+        :param plan_in_memory: returns the same plans over rows in memory; None if only Spark may compute the tables.
         """
         days = {name: self._changes.days_of(name) for name in names}
         for name, some in days.items():
             if not some:
                 self._lake.table(layer, name).ensure()
-        self._write(layer, {name: plan(some)[name] for name, some in days.items() if some}, days)
+        wanted = {name: some for name, some in days.items() if some}
+        in_memory = (
+            {} if plan_in_memory is None else {name: plan_in_memory(some)[name] for name, some in wanted.items()}
+        )
+        self._write(layer, {name: plan(some)[name] for name, some in wanted.items()}, in_memory, days)
 
-    def _write(self, layer: str, tables: Tables, days: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Write tables that do not depend on each other. In a small job, several tables are written at the same
-        time."""
+    def _write(
+        self, layer: str, tables: Tables, in_memory: Tables, days: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """Write tables that do not depend on each other. In a small job, several tables are written at the same time.
+
+        :param in_memory: plans over rows in memory.
+        """
 
         def one(name: str) -> None:
             self._step(f"{layer}: {name}")
             self._claim.check()
             chosen = None if days is None else tuple(days[name])
-            if chosen is None or not self._replace_affected(layer, name, chosen):
+            if chosen is not None and self._replace_affected(layer, name, chosen):
+                return
+            found = self._compute(name, in_memory[name]) if name in in_memory else None
+            if found is None:
                 self._replace(layer, name, tables[name](), chosen)
+            else:
+                self._put_collected(layer, name, found, chosen)
 
         with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
             list(pool.map(one, tables))
@@ -234,7 +319,7 @@ class Refinement:
             return False
         try:
             found = self._affected.rows(name, days)
-        except WholeDays:
+        except (WholeDays, NotInMemory):
             return False
         if found.more and not found.rows.num_rows:
             self._changes.note(name, ())
@@ -261,10 +346,13 @@ class Refinement:
             lake.write(rows, layer, name, number, days)
             self._changes.note(name, days or self._days)
             return
-        collected = collected.cast(arrow_schema(schema))
+        self._put_collected(layer, name, collected.cast(arrow_schema(schema)), days)
+
+    def _put_collected(self, layer: str, name: str, rows: pa.Table, days: Sequence[str] | None) -> None:
+        """Write a table that was computed in memory or collected, and keep its rows for the tables made from it."""
         if days is not None:
-            self._collected[name] = tuple(days), lake.frame(collected, schema)
-        self._changes.note(name, self._put_changed(collected, layer, name, days))
+            self._collected[name] = tuple(days), rows
+        self._changes.note(name, self._put_changed(rows, layer, name, days))
 
     def _put_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
         """Write only the rows of the days on which they differ from the stored rows.
@@ -295,17 +383,28 @@ class Refinement:
             assert tables.keys() == DAILY.keys()
             return tables
 
-        self._write_days("gold", [name for name in DAILY if name not in _OF_GOLD], plan)
-        self._write_days("gold", _OF_GOLD, plan)
+        @cache
+        def plan_in_memory(days: tuple[str, ...]) -> Tables:
+            return daily_tables(self._memory_reader(days), self._memory_reader(days_around(days)))
+
+        self._write_days("gold", [name for name in DAILY if name not in _OF_GOLD], plan, plan_in_memory)
+        self._write_days("gold", _OF_GOLD, plan, plan_in_memory)
 
     def gold_overall(self) -> None:
         """Write the gold tables without days."""
         since = str(self._today - timedelta(HISTORY_DAYS))
         recent = [day for day in self._state.days if day >= since]
         tables = overall_tables(self._reader(None), self._reader(recent), self._today)
+        in_memory = overall_tables(self._memory_reader(None), self._memory_reader(recent), self._today)
         assert tables.keys() == OVERALL.keys()
         keeps = self._can_compare and self._before.today == str(self._today)
         for names in ([name for name in tables if name not in _OF_OVERALL], _OF_OVERALL):
             # The last tables are computed only if one of the first tables has changed. So the first tables are written
             # before.
-            self._write("gold", {name: tables[name] for name in names if not keeps or self._changes.has_changed(name)})
+            wanted = {name: tables[name] for name in names if not keeps or self._changes.has_changed(name)}
+            self._write("gold", wanted, in_memory)
+
+
+def _schema(name: str) -> StructType:
+    """Return the columns of a silver or gold table."""
+    return {**SILVER, **GOLD, SUMS.name: SUMS, NUMBERS.name: NUMBERS}[name].schema

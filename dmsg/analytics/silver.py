@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import date
 
-from pyspark.sql import Column, DataFrame, Window, functions as F
+from pyspark.sql import Column, DataFrame
 
+from dmsg.analytics import functions as F
 from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.event_rules import SILENCE_SECONDS
+from dmsg.analytics.functions import Window
 from dmsg.analytics.schemas import SILVER
 
 GAP_LIMIT_MS = 10 * 60 * 1000

@@ -1,13 +1,14 @@
-"""Plans of the silver and gold tables: how Spark computes each table from events and from other tables."""
+"""Plans of the silver and gold tables: how Spark, or Arrow in memory, computes each table from events and from other
+tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import date
 
-from pyspark.sql import DataFrame, functions as F
+from pyspark.sql import DataFrame
 
-from dmsg.analytics import silver
+from dmsg.analytics import functions as F, silver
 from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
 from dmsg.analytics.neighbour_days import MIDNIGHT_MS
@@ -19,7 +20,7 @@ HISTORY_DAYS = 28
 Read = Callable[[str], DataFrame]
 """Function that returns the rows of a table or of a family of events, by the name of the table or family."""
 Tables = dict[str, Callable[[], DataFrame]]
-"""Functions that return the plans of tables, by table name. Spark computes the rows only when they are written or
+"""Functions that return the plans of tables, by table name. Rows are computed only when they are written or
 collected."""
 
 

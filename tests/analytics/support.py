@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, functions as F
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import bronze
+from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.jobs import Pipeline, RunOutcome
 from dmsg.analytics.lake import with_types
 from dmsg.analytics.listing import Source, receipts_source, spool_source
+from dmsg.analytics.memory_rows import MemoryRows
+from dmsg.analytics.memory_tables import rows_of_table
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER
 from dmsg.analytics.session import JAVA_OPTIONS, SMALL_SETTINGS, Load, make_session
@@ -134,39 +137,77 @@ def rows_of(rows: DataFrame) -> list[dict[str, Any]]:
     return _naive(rows.toArrow())
 
 
+class _Plans:
+    """The plans of a run over tables in memory, each computed when a test first reads it.
+
+    :param hold: makes the rows of a table: Spark's, or those that are computed without it.
+    """
+
+    def __init__(self, hold: Callable[[pa.Table, StructType], DataFrame], events: pa.Table, numbers: pa.Table) -> None:
+        self._hold = hold
+        self._kept = {"numbers": numbers}
+        rows = hold(events, BRONZE)
+        days = {row["dt"] for row in events.select(["dt"]).to_pylist()}
+        self._read = cache(self._computed)
+        self._plans = {
+            "numbers": lambda: hold(numbers, NUMBERS.schema),
+            **silver_tables(
+                lambda family: rows.where(F.col("family") == family),
+                self._read,
+                self._read,
+                days,
+                last_day=date.fromisoformat(max(days, default=str(DAY))),
+            ),
+            **daily_tables(self._read, self._read),
+            **overall_tables(self._read, self._read, NOW.date()),
+        }
+
+    def _computed(self, name: str) -> DataFrame:
+        schema = {**SILVER, **GOLD, "numbers": NUMBERS}[name].schema
+        self._kept[name] = computed(self._plans[name](), schema)
+        return self._hold(self._kept[name], schema)
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows of a table in a fixed order."""
+        self._read(name)
+        return _naive(self._kept[name])
+
+
+def computed(rows: DataFrame, schema: StructType) -> pa.Table:
+    """Return the rows of a table, which Spark or Arrow has computed."""
+    return rows.table(schema) if isinstance(rows, MemoryRows) else with_types(rows, schema).toArrow()
+
+
 class Memory:
-    """The tables of events in memory: the plans of a run, each computed when a test first reads it.
+    """The tables of events in memory. Spark and Arrow compute each of them, with the same result.
 
     :param events: rows of events, as entities write them; ``receipts``: rows of checked receipts, as the check of
         receipts writes them.
     """
 
     def __init__(self, events: Iterable[dict[str, Any]], receipts: Iterable[dict[str, Any]] = ()) -> None:
-        self._kept: dict[str, pa.Table] = {}
         lines = self._lines(events, checked=False)
         if signed := list(receipts):
             lines = lines.unionByName(self._lines(signed, checked=True))
-        self.bronze = self._keep("bronze", lines, BRONZE)
-        self._events = self.bronze.where(F.col("family") != QUARANTINE)
-        days = {row["dt"] for row in self._kept["bronze"].to_pylist() if row["family"] != QUARANTINE}
-        sums = self._keep("sums", bronze.sums(self._events), SUMS.schema)
-        doubt = not bronze.incomplete_sums(sums).isEmpty()
-        numbers = self._keep("numbers", bronze.numbers(sums, self._events if doubt else None), NUMBERS.schema)
-        if doubt and not (again := numbers.where("events > distinct_events")).isEmpty():
-            self._events = self._keep("events", bronze.deduplicate(self._events, again), BRONZE)
-        self._read = cache(self._computed)
-        self._plans = {
-            "numbers": lambda: numbers,
-            **silver_tables(
-                lambda family: self._events.where(F.col("family") == family),
-                self._read,
-                self._read,
-                days,
-                last_day=max(days, default=DAY),
-            ),
-            **daily_tables(self._read, self._read),
-            **overall_tables(self._read, self._read, NOW.date()),
-        }
+        bronze_rows = computed(lines, BRONZE)
+        self.bronze = held(bronze_rows, BRONZE)
+        rows = self.bronze.where(F.col("family") != QUARANTINE)
+        sums = computed(bronze.sums(rows), SUMS.schema)
+        numbers = self._numbers(held, rows, sums)
+        of_arrow = rows_of_table(bronze_rows.filter(pc.not_equal(bronze_rows["family"], QUARANTINE)), BRONZE)
+        of_arrow = of_arrow.withColumn("dt", F.col("dt").cast("date"))
+        assert _naive(computed(bronze.sums(of_arrow), SUMS.schema)) == _naive(sums)
+        assert _naive(self._numbers(rows_of_table, of_arrow, sums)) == _naive(numbers)
+        if not (again := held(numbers, NUMBERS.schema).where("events > distinct_events")).isEmpty():
+            rows = bronze.deduplicate(rows, again)
+        kept = computed(rows, BRONZE)
+        self._by_spark, self._by_arrow = (_Plans(hold, kept, numbers) for hold in (held, rows_of_table))
+
+    @staticmethod
+    def _numbers(hold: Callable[[pa.Table, StructType], DataFrame], rows: DataFrame, sums: pa.Table) -> pa.Table:
+        counted = hold(sums, SUMS.schema)
+        doubt = not bronze.incomplete_sums(counted).isEmpty()
+        return computed(bronze.numbers(counted, rows if doubt else None), NUMBERS.schema)
 
     @staticmethod
     def _lines(rows: Iterable[dict[str, Any]], *, checked: bool) -> DataFrame:
@@ -174,17 +215,11 @@ class Memory:
         found = bronze.bronze_rows(lines, now_ms=int(NOW.timestamp() * 1000), checked=checked)
         return found.withColumns({"origin": F.lit("memory"), "batch": F.lit(0)})
 
-    def _keep(self, name: str, rows: DataFrame, schema: StructType) -> DataFrame:
-        self._kept[name] = with_types(rows, schema).toArrow()
-        return held(self._kept[name], schema)
-
-    def _computed(self, name: str) -> DataFrame:
-        return self._keep(name, self._plans[name](), {**SILVER, **GOLD, "numbers": NUMBERS}[name].schema)
-
     def table(self, name: str) -> list[dict[str, Any]]:
         """Return the rows of a table in a fixed order."""
-        self._read(name)
-        return _naive(self._kept[name])
+        rows = self._by_spark.table(name)
+        assert rows == self._by_arrow.table(name), name
+        return rows
 
 
 class LakeCase(SynchronousTestCase):

@@ -7,8 +7,9 @@ The tables do not restrict anybody: an operator decides what to do.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, functions as F
+from pyspark.sql import Column, DataFrame
 
+from dmsg.analytics import functions as F
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 

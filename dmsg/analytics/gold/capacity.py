@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from datetime import date
 
-from pyspark.sql import DataFrame, Window, functions as F
+from pyspark.sql import DataFrame
 
+from dmsg.analytics import functions as F
+from dmsg.analytics.functions import Window
 from dmsg.analytics.gold.histograms import sum_aggregate, with_percentiles
 from dmsg.analytics.gold.totals import bounded_sum
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL

@@ -8,29 +8,45 @@ percentile: in a measurement, such an average was wrong by 21 %.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
-from pyspark.sql import Column, DataFrame, functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
 
+from dmsg.analytics import functions as F
+from dmsg.analytics.memory_groups import map_lists
 from dmsg.telemetry.schema import BUCKETS, FIRST_BOUND
 
 FIRST_MS = FIRST_BOUND * 1000
+_BOUNDS = [FIRST_MS * 2.0 ** (index / 2) for index in range(BUCKETS - 1)]
+"""Upper bounds of all buckets but the last, in ms."""
 SHARES = (50, 90, 99)
 """Percentiles that the tables contain."""
 
 
 def bucket_of(milliseconds: Column) -> Column:
     """Return a column with the index, from 0, of the bucket to which a time in ms belongs."""
-    index = F.ceil(F.log2(milliseconds / F.lit(FIRST_MS)) * 2)
-    return F.when(milliseconds <= FIRST_MS, 0).otherwise(F.least(index, F.lit(BUCKETS - 1))).cast("int")
+    # The bounds are compared, because a logarithm may be off by its last digit, differently in each engine.
+    found = F.when(milliseconds <= _BOUNDS[0], 0)
+    for index, bound in enumerate(_BOUNDS[1:], 1):
+        found = found.when(milliseconds <= bound, index)
+    return found.otherwise(BUCKETS - 1)
 
 
-def merge_buckets(counts: Iterable[str]) -> Column:
-    """Return a column with an array of counts.
+def _array_sql(counts: Iterable[str]) -> str:
+    """Return the SQL text of an array of counts, from the text of each bucket's count."""
+    return f"array({', '.join(f'CAST(coalesce({count}, 0) AS BIGINT)' for count in counts)})"
 
-    :param counts: an SQL expression for each bucket.
+
+def count_buckets(bucket: str, counts: str) -> Column:
+    """Return an aggregate: the array of the counts in each bucket.
+
+    :param bucket: name of the column with the index of a bucket.
+    :param counts: name of the column with the number of samples in it.
     """
-    # One SQL text needs one call to Java. A column for each bucket would need hundreds of calls.
-    return F.expr(f"array({', '.join(f'CAST(coalesce({count}, 0) AS BIGINT)' for count in counts)})")
+    each = _array_sql(f"sum(CASE WHEN {bucket} = {index} THEN {counts} END)" for index in range(BUCKETS))
+    return F.expr(each, "count_buckets", bucket, counts)
 
 
 def quantile(histogram: str, total: str, share: float) -> Column:
@@ -43,16 +59,21 @@ def quantile(histogram: str, total: str, share: float) -> Column:
     :param total: name of the column with the sum of the array.
     :param share: share of the samples below the quantile, from 0 to 1.
     """
-    lower = f"CASE WHEN s.i = 0 THEN 0D ELSE {FIRST_MS}D * power(2D, (s.i - 1) / 2D) END"
-    upper = f"CASE WHEN s.i = {BUCKETS - 1} THEN {lower} ELSE {FIRST_MS}D * power(2D, s.i / 2D) END"
+    # The bounds are written out, because a power may be off by its last digit, differently in each engine.
+    lower, upper = (
+        f"get(array({', '.join(f'{one!r}D' for one in bounds)}), s.i)"
+        for bounds in ([0.0, *_BOUNDS], [*_BOUNDS, _BOUNDS[-1]])
+    )
     target = f"{share}D * {total}"
     return F.expr(
         f"""aggregate({histogram},
             named_struct('i', 0, 'seen', 0L, 'value', CAST(NULL AS DOUBLE)),
             (s, x) -> named_struct('i', s.i + 1, 'seen', s.seen + x, 'value',
                 CASE WHEN s.value IS NULL AND x > 0 AND s.seen + x >= {target}
-                     THEN ({lower}) + (({upper}) - ({lower})) * ({target} - s.seen) / x ELSE s.value END),
-            s -> s.value)"""
+                     THEN {lower} + ({upper} - {lower}) * ({target} - s.seen) / x ELSE s.value END),
+            s -> s.value)""",
+        lambda counts: map_lists(counts, partial(percentile, share=share), pa.float64()),
+        histogram,
     )
 
 
@@ -62,11 +83,16 @@ def percentile(counts: Sequence[int], share: float) -> float | None:
     seen = 0
     for index, count in enumerate(counts):
         if count and seen + count >= target:
-            lower = 0.0 if index == 0 else FIRST_MS * 2.0 ** ((index - 1) / 2)
-            upper = lower if index == BUCKETS - 1 else FIRST_MS * 2.0 ** (index / 2)
+            lower = 0.0 if index == 0 else _BOUNDS[index - 1]
+            upper = lower if index == BUCKETS - 1 else _BOUNDS[index]
             return lower + (upper - lower) * (target - seen) / count
         seen += count
     return None
+
+
+def _totals(counts: pa.Array) -> pa.Array:
+    """Return the sum of each array in memory; 0 for NULL."""
+    return pc.fill_null(map_lists(counts, sum, pa.int64()), 0)
 
 
 def sum_counts(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
@@ -74,9 +100,8 @@ def sum_counts(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
 
     :param name: name of the array column with the counts. Rows in which it is NULL are ignored.
     """
-    sums = [F.expr(f"sum(get({name}, {index})) AS b{index}") for index in range(BUCKETS)]
-    counted = rows.where(F.col(name).isNotNull()).groupBy(*keys).agg(*sums)
-    return counted.select(*keys, merge_buckets(f"b{index}" for index in range(BUCKETS)).alias(name))
+    sums = F.expr(_array_sql(f"sum(get({name}, {index}))" for index in range(BUCKETS)), "sum_histograms", name)
+    return rows.where(F.col(name).isNotNull()).groupBy(*keys).agg(sums.alias(name))
 
 
 def sum_aggregate(name: str) -> Column:
@@ -85,10 +110,9 @@ def sum_aggregate(name: str) -> Column:
     All rows of a group are in memory at the same time, so a group must be small (hours and servers, not transports).
     Spark plans the aggregate in a tenth of the time that it needs to plan :func:`sum_counts`.
     """
-    counts = F.collect_list(name)
-    nothing = F.array_repeat(F.lit(0).cast("long"), BUCKETS)
-    total = F.aggregate(counts, nothing, lambda one, other: F.zip_with(one, other, lambda a, b: a + b))
-    return F.when(F.size(counts) > 0, total).alias(name)
+    total = f"""CASE WHEN size(collect_list({name})) > 0 THEN aggregate(collect_list({name}),
+        array_repeat(CAST(0 AS BIGINT), {BUCKETS}), (one, other) -> zip_with(one, other, (a, b) -> a + b)) END"""
+    return F.expr(total, "sum_histograms", name).alias(name)
 
 
 def latency(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
@@ -103,8 +127,11 @@ def latency(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
 def with_percentiles(rows: DataFrame, *names: str) -> DataFrame:
     """Add columns for the number of samples and the percentiles :data:`SHARES` of each array column: ``rtt_samples``,
     ``rtt_p50`` and so on."""
-    samples = {f"{name}_samples": F.expr(f"coalesce(aggregate({name}, 0L, (a, x) -> a + x), 0L)") for name in names}
-    percentiles = {
+    samples: dict[str, Column] = {
+        f"{name}_samples": F.expr(f"coalesce(aggregate({name}, 0L, (a, x) -> a + x), 0L)", _totals, name)
+        for name in names
+    }
+    percentiles: dict[str, Column] = {
         f"{name}_p{share}": quantile(name, f"{name}_samples", share / 100) for name in names for share in SHARES
     }
     # Spark analyses the whole query again at each call of withColumns(), so there are only two calls.

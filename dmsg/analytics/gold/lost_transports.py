@@ -8,8 +8,9 @@ the two ends. Counts that differ by more than a sender's window contradict each 
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, functions as F
+from pyspark.sql import Column, DataFrame
 
+from dmsg.analytics import functions as F
 from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.gold.settlement import on_its_way
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums

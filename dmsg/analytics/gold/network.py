@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from datetime import date
 
-from pyspark.sql import Column, DataFrame, Window, functions as F
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import LongType
 
+from dmsg.analytics import functions as F
+from dmsg.analytics.functions import Window
 from dmsg.analytics.gold.histograms import sum_aggregate, with_percentiles
 from dmsg.analytics.gold.totals import bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL

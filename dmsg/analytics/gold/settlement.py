@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, functions as F
+from pyspark.sql import Column, DataFrame
 
+from dmsg.analytics import functions as F
 from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import AGREES, DAILY, LIES, SILVER

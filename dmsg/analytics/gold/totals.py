@@ -6,7 +6,9 @@ error, so a server with enough events could produce any sum, even a negative one
 
 from __future__ import annotations
 
-from pyspark.sql import Column, functions as F
+from pyspark.sql import Column
+
+from dmsg.analytics import functions as F
 
 SUM_LIMIT = 2**53
 """Upper limit of a sum (9 PB), which replaces a larger sum. Up to this limit, floating-point numbers represent integers

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, functions as F
+from pyspark.sql import Column, DataFrame
 
-from dmsg.analytics.gold.histograms import bucket_of, latency, merge_buckets, sum_counts, with_percentiles
+from dmsg.analytics import functions as F
+from dmsg.analytics.gold.histograms import bucket_of, count_buckets, latency, sum_counts, with_percentiles
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY
-from dmsg.telemetry.schema import BUCKETS
 
 
 def _sum(*names: str) -> Column:
@@ -118,7 +118,7 @@ def latency_hour(transports: DataFrame) -> DataFrame:
         .groupBy(*keys, bucket_of(took).alias("bucket"))
         .agg(F.count(F.lit(1)).alias("n"))
         .groupBy(*keys)
-        .agg(merge_buckets(f"sum(CASE WHEN bucket = {index} THEN n END)" for index in range(BUCKETS)).alias("accept"))
+        .agg(count_buckets("bucket", "n").alias("accept"))
     )
     both = answers.join(openings, keys, "full_outer")
     both = with_percentiles(both, "rtt", "accept")

@@ -7,9 +7,11 @@ no sorting and no window functions, and duplicate events do not change the resul
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window, functions as F
+from pyspark.sql import Column, DataFrame
 
+from dmsg.analytics import functions as F
 from dmsg.analytics.event_rules import SILENCE_SECONDS
+from dmsg.analytics.functions import Window
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
@@ -43,7 +45,7 @@ def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) 
         "server",
         "dt",
         (F.floor(minute / 60) % 24).cast("int").alias("hour"),
-        F.call_function("shiftleft", F.lit(1).cast("long"), (minute % 60).cast("int")).alias(name),
+        F.shiftleft(F.lit(1).cast("long"), (minute % 60).cast("int")).alias(name),
     )
 
 
@@ -187,9 +189,9 @@ def calendar(minutes: DataFrame) -> DataFrame:
         .crossJoin(F.broadcast(newest))
         .select(
             "server",
-            F.explode(
-                F.sequence("first", F.least("newest", F.date_add("last", FORGOTTEN_DAYS)), F.expr("INTERVAL 1 DAY"))
-            ).alias("dt"),
+            F.explode(F.sequence("first", F.least("newest", F.date_add("last", FORGOTTEN_DAYS)), F.one_day())).alias(
+                "dt"
+            ),
         )
     )
 
