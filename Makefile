@@ -183,7 +183,7 @@ long-mutate: $(VENV)/.mutation ## whether tests notice seeded mutants of the cor
 	$(BIN)/python -m tests.mutation $(FAMILIES) --sample $(SAMPLE)
 
 WALKS ?= 100
-long-mutate-walks: $(VENV)/.test ## in how many walks with lies each of 21 hand-made mutants of streams is found (WALKS=100)
+long-mutate-walks: $(VENV)/.test ## in how many walks each hand-made mutant of streams and of the bus is found (WALKS=100)
 	$(BIN)/python -m tests.mutation.by_walks --walks $(WALKS)
 
 long-proofs: $(VENV)/.test ## the models of docs/proofs in all their states (spin, gcc)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
+from typing import TypeVar, cast
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
+from zope.interface import implementer
 
 from dmsg.rmb.client import RmbClient
+from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.server import RmbRelay
@@ -19,14 +22,56 @@ from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 from dmsg.testing.determinism import START, Determinism, Trace
-from dmsg.testing.network import Network
+from dmsg.testing.network import Host, Network
 
 PORT = 8080
 KEY_TYPE = "ed25519"
+DELAY = 0.01
+"""Seconds that a packet between two hosts takes at first."""
+ANSWERS = (0.0, 0.01, 0.1)
+"""Possible seconds until the registry answers."""
+
+_T = TypeVar("_T")
+
+
+@implementer(TwinRegistry)
+class _SlowRegistry:
+    """Registry of one host: the shared registry, whose answers take time."""
+
+    def __init__(self, host: Host, shared: TableRegistry, random: Random) -> None:
+        self._host = host
+        self._shared = shared
+        self._random = random
+        self._life = host.life
+        self.put = shared.put
+
+    def _later(self, answer: Deferred[_T]) -> Deferred[_T]:
+        later: Deferred[_T] = Deferred()
+        answer.addBoth(lambda result: self._host.callLater(self._random.choice(ANSWERS), later.callback, result))
+        return later
+
+    def watch(self, on_change: Callable[[Twin], None]) -> None:
+        def changed(twin: Twin) -> None:
+            if self._life == self._host.life:  # The process was not killed.
+                self._host.callLater(0, on_change, twin)
+
+        self._shared.watch(changed)
+
+    def get(self, twin: int) -> Deferred[Twin]:
+        return self._later(self._shared.get(twin))
+
+    def id_by_account(self, account: bytes) -> Deferred[int]:
+        return self._later(self._shared.id_by_account(account))
+
+    def twins(self, after: int, limit: int) -> Deferred[list[Twin]]:
+        return self._later(self._shared.twins(after, limit))
+
+    def close(self) -> Deferred[None]:
+        return succeed(None)
 
 
 class BusLab:
-    """Network of relays and twins in memory. The registry is shared by all hosts, and never fails.
+    """Network of relays and twins in memory. All hosts share one registry. It is slow, but it never fails.
 
     :param seed: seed of all random events.
     :param directory: existing directory for the files of the queues.
@@ -42,10 +87,23 @@ class BusLab:
         self.registry = TableRegistry()
         self._directory = directory
         self._random = Random(f"bus {seed}")
+        self._known: set[str] = set()
 
     def now(self) -> float:
         """Return the date of the lab, in seconds since 1970."""
         return START + self.clock.seconds()
+
+    def _registry_of(self, host: Host) -> TwinRegistry:
+        return cast(TwinRegistry, _SlowRegistry(host, self.registry, Random(self._random.random())))
+
+    def delay_all(self) -> None:
+        """Let each packet between two hosts take ``DELAY`` seconds."""
+        hosts = list(self.network.hosts.values())
+        for one in hosts:
+            for two in hosts:
+                if one is not two:
+                    for path in self.network.both_ways(one, two):
+                        path.delay = DELAY
 
     def address(self, relay: str) -> str:
         """Return the address of a relay, as in ``10.0.0.1:8080``."""
@@ -65,22 +123,29 @@ class BusLab:
             queue=f"sqlite:{self._directory / name}.db",
         )
         relay = RmbRelay(
-            host.reactor, settings, registry=self.registry, wall_clock=self.now, random=Random(self._random.random())
+            host.reactor,
+            settings,
+            registry=self._registry_of(host),
+            wall_clock=self.now,
+            random=Random(self._random.random()),
         )
         relay.startService()
         self.servers[name] = relay
         return relay
 
     def add_twin(self, name: str, *relays: str) -> RmbClient:
-        """Start a twin that is connected to these relays."""
+        """Start a program of a twin that is connected to these relays. An earlier program must have been killed."""
         host = self.network.host(name)
+        host.revive()
         secret = "0x" + Random(f"twin {self.seed} {name}").randbytes(32).hex()
         identity = Identity(secret, KEY_TYPE)
-        self.registry.put(Twin(0, identity.account, None, None, False, 1).sign(identity))
+        if name not in self._known:
+            self._known.add(name)
+            self.registry.put(Twin(0, identity.account, None, None, False, 1).sign(identity))
         client = RmbClient(
             host.reactor,
             secret,
-            self.registry,
+            self._registry_of(host),
             [f"ws://{self.address(relay)}" for relay in relays],
             key_type=KEY_TYPE,
             wall_clock=self.now,
@@ -99,10 +164,12 @@ class BusLab:
         self.network.run_until(lambda: all(one.called for one in online), patience)
 
     def kill(self, name: str) -> None:
-        """Kill the relay on a host, like ``kill -9``: what its queue has not committed is lost."""
+        """Kill the program on a host, like ``kill -9``: what a relay's queue has not committed is lost."""
         relay = self.servers.pop(name, None)
         if relay is not None:
             self._end(name, relay)
+        elif self.twins.pop(name, None) is not None:
+            self.network.host(name).kill()
 
     def leave(self, name: str) -> None:
         """Stop a relay in an orderly way."""

@@ -143,8 +143,14 @@ class Connector:
         self._timeout = timeout
         self._given_up: IDelayedCall | None = None
         self._started = False
+        self._life = host.life
         self.transport: End | None = None
         self.state = "disconnected"
+
+    @property
+    def _is_connecting(self) -> bool:
+        """Whether the connector waits for a connection, and its process was not killed."""
+        return self.state == "connecting" and self._life == self.host.life
 
     def getDestination(self) -> IPv4Address:
         return IPv4Address("TCP", *self._target)
@@ -159,7 +165,7 @@ class Connector:
         self._try()
 
     def _try(self) -> None:
-        if self.state != "connecting":
+        if not self._is_connecting:
             return
         network = self.host.network
         target = network.by_address(self._target[0])
@@ -176,7 +182,7 @@ class Connector:
             self.host.callLater(there_at + back.delay, self._fail, ConnectionRefusedError())
 
     def _arrived(self, target: Host, outward: Path, back: Path) -> None:
-        if self.state != "connecting":
+        if not self._is_connecting:
             return
         port = target.ports.get(self._target[1])
         source = IPv4Address("TCP", self.host.address, self.host.free_port())
@@ -194,7 +200,7 @@ class Connector:
         self.host.network.clock.callLater(back.delay, self.host.do, lambda: self._up(here))
 
     def _up(self, end: End) -> None:
-        if self.state != "connecting":
+        if not self._is_connecting:
             end.abortConnection()
             return
         self._cancel_timer()
@@ -216,7 +222,7 @@ class Connector:
             self._given_up.cancel()
 
     def _fail(self, error: Exception) -> None:
-        if self.state != "connecting":
+        if not self._is_connecting:
             return
         self.state = "disconnected"
         self._cancel_timer()

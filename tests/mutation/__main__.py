@@ -1,8 +1,6 @@
 """Mutation testing: seeded mutants of the cores of each family, each run against the tests that reach it.
 
 ``make long WHICH=mutate FAMILIES="v2019 rmb" SAMPLE=40``
-
-``make long WHICH=mutate FAMILIES="v2019 rmb" SAMPLE=40``
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hand-made mutants of secure streams, and how many of them walks with lies find.
+"""How many hand-made mutants (:mod:`tests.mutation.by_hand`) random walks find.
 
 ``make long WHICH=mutate-walks WALKS=100`` prints one line for each mutant. A mutant is found when a walk with its code
 fails.
@@ -17,125 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 
-_SECURE = "dmsg.streams.core.secure"
-_RESUMPTION = "dmsg.streams.core.resumption"
-_STREAM = "dmsg.net.streams.stream"
-_STREAMS = "dmsg.streams.streams"
-
-_LATER_NONCES = (
-    "            raise SecureError(self._diagnose(bytes(payload), associated)) from None\n"
-    "        self._open_nonce = nonce + 1",
-    "            for nonce in range(nonce + 1, nonce + 4):\n"
-    "                try:\n"
-    "                    plain = self._decrypt(pack_nonce(nonce), payload, associated)\n"
-    "                    break\n"
-    "                except InvalidTag:\n"
-    "                    continue\n"
-    "            else:\n"
-    "                raise SecureError(self._diagnose(bytes(payload), associated)) from None\n"
-    "        self._open_nonce = nonce + 1",
-)
-_ANY_SEQUENCE = ("or plain[0] << 8 | plain[1] != sequence:", "or False:")
-_SENT_AGAIN = "zip((data for data, _ in frames), tickets, strict=True)"
-_SUSPEND = " " * 20 + "self.suspend(stream, CloseReason.STALLED)"
-
-MUTANTS: dict[str, tuple[str, Sequence[tuple[str, str]]]] = {
-    "the nonce of an ACK is not counted": (
-        _SECURE,
-        [
-            (
-                "        self._open_nonce = nonce + 1\n        if nonce + 1 ==",
-                "        self._open_nonce = nonce + (associated != _ACK_DATA)\n        if nonce + 1 ==",
-            )
-        ],
-    ),
-    "later nonces are tried": (_SECURE, [_LATER_NONCES]),
-    "the sequence of a FWD is not checked": (_SECURE, [_ANY_SEQUENCE]),
-    "a server can cut frames out": (_SECURE, [_LATER_NONCES, _ANY_SEQUENCE]),
-    "the hash of an ACK is not checked": (
-        _SECURE,
-        [("if self._digest(sent_hash, self.acknowledged)[:ACK_HASH_SIZE] != digest:", "if False:")],
-    ),
-    "the hash of a RESUME is not checked": (
-        _RESUMPTION,
-        [("or self._digest(rolling, position) != remote.hash:", "or False:")],
-    ),
-    "RESUME acknowledges one frame too many": (
-        _RESUMPTION,
-        [("if position >= remote.received:", "if position > remote.received:")],
-    ),
-    "large frames are hashed by their data": (
-        _SECURE,
-        [
-            (
-                "payload[-TAG_SIZE:] if self._tags else data)\n            if before",
-                "payload[-TAG_SIZE:] if self._tags and size < 60000 else data)\n            if before",
-            )
-        ],
-    ),
-    "frames in flight are kept at RESUME": (
-        _RESUMPTION,
-        [("        if in_flight:\n            in_flight.clear()\n", "")],
-    ),
-    "bytes in flight are kept at RESUME": (
-        _RESUMPTION,
-        [("        self.in_flight_bytes = 0\n        self._before", "        self._before")],
-    ),
-    "the announced window is kept at RESUME": (
-        _RESUMPTION,
-        [("        self.told_window = told_window\n\n    def detach", "\n    def detach")],
-    ),
-    "frames without data are kept at RESUME": (
-        _RESUMPTION,
-        [("while in_flight and not in_flight[0][0]:", "while False:")],
-    ),
-    "data are sent again in the wrong order": (_STREAM, [(_SENT_AGAIN, f"list({_SENT_AGAIN})[::-1]")]),
-    "a stream that moved sends nothing": (
-        _STREAM,
-        [
-            (
-                "callLater(LINGER, self._lingered)\n        self._schedule()\n\n    def window_opened",
-                "callLater(LINGER, self._lingered)\n\n    def window_opened",
-            )
-        ],
-    ),
-    "unread pieces are joined in the wrong order": (
-        _STREAM,
-        [("self._unread[-1] += data", "self._unread[-1] = data + self._unread[-1]")],
-    ),
-    "data overtake what is unread": (
-        _STREAM,
-        [("if self._paused or self._unread or self._delivering:", "if self._paused or self._delivering:")],
-    ),
-    "stalls are never noticed": (_STREAMS, [("elif now - before[1] >= STALL_TIME:", "elif False:")]),
-    "a generation may be used again": (
-        _STREAMS,
-        [("resume.generation > stream.secure_end.generation", "resume.generation >= stream.secure_end.generation")],
-    ),
-    "RESUME of any key is taken": (
-        _STREAMS,
-        [
-            (
-                "known = isinstance(peer, DmsgAddress) and peer.public_key == remote",
-                "known = isinstance(peer, DmsgAddress)",
-            )
-        ],
-    ),
-    "a CLOSE of a server ends the stream": (
-        _STREAMS,
-        [("if not resumable or (final and reason in FINAL):", "if not resumable or reason in FINAL:")],
-    ),
-    "a stall is noticed without consequence": (_STREAMS, [(_SUSPEND, " " * 20 + "pass")]),
-}
-"""Mutants by name: module, and old and new text of each change."""
-
-
-INVISIBLE = {
-    "frames without data are kept at RESUME": "an empty frame that is sent again is acknowledged and delivers nothing",
-    "a stream that moved sends nothing": "both ends also send when they count the ACKs of a move",
-    "data overtake what is unread": "while data is unread, the reader is paused, or a delivery is in progress",
-}
-"""Mutants that change nothing that an application could see, with the reason. Unit tests find the first two."""
+from tests.mutation.by_hand import INVISIBLE, MUTANTS, OF_THE_BUS
 
 FOUND = 10
 """Exit status of the process of a mutant that was found."""
@@ -183,15 +65,27 @@ def changed(source: str, changes: Sequence[tuple[str, str]]) -> str:
     return source
 
 
+def _walk_with_lies(seed: int) -> None:
+    from dmsg.testing.walk import walk
+
+    walk(seed, lies=True)
+
+
+def _walk_of_the_bus(seed: int) -> None:
+    from dmsg.testing.bus_walk import FAULTS, STEPS, follow
+    from dmsg.testing.plan import draw
+
+    follow(draw(seed, STEPS, FAULTS))
+
+
 def try_one(name: str, first: int, walks: int) -> int:
     """Walk with the code of a mutant; print and return the number of walks until one failed, or 0 if none did."""
     sys.meta_path.insert(0, _Finder(name))
-    from dmsg.testing.walk import walk
-
+    walk = _walk_of_the_bus if name in OF_THE_BUS else _walk_with_lies
     started = time.process_time()
     for number in range(walks):
         try:
-            walk(first + number, lies=True)
+            walk(first + number)
         except Exception as error:
             why = str(error).split("; faults:")[0][:100]
             sys.stdout.write(f"found in {number + 1:3} walks, {time.process_time() - started:4.0f} s: {name}: {why}\n")

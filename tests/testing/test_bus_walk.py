@@ -37,7 +37,7 @@ class BusWalkTests(SynchronousTestCase):
 
     def test_a_receiver_that_forgets_what_it_handled_is_found(self) -> None:
         self.patch(ReplayWindow, "add", lambda *_: True)
-        self.found("was handled 2 times")
+        self.found("was handled twice by one program")
 
     def test_a_relay_that_deletes_unconfirmed_messages_is_found(self) -> None:
         read = SQLiteQueue.read
@@ -48,7 +48,7 @@ class BusWalkTests(SynchronousTestCase):
             return batch
 
         self.patch(SQLiteQueue, "read", forget)
-        self.found("calls have no answer")
+        self.found("calls are lost")
 
     def found(self, text: str) -> None:
         """Check that one of the walks fails with this text."""
