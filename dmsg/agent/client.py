@@ -81,6 +81,9 @@ class AgentClient:
         """
         return Deferred.fromCoroutine(self._stop())
 
+    def expect(self, remote: PubKey) -> None:
+        """Do nothing, because the agent is online already."""
+
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
         """Return a Deferred that fires when the agent is connected to a server."""
         return self._wait(timeout, published=False)

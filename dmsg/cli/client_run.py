@@ -28,6 +28,7 @@ from dmsg.cli import output
 from dmsg.cli.access import Access
 from dmsg.clients.address_book import UnknownName
 from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
 from dmsg.net.reactor import Reactor, cancel_call, use_monotonic_clock
 
 T = TypeVar("T")
@@ -169,6 +170,9 @@ class RunnableClient(Protocol):
     def stopService(self) -> Deferred[None]:
         """Stop the client."""
 
+    def expect(self, remote: PubKey) -> None:
+        """Prepare for a connection to ``remote`` while the client goes online."""
+
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
         """Return a Deferred that fires when the client is connected to a server."""
 
@@ -189,13 +193,17 @@ async def with_client(
     use: Callable[[C], Awaitable[T]],
     *,
     published: bool = False,
+    peer: PubKey | None = None,
 ) -> T:
     """Start a client, call ``use`` with it once it is online, and stop it afterwards.
 
     :param published: whether to wait until others can find the client.
+    :param peer: key to which ``use`` connects first.
     """
     client = settings.make(reactor)
     client.startService()
+    if peer is not None:
+        client.expect(peer)
     waiting = reactor.callLater(NOTICE_AFTER, _tell_of_waiting, reactor, client)
     try:
         await client.when_online(ONLINE_TIMEOUT)

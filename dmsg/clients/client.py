@@ -27,7 +27,15 @@ from dmsg.discovery.entries.entry import Entry, features as entry_features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.lookup.nameplates import Nameplate, claim, find
-from dmsg.errors import CloseReason, ConnectFailed, ConnectTimeout, DiscoveryError, DmsgTimeout, WrongDiscovery
+from dmsg.errors import (
+    CloseReason,
+    ConnectFailed,
+    ConnectTimeout,
+    DiscoveryError,
+    DmsgError,
+    DmsgTimeout,
+    WrongDiscovery,
+)
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.race import CarrierMemory
@@ -193,6 +201,19 @@ class DelegatedClient(Service, Generic[SessionT]):
     def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
         """Return the current key of ``remote`` (``remote`` itself or its successor) and the entry of that key."""
         return Deferred.fromCoroutine(self._entries.successor(remote))
+
+    def expect(self, remote: PubKey) -> None:
+        """Prepare for a connection to ``remote``: fetch its entry, and prefer its servers in the search.
+
+        Call this right after the client is started. It saves one to five round trips.
+        """
+        self._set.expect(Deferred.fromCoroutine(self._find_servers(remote)))
+
+    async def _find_servers(self, remote: PubKey) -> list[PubKey]:
+        try:
+            return delegated_servers(*await self._entries.successor(remote))
+        except (DmsgError, CancelledError):
+            return []  # The connection itself will report the error.
 
     async def claim_nameplate(self) -> Nameplate:
         """Claim a nameplate: a short number that discovery maps to this client's key.

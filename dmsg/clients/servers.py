@@ -48,6 +48,12 @@ AVOID_FOR = 60.0
 """Seconds for which a server is not chosen again after it was unreachable, was slow or announced a shutdown."""
 CHECK_INTERVAL = 60.0
 """Seconds between two checks of the servers if no event requires an earlier one; jitter is added."""
+LISTED_TIME = 10.0
+"""Seconds for which a visit uses the server's entry from discovery's last list, without a query of its own."""
+EXPECT_TIMEOUT = 0.5
+"""Seconds for which a search waits for the servers of the expected remote, after discovery has listed the servers."""
+MAX_EXPECTED = 2
+"""Maximum number of servers of the expected remote to which the client connects in advance."""
 SLOW_FACTOR = 4.0
 """Factor for slow servers. A server is slow if its round trip exceeds the shortest one both by this factor and by
 ``SLOW_SECONDS``.
@@ -113,6 +119,12 @@ class ServerSet(Generic[SessionT]):
         self._idle: set[PubKey] = set()
         self._avoid: dict[PubKey, float] = {}
         self._worked: dict[PubKey, Entry] = {}
+        self._expected: Deferred[list[PubKey]] | None = None
+        """Deferred that fires with the servers of a remote to which a connection will soon be needed."""
+        self._expected_servers: list[PubKey] = []
+        """Servers of that remote, which are preferred like those of ``ServerChoice.prefer``."""
+        self._listed: tuple[float, dict[PubKey, Entry]] = (0.0, {})
+        """Entries of servers in the last answer of discovery, and the time until which visits may use them."""
         self._hints: list[PubKey] = []
         self._hints_until = 0.0
         self._running = False
@@ -146,7 +158,11 @@ class ServerSet(Generic[SessionT]):
         return session if session is not None and session.connected else None
 
     def session(self, server: PubKey) -> Deferred[SessionT]:
-        """Return a Deferred that fires with the session with ``server``. If there is none, a visit begins."""
+        """Return a Deferred that fires with the session with ``server``. If there is none, a visit begins.
+
+        If a lasting connection to the server is just being made, it is used instead. A visit would be a second
+        connection with the same key, and the server would close one of them.
+        """
         found: Deferred[SessionT] = Deferred()
         session = self.find_session(server)
         if session is not None:
@@ -158,6 +174,17 @@ class ServerSet(Generic[SessionT]):
             waiting.append(found)
             return found
         self._visits[server] = [found]
+        if not self._is_connecting(server):
+            self._begin_visit(server)
+        return found
+
+    def _is_connecting(self, server: PubKey) -> bool:
+        """Whether the first attempt at a lasting connection to ``server`` is under way."""
+        link = self.links.get(server)
+        return link is not None and link.session is None and not link.failures and not link.leaving
+
+    def _begin_visit(self, server: PubKey) -> None:
+        """Visit a server for those who wait for a session with it."""
 
         def visited(result: SessionT | Failure) -> None:
             self._visiting.pop(server, None)
@@ -173,7 +200,23 @@ class ServerSet(Generic[SessionT]):
 
         visiting = self._visiting[server] = Deferred.fromCoroutine(self._visit(server))
         visiting.addBoth(visited)
-        return found
+
+    def _visit_instead(self, server: PubKey) -> None:
+        """Begin a visit if the lasting connection, for which somebody waits, will not come about soon."""
+        if server not in self._visits or server in self._visiting or self._is_connecting(server):
+            return
+        if all(waiting.called for waiting in self._visits[server]):
+            del self._visits[server]
+        else:
+            self._begin_visit(server)
+
+    def expect(self, servers: Deferred[list[PubKey]]) -> None:
+        """Prefer the servers of a remote in the next search, because a connection to the remote will be needed.
+
+        :param servers: Deferred that fires with the keys of its servers; with an empty list if they are unknown, or if
+            it is cancelled.
+        """
+        self._expected = servers
 
     # --- start and stop ---
 
@@ -194,6 +237,11 @@ class ServerSet(Generic[SessionT]):
             ends.append(_fire_after(session.lost))
         for visiting in list(self._visiting.values()):
             visiting.cancel()
+        for server in list(self._visits):
+            # The visit fails at once, because the client is stopped.
+            self._visit_instead(server)
+        if self._expected is not None:
+            self._expected.cancel()
         await DeferredList(ends, consumeErrors=True)
 
     def search_soon(self, delay: float) -> None:
@@ -256,8 +304,12 @@ class ServerSet(Generic[SessionT]):
                 _log.info(
                     "server {server} has moved from {before} to {now}", server=entry.key.short, before=before, now=now
                 )
-                del self.links[entry.key]
-                link.stop()
+                self._discard(link)
+
+    def _discard(self, link: ServerLink[SessionT]) -> None:
+        del self.links[link.server]
+        link.stop()
+        self._visit_instead(link.server)
 
     def _good_links(self) -> list[ServerLink[SessionT]]:
         """Return the links whose servers are neither unreachable, nor slow, nor shutting down. Some may not be
@@ -287,6 +339,8 @@ class ServerSet(Generic[SessionT]):
         if not self._only:
             try:
                 listed = await self._lookups.available_servers()
+                self._listed = (self._reactor.seconds() + LISTED_TIME, {entry.key: entry for entry in listed})
+                await self._learn_expected()
                 entries = [entry for entry in listed if self._uses.suits(entry)]
                 if not entries:
                     self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
@@ -299,7 +353,8 @@ class ServerSet(Generic[SessionT]):
             self._random.shuffle(entries)
         known = {entry.key: entry for entry in entries}
         hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []
-        first = list(dict.fromkeys((*self._only, *self._prefer, *hints)))
+        self._expected_servers = [server for server in self._expected_servers if server in known][:MAX_EXPECTED]
+        first = list(dict.fromkeys((*self._only, *self._prefer, *hints, *self._expected_servers)))
         if not self._only:
             # Servers to which this client was connected come first, the latest at the front. So nobody can attract this
             # client to new servers by posting them to discovery.
@@ -319,6 +374,12 @@ class ServerSet(Generic[SessionT]):
         ordered += [entry for entry in entries if entry.key not in first]
         return [entry for entry in ordered if entry.server is not None]
 
+    async def _learn_expected(self) -> None:
+        """Wait for the servers of the expected remote, if there is one."""
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            self._expected_servers = await expected.addTimeout(EXPECT_TIMEOUT, self._reactor)
+
     def _add_link(self, entry: Entry) -> bool:
         try:
             endpoint = self._uses.opener(entry)
@@ -337,11 +398,10 @@ class ServerSet(Generic[SessionT]):
 
     def _remove(self, link: ServerLink[SessionT], reason: str) -> None:
         _log.info("server {server} {why} and is replaced by another server", server=link.server.short, why=reason)
-        del self.links[link.server]
         self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
         if link.slow:
             self._worked.pop(link.server, None)
-        link.stop()
+        self._discard(link)
 
     def _drop_surplus(self) -> None:
         """If enough servers are connected, end the race: drop the links that are not needed, and those to bad servers.
@@ -352,7 +412,7 @@ class ServerSet(Generic[SessionT]):
         here = [link for link in self._good_links() if link.session is not None]
         if len(here) < self._min_servers:
             return
-        preferred = {*self._only, *self._prefer}
+        preferred = {*self._only, *self._prefer, *self._expected_servers}
         order = sorted(here, key=lambda link: (link.server not in preferred, not link.carries, link.short))
         kept = order[: self._min_servers]
         carried = any(link.carries for link in kept)
@@ -360,18 +420,18 @@ class ServerSet(Generic[SessionT]):
             if link in kept or (link.server in preferred and link.failures < AWAY_AFTER and not link.leaving):
                 continue
             if link.session is None:
+                if link.server in self._visits:
+                    continue  # Somebody waits for this connection.
                 if link.failures >= AWAY_AFTER:
                     self._remove(link, "cannot be reached")
                 # A link that is still connecting is kept if only its server can carry every kind of stream.
                 elif carried or not link.carries:
-                    del self.links[link.server]
-                    link.stop()
+                    self._discard(link)
             elif not link.session.transports:
                 if link.leaving or link.slow:
                     self._remove(link, "shuts down" if link.leaving else "is slow")
                 else:
-                    del self.links[link.server]
-                    link.stop()
+                    self._discard(link)
             elif link.leaving or link.slow:
                 for stream in link.session.streams:
                     self._uses.migrate(stream)
@@ -383,6 +443,10 @@ class ServerSet(Generic[SessionT]):
             self.last_error = ""
             self._remember(link)
             self._adopt_session(link.session)
+            if link.server not in self._visiting:
+                for waiting in self._visits.pop(link.server, ()):
+                    if not waiting.called:
+                        waiting.callback(link.session)
             self._drop_surplus()
         else:
             self.search_soon(0.1)
@@ -397,6 +461,7 @@ class ServerSet(Generic[SessionT]):
 
     def _link_away(self, link: ServerLink[SessionT], failures: int) -> None:
         self.last_error = f"server {link.server.short}: {link.last_error or 'connection lost'}"
+        self._visit_instead(link.server)
         if failures >= AWAY_AFTER and self.links.get(link.server) is link:
             self.search_soon(0.1)
 
@@ -435,7 +500,10 @@ class ServerSet(Generic[SessionT]):
     async def _visit(self, server: PubKey) -> SessionT:
         """Connect to a server temporarily; :meth:`_close_idle_visits` ends the visit."""
         self._check_running()
-        entry = await self._lookups.entry(server)
+        until, listed = self._listed
+        entry = listed.get(server) if self._reactor.seconds() < until else None
+        if entry is None:
+            entry = await self._lookups.entry(server)
         if entry.server is None:
             raise DmsgError("the entry belongs to a client, not to a server")
         session = await self._uses.opener(entry).open()

@@ -144,6 +144,6 @@ def cp(
 
         with stage(place):
             jobs = jobs_of(sources, target, recursive=recursive, stage=place, hidden=hidden)
-            await with_client(reactor, settings, copy)
+            await with_client(reactor, settings, copy, peer=jobs[0].peer)
 
     run(main)

@@ -276,7 +276,7 @@ def _send_to(
                     raise
                 raise TransferError(f"{file} is not sent to {to.short}: {error}") from None
 
-        await with_client(reactor, settings, use)
+        await with_client(reactor, settings, use, peer=to if isinstance(to, PubKey) else None)
 
     run(main)
 

@@ -82,6 +82,12 @@ def iperf(
             assert address is not None
             await measure(reactor, client, address, seconds, parallel, reverse, timeout)
 
-        await with_client(reactor, settings, be_measured if serve else use, published=serve)
+        await with_client(
+            reactor,
+            settings,
+            be_measured if serve else use,
+            published=serve,
+            peer=None if address is None else address.public_key,
+        )
 
     run(main)

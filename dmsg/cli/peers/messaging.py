@@ -193,7 +193,7 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
         async def use(client: Client) -> None:
             await open_one(reactor, client, public_key, timeout, wait)
 
-        await with_client(reactor, settings, use)
+        await with_client(reactor, settings, use, peer=public_key)
 
     run(main)
 

@@ -125,6 +125,6 @@ def ping(
             )
             shown.end()
 
-        await with_client(reactor, settings, use)
+        await with_client(reactor, settings, use, peer=key)
 
     run(main)

@@ -73,7 +73,7 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
         async def use(client: Client) -> None:
             await open_one(reactor, client, address, timeout, wait)
 
-        await with_client(reactor, settings, use)
+        await with_client(reactor, settings, use, peer=address.public_key)
 
     run(main)
 

@@ -80,7 +80,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
             if not state.json:
                 say(f"* marks the server that is used; cipher to the peer: {cipher or 'none'}")
 
-        await with_client(reactor, settings, use)
+        await with_client(reactor, settings, use, peer=asked)
 
     run(main)
 

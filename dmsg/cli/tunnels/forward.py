@@ -57,7 +57,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
             tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address), **describe_reach(interface))
             await serve_until_interrupted(port)
 
-        await with_client(reactor, settings, use)
+        await with_client(reactor, settings, use, peer=address.public_key)
 
     run(main)
 
