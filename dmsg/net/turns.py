@@ -51,13 +51,17 @@ class HoldReason(StrEnum):
     """The connection is being closed."""
 
 
+NOT_HELD: frozenset[HoldReason] = frozenset()
+"""Reasons of a connection that is read."""
+
+
 class HeldReading:
     """Base of a connection whose reading can be paused for several reasons at once.
 
     :ivar held_by: reasons for which reading is paused now.
     """
 
-    held_by: frozenset[HoldReason] = frozenset()
+    held_by: frozenset[HoldReason] = NOT_HELD
 
     def _stop_reading(self) -> None:
         """Pause reading."""
@@ -82,7 +86,8 @@ class HeldReading:
     def release(self, reason: HoldReason) -> None:
         """Remove a reason. Resume reading if no other reason is left."""
         if reason in self.held_by:
-            self.held_by -= {reason}
+            # Each empty frozenset that an operation returns would be an object of its own, of 216 bytes.
+            self.held_by = (self.held_by - {reason}) or NOT_HELD
             if not self.held_by:
                 self._read_on()
 

@@ -121,9 +121,9 @@ class RecordOpener:
     """
 
     __slots__ = (
+        "_cipher",
         "_decrypt",
         "_decrypt_into",
-        "_encrypt",
         "_held",
         "_held_size",
         "_needed",
@@ -146,14 +146,13 @@ class RecordOpener:
         self.broken: RemoteProtocolError | None = None
 
     def _use(self, cipher: AEAD) -> None:
+        self._cipher = cipher
         self._decrypt = cipher.decrypt
         self._decrypt_into = cipher.decrypt_into
-        self._encrypt = cipher.encrypt
-        """Encryption method of the cipher, which is needed to derive the next key."""
 
     def _rekey(self) -> None:
         """Change the key. Called before the record whose sequence number is ``_rekey_at`` is opened."""
-        self._use(next_cipher(self._encrypt))
+        self._use(next_cipher(self._cipher.encrypt))
         self._rekey_at += self._rekey_after
 
     @property

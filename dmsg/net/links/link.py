@@ -72,6 +72,21 @@ class Link(LinkReceiver):
     :param tuned: whether the socket inherited its options from the listening socket.
     """
 
+    __slots__ = (
+        "_congested",
+        "_dirty",
+        "_handshake",
+        "_make_user",
+        "_on_failure",
+        "_pending",
+        "_pending_size",
+        "_since_congested",
+        "_timeout",
+        "_timer",
+        "_tuned",
+        "_turn",
+    )
+
     remote: PubKey | None = None
     made_at = 0.0
     """Time when TCP was connected, in seconds of the reactor's clock."""

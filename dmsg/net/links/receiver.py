@@ -45,6 +45,21 @@ SMALL_FRAME = 1024
 class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
     """Receiving side of a link, the base of :class:`~dmsg.net.links.link.Link`."""
 
+    # Twisted's base class gives each link a dictionary, too. With more than thirty attributes in it, Python no longer
+    # shares its keys between links, and it takes 1.5 KiB.
+    __slots__ = (
+        "_closing",
+        "_error",
+        "_held",
+        "_is_lost",
+        "_left",
+        "_reactor",
+        "_tail",
+        "_tcp",
+        "_up",
+        "_user",
+    )
+
     ended_for: DropReason | None = None
     """Reason for which this side ended the link; None if the peer or the network ended it."""
     share: TurnAccount | None = None
@@ -74,7 +89,8 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         """Bytes of an incomplete frame, or of frames that are left for the next turn."""
         self._closing = False
         self._is_lost = False
-        self._held: deque[bytes] = deque()
+        self._held: deque[bytes] | tuple[()] = ()
+        """Received data for later turns. An empty deque would take 760 bytes."""
         self._left = False
         self._error: RemoteProtocolError | None = None
         self._tcp: object = None
@@ -143,6 +159,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             if self._held and len(self._held[-1]) + len(data) <= HELD_PIECE:
                 self._held[-1] += bytes(data)
             else:
+                self._held = self._held or deque()
                 self._held.append(bytes(data))
             self._next_turn()
         else:
@@ -202,7 +219,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             # reachable.
             self.close()
         elif start < len(data):
-            self._held.appendleft(bytes(data[start:]))
+            self._hold_first(bytes(data[start:]))
             self._next_turn()
 
     def _count_frames(self, frames: int, size: int) -> bool:
@@ -234,11 +251,16 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             else:
                 for start in range(0, len(data), READ_SIZE):
                     if self._left:  # Frames that are left in the buffer must be processed before the rest of this read.
-                        self._held.appendleft(bytes(data[start:]))
+                        self._hold_first(bytes(data[start:]))
                         return
                     self._receive(data[start : start + READ_SIZE])
         except RemoteProtocolError as error:
             self._peer_erred(error)
+
+    def _hold_first(self, data: bytes) -> None:
+        """Hold data for the next turn, before all other data that are held."""
+        self._held = self._held or deque()
+        self._held.appendleft(data)
 
     # --- reading ---
 
@@ -291,7 +313,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
 
     def _is_idle(self) -> bool:
         if self._is_lost or self.ended_for is not None:
-            self._held.clear()
+            self._held = ()
             return True
         return bool(self.held_by - {HoldReason.TURN})
 
@@ -305,7 +327,10 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             if not self._left and self._error is not None:
                 self._peer_erred(self._error)
         elif self._held:
-            self._take(self._held.popleft())
+            data = self._held.popleft()
+            # The empty deque is given back, because the link may be idle from now on.
+            self._held = self._held or ()
+            self._take(data)
         if self._is_lost or self.ended_for is not None:
             return
         if self._left or self._held:

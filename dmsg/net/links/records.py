@@ -41,6 +41,18 @@ class KeyedHandshake(LinkHandshake, Protocol):
 class RecordLink(Link):
     """Link that encrypts its frames in records of 2019, with the keys of its handshake."""
 
+    __slots__ = (
+        "_buffers",
+        "_filled",
+        "_keyed",
+        "_opener",
+        "_record_start",
+        "_records",
+        "_records_size",
+        "_sealer",
+        "_writing",
+    )
+
     def __init__(
         self,
         reactor: IReactorTime,

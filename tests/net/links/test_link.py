@@ -265,3 +265,44 @@ class HoldingTests(TestCase):
         await lost[0]
         await lost[1]
         self.assertEqual(len(ends[1].frames), 200_000)
+
+
+class IdleTests(SynchronousTestCase):
+    """Memory of links that wait."""
+
+    def test_the_attributes_of_links_share_their_names(self) -> None:
+        """With more than thirty names, Python gives each link a dictionary of 1.5 KiB."""
+        clock = Clock()
+        turn = TurnFlush(clock)
+        client = RecordLink(clock, turn, XKHandshake(KEYS["A"], KEYS["S"].public), lambda remote: Frames())
+        server = RecordLink(clock, turn, XKHandshake(KEYS["S"]), lambda remote: Frames())
+        pump = iosim.connect(server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False)
+        pump.flush()
+        self.assertTrue(client._up and server._up)
+        for link in (client, server):
+            self.assertLess(len(vars(link)), 25)
+            self.assertEqual(link._held, ())
+
+    def test_an_empty_queue_of_received_data_is_given_back(self) -> None:
+        clock = Clock()
+
+        class Once(Frames):
+            """User that leaves its first frame for the next turn."""
+
+            def frames_received(self, buffer: bytearray, end: int) -> int:
+                if not self.frames:
+                    self.frames.append(b"")
+                    self.link.note_frames_left()
+                    return 0
+                return super().frames_received(buffer, end)
+
+        user = Once()
+        link = PlainLink(clock, TurnFlush(clock), JSONHandshake(KEYS["A"]), lambda remote: user)
+        user.link = link
+        link._up = True
+        link._user = user
+        link.dataReceived(b"frame")
+        link.dataReceived(b"later")
+        self.assertEqual(len(link._held), 1)
+        clock.pump([0, 0, 0])
+        self.assertEqual((user.frames[1:], link._held), ([b"frame", b"later"], ()))
