@@ -145,7 +145,7 @@ class StreamConnection(Protocol):
     """
 
     def __init__(self, connections: AgentConnections, build: Callable[[OpenedStream], IProtocol | None]) -> None:
-        self._road = connections
+        self._connections = connections
         self._build = build
         self._reader = Reader()
         self._carrier: LocalCarrier | None = None
@@ -153,7 +153,7 @@ class StreamConnection(Protocol):
         self.closed: Deferred[None] = Deferred()
 
     def connectionMade(self) -> None:
-        self._road.streams.add(self)
+        self._connections.streams.add(self)
 
     def dataReceived(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -180,9 +180,9 @@ class StreamConnection(Protocol):
             self._fail(Failure())
             return False
         if protocol is None:
-            self._fail(Failure(DmsgError("its factory builds no protocol")))
+            self._fail(Failure(DmsgError("the application's factory built no protocol")))
             return False
-        self._carrier = opened.start(self._road.reactor, self, self._road.turn, protocol)
+        self._carrier = opened.start(self._connections.reactor, self, self._connections.turn, protocol)
         if not self.started.called:
             self.started.callback(protocol)
         return True
@@ -206,14 +206,14 @@ class StreamConnection(Protocol):
             return
         stream = self._carrier.stream
         if stream.disconnecting and not stream.has_ended:
-            self._road.reactor.callLater(CLOSING, self._give_up)
+            self._connections.reactor.callLater(CLOSING, self._give_up)
             return
         reason = stream.reason_of_stop
         self._carrier.close(reason)
         stream.client_stopped(reason)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._road.streams.discard(self)
+        self._connections.streams.discard(self)
         if not self.started.called:
             self.started.errback(Failure(DmsgError("the agent has ended")))
         if self._carrier is not None:

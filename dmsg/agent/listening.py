@@ -65,7 +65,7 @@ class AgentListeningPort:
         self._factory = factory
         self._port = port
         self._lines: LineConnection | None = None
-        self._is_registered = False
+        self._has_warned = False
         self._tries = 0
         self._taking = DeferredSemaphore(MAX_TAKING)
         self._registration = RetryLoop(
@@ -129,7 +129,7 @@ class AgentListeningPort:
     def _agent_lost(self) -> None:
         self._lines = None
         if self in self._services:
-            self._on_warning("the agent has ended: this goes on when it is back (dmsg up)")
+            self._on_warning("the agent has ended: start it again with 'dmsg up', and this service resumes")
             self._tries = 0
             self._registration.soon(FIRST_DELAY)
 
@@ -141,11 +141,11 @@ class AgentListeningPort:
             return self._delay(self._tries)
         except DmsgError as error:
             self._tries += 1
-            if not self._is_registered:
-                self._is_registered = True
-                self._on_warning(f"{error}; tried again")
+            if not self._has_warned:
+                self._has_warned = True
+                self._on_warning(f"{error}; trying again")
             return self._delay(self._tries)
-        self._is_registered = False
+        self._has_warned = False
         self._on_warning("the agent is back")
         self._watch()
         return None

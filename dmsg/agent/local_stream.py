@@ -115,7 +115,7 @@ class LocalCarrier:
         elif kind is Kind.TAKEN:
             count = parse_count(payload)
             if count > len(self._in_flight):
-                raise WireError("the agent acknowledged more bytes than were sent")
+                raise WireError("the agent acknowledged more frames than were sent")
             done = [self._in_flight.popleft() for _ in range(count)]
             size = sum(size for size, _ in done)
             self.bytes_in_flight -= size

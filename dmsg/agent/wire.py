@@ -146,7 +146,7 @@ def parse_count(payload: bytes) -> int:
     :raises WireError: the payload does not have 4 bytes.
     """
     if len(payload) != _COUNT.size:
-        raise WireError("a TAKEN or READ frame without a byte count")
+        raise WireError("a TAKEN or READ frame whose payload does not have 4 bytes")
     return int(_COUNT.unpack(payload)[0])
 
 

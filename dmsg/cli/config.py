@@ -134,7 +134,8 @@ def _change(name: str, value: object) -> None:
     if value is not None and not tables and last not in (*NETWORK, NAMES):
         known = ", ".join((*NETWORK, NAMES))
         raise WrongSetting(
-            f"there is no setting {last!r} for all commands, only {known}; use COMMAND.{last} for one command"
+            f"{last!r} cannot be set for all commands, only {known} can; to set an option of one command, use "
+            f"COMMAND.{last}, as in send.words"
         )
     if value is not None:
         _check(tables, last, value)

@@ -71,7 +71,10 @@ def read_config() -> dict[str, object]:
         raise ConfigError(f"{path}: {error}") from None
     for name, value in content.items():
         if not isinstance(value, dict) and _option_name(name) not in (*NETWORK, NAMES):
-            raise ConfigError(f"{_find_line(path, text, name)}: there is no setting {name!r} for all commands")
+            raise ConfigError(
+                f"{_find_line(path, text, name)}: {name!r} cannot be set for all commands; an option of one command "
+                "belongs in a table with the command's name, such as [send]"
+            )
     if NAMES in content and not isinstance(content[NAMES], str):
         raise ConfigError(f"{_find_line(path, text, NAMES)}: names must be a text")
     return content

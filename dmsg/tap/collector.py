@@ -52,11 +52,14 @@ class Options(KeyOptions):
     )
 
     def finish(self) -> None:
-        for name, what in (("store", "where are the files to be?"), ("senders", "from whom are files taken?")):
+        for name, what in (
+            ("store", "the directory for received files"),
+            ("senders", "the file with the senders' keys"),
+        ):
             if self[name] is None:
                 raise UsageError(f"--{name} is needed: {what}")
         if not self["discovery"]:
-            raise UsageError("--discovery is needed: the collector is found through it")
+            raise UsageError("--discovery is needed: the URL of the discovery in which senders find the collector")
         self.take_key()
 
 

@@ -394,8 +394,8 @@ def key_rows(help: str, default: str) -> tuple[Option, ...]:
         Option(
             name="share",
             help=(
-                "Use the key although another program on this machine uses it; only the program "
-                "that started last is reached"
+                "Use the key even if another program on this machine uses it; peers then reach only the program that "
+                "started last"
             ),
             kind=FLAG,
             in_file=False,

@@ -28,7 +28,7 @@ def relay_rows(key_name: str, limits: type[Any]) -> tuple[Option, ...]:
     """
     return (
         listen_row("tcp:8080"),
-        *key_rows("File with the secret key (mode 0600)", f"~/.config/dmsg/{key_name}.key, made if absent"),
+        *key_rows("File with the secret key (mode 0600)", f"~/.config/dmsg/{key_name}.key, created if absent"),
         Option(
             name="config",
             short="c",
@@ -91,5 +91,5 @@ class RelayOptions(KeyOptions):
             and self["discovery"]
             and not any("interface=" in one for one in self["listen"])
         ):
-            raise UsageError("--public-address is needed: clients reach this server there")
+            raise UsageError("--public-address is needed: the HOST:PORT at which clients reach this server")
         self.take_key()

@@ -12,10 +12,8 @@ from dmsg.base.options import NETWORK, Option
 from dmsg.rmb.registry.service import REGISTRY, check_registry
 from dmsg.tap.options import EntityOptions
 
-REGISTRIES = (
-    "Registry: http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST:PORT (the chain that rmb-rs uses)"
-)
-REGISTRY_ROW = Option(name="registry", help=REGISTRIES, kind=REGISTRY, group=NETWORK)
+REGISTRIES = "http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST:PORT (the chain that rmb-rs uses)"
+REGISTRY_ROW = Option(name="registry", help=f"Registry of the twins: {REGISTRIES}", kind=REGISTRY, group=NETWORK)
 
 
 class RmbOptions(EntityOptions):
@@ -53,12 +51,12 @@ class RmbOptions(EntityOptions):
         """
         if self._nodes:
             if self["registry"] is not None:
-                raise UsageError("--substrate means --registry tfchain:URL: give one of them")
+                raise UsageError("--substrate URL means --registry tfchain:URL: give only one of the two options")
             self["registry"] = check_registry(f"tfchain:{self._nodes[0]}")
             if len(self._nodes) > 1:
                 self.note(f"--substrate: of several URLs only the first is used, {self._nodes[0]}")
         if self["registry"] is None:
-            raise UsageError(f"--registry is needed: twins are looked up there: {REGISTRIES}")
+            raise UsageError(f"--registry is needed, to look up twins: {REGISTRIES}")
 
 
 def repeat_option(words: Sequence[str], several: Sequence[str]) -> list[str]:

@@ -83,7 +83,7 @@ class Options(RmbOptions):
     def finish(self) -> None:
         self.check_registry()
         if not self["relay"]:
-            raise UsageError("--relay is needed: this twin is reached through it")
+            raise UsageError("--relay is needed: the URL of a relay through which other twins reach this one")
         try:
             relay_text(self["relay"])
         except ValueError as error:

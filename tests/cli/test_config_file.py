@@ -101,7 +101,7 @@ class ConfigTests(CodeCase):
         file = self.directory / "config.toml"
         for text, error in (
             ("nonsense\n", "config.toml: "),
-            ("words = 3\n", "config.toml, line 1: there is no setting 'words' for all commands"),
+            ("words = 3\n", "config.toml, line 1: 'words' cannot be set for all commands"),
             ("\n[send]\nword = 3\n", "config.toml, line 3: dmsg send has no option --word"),
             ("names = 3\n", "config.toml, line 1: names must be a text"),
             ("[send]\nwords = [1, 2]\n", "config.toml: words takes one value"),

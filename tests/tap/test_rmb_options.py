@@ -57,7 +57,7 @@ class RelayOptionsTests(SynchronousTestCase):
         self.assertIn("only the first is used", said.getvalue())
         self.assertIn("--catchup-threshold does nothing", said.getvalue())
         for arguments, words_of_error in (
-            ((URL, "-s", "wss://a:443"), "give one of them"),
+            ((URL, "-s", "wss://a:443"), "give only one of the two"),
             ((), "tfchain:wss://HOST:PORT"),
             (("--registry=nonsense",), "tfchain:wss://HOST:PORT"),
             (("--registry=wss://a:443",), "write tfchain:wss://a:443"),

@@ -28,13 +28,15 @@ dmsg_messaging_server = ServiceMaker(
     "dmsg-messaging-server",
 )
 dmsg_collector = ServiceMaker(
-    "dmsg collector", "dmsg.tap.collector", "Takes files of events from servers and discoveries", "dmsg-collector"
+    "dmsg collector", "dmsg.tap.collector", "Receives event files from servers and discoveries", "dmsg-collector"
 )
 rmb_relay = ServiceMaker("rmb relay", "dmsg.tap.rmb_relay", "A relay of the reliable message bus", "rmb-relay")
 rmb_registry = ServiceMaker(
     "rmb registry", "dmsg.tap.rmb_registry", "The registry of twins of a message bus", "rmb-registry"
 )
-rmb_peer = ServiceMaker("rmb peer", "dmsg.tap.rmb_peer", "The gateway of a twin, over Redis", "rmb-peer")
+rmb_peer = ServiceMaker(
+    "rmb peer", "dmsg.tap.rmb_peer", "The gateway between a twin's programs and its relays", "rmb-peer"
+)
 
 
 @implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)

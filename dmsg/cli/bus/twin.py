@@ -241,8 +241,8 @@ def show(who: str, registry: str) -> None:
 @click.option(
     "--strict/--no-strict",
     default=None,
-    help="Declare in the registry that all programs of this twin add the strict signature; messages without it are "
-    "then refused.",
+    help="Declare in the registry that all programs of this twin add the strict signature, which covers all fields of "
+    "a message with their lengths; receivers then refuse messages of this twin without it.",
 )
 @click.option(
     "--no-encryption",
