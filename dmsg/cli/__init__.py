@@ -1,1 +1,1 @@
-"""Command line of dmsg: the ``dmsg`` command and its subcommands."""
+"""Command line of dmsg: the command ``dmsg`` and its subcommands."""

@@ -5,5 +5,5 @@ import sys
 from dmsg.cli.entry import entry
 
 if __name__ == "__main__":
-    sys.argv[0] = "dmsg"  # The name is set because help texts and errors show it.
+    sys.argv[0] = "dmsg"  # Help texts and errors show this name.
     entry()

@@ -1,4 +1,4 @@
-"""Access control of the commands: which peers may reach a service, and what they may do with a directory."""
+"""Access control of services: which peers may connect to a command's service, and what they may do with a directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
 
 SHOWN_ALLOWED = 5
-"""Maximum number of ``--allow`` values that a command prints; of further ones it prints the number."""
+"""Maximum number of ``--allow`` values that a command prints.  Further values are only counted."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class AllowOption:
     """Value of one ``--allow`` option.
 
     :ivar text: text as the user typed it.
-    :ivar keys: keys that the text stands for; never empty.
+    :ivar keys: keys of the peers that the text names; never empty.
     """
 
     text: str
@@ -38,7 +38,9 @@ class AllowOption:
 
 
 class AllowedType(click.ParamType[AllowOption]):
-    """Parameter type of ``--allow``: a public key, a name of the address book, or ``@`` and a group of it."""
+    """Parameter type of ``--allow``: a public key, a name of the address book, or a group with ``@`` before its
+    name.
+    """
 
     name = "peers"
 
@@ -73,7 +75,7 @@ class Access:
 
     @property
     def fields(self) -> dict[str, object]:
-        """Fields, for the JSON objects of ``--json``, that say which peers may reach the service."""
+        """Fields for the JSON output that say which peers may connect."""
         return {"anyone": self.keys is None, "allow": sorted(str(key) for key in self.keys or ())}
 
     def __str__(self) -> str:
@@ -87,14 +89,15 @@ class Access:
         return f"open to {', '.join(shown)}{several}"
 
     def show(self) -> None:
-        """Print one line that says which peers may reach the service, even with ``--quiet``."""
+        """Print one line that says which peers may connect.  It is printed even with ``--quiet``."""
         say(f"dmsg: {self}", err=True)
 
 
 def describe_reach(interface: str) -> dict[str, object]:
-    """Print which machines and programs may connect to a local port, and thus act with this client's key.
+    """Print who may connect to a local port.  Everybody who connects there acts with this client's key.
 
-    :returns: the fields of :attr:`Access.fields`.
+    :param interface: address that the port listens on; empty for all addresses.
+    :returns: fields for the JSON output, as in :attr:`Access.fields`.
     """
     if is_loopback(interface):
         say("dmsg: open to every program on this machine; such programs act with this key", err=True)
@@ -109,7 +112,7 @@ def describe_reach(interface: str) -> dict[str, object]:
 
 
 def is_loopback(interface: str) -> bool:
-    """Whether only this machine can connect to an address of an interface."""
+    """Whether only programs of this machine can connect to a port at this address."""
     try:
         return ip_address(interface).is_loopback
     except ValueError:
@@ -137,15 +140,17 @@ anything_option = click.option(
 
 
 def accepting_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Add the options of a command that accepts files from peers: --allow, --anyone and --anything."""
+    """Decorate a command that accepts files from peers with the options --allow, --anyone and --anything."""
     return _allow("Accepting files needs --allow or --anyone.")(anyone_option(anything_option(command)))
 
 
 def check_takes(access: Access, *, anyone: bool, option: str) -> None:
-    """Check that the options say from which peers files are accepted.
+    """Check that the user has said which peers may send files.
 
-    :param option: name of the option, for the message.
-    :raises click.UsageError: no option says so, or two of them exclude each other.
+    :param access: peers that --allow names.
+    :param anyone: whether --anyone was given.
+    :param option: name of the option that makes the command accept files, for the message.
+    :raises click.UsageError: neither --allow nor --anyone was given, or both.
     """
     if access.keys is None and not anyone:
         raise click.UsageError(
@@ -157,9 +162,10 @@ def check_takes(access: Access, *, anyone: bool, option: str) -> None:
 
 
 def check_offered(directory: Path, *, any_directory: bool) -> None:
-    """Check a directory that peers may see or write to.
+    """Check a directory before peers may read or write its files.
 
-    :raises click.UsageError: the directory is dmsg's own, or probably contains more than the user wants to offer.
+    :param any_directory: whether the user has allowed a home directory, with --anything.
+    :raises click.UsageError: the directory belongs to dmsg itself, or is or contains a home directory.
     """
     from dmsg.apps.descriptors import open_within
     from dmsg.apps.exposure import is_home_or_above

@@ -1,4 +1,6 @@
-"""Choice whether a command works through the agent, which needs a running agent with suitable settings."""
+"""Decision whether a command works through the agent.  The agent must be running, with settings that suit the
+command.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSettings:
-    """Return the settings with the agent if it suits them, else the settings without it.
+    """Return the settings, with the agent if the command can work through it.
 
-    :param able: whether the agent can do what the command needs.  If not, the command uses only the agent's discovery,
-        and a temporary key if its own key is in use by the agent.
+    :param able: whether the agent supports what the command does.  If not, the command is a client of its own.  That
+        client uses the agent's discovery if none is set, and a temporary key if the agent uses the command's key.
     """
     try:
         found = find_agent()
@@ -43,10 +45,11 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
 
 
 def ask_agent(agent: FoundAgent, request: dict[str, object], patience: float) -> Iterator[Answer]:
-    """Send a request to the agent and return its answer, without a reactor; Ctrl-C ends the call at once.
+    """Send a request to the agent, and yield the lines of its answer.  No reactor is needed, so Ctrl-C ends the call at
+    once.
 
     :param patience: seconds to wait for each line of the answer.
-    :raises SystemExit: the request failed; an error line is printed.
+    :raises SystemExit: the request failed; an error line was printed.
     """
     from dmsg.agent.socket_path import lines
     from dmsg.keylock import this_program
@@ -58,7 +61,7 @@ def ask_agent(agent: FoundAgent, request: dict[str, object], patience: float) ->
 
 
 def key_in(path: str | None) -> PubKey | None:
-    """Return the public key of a key file, or None if the file is absent or no key file."""
+    """Return the public key of a key file; None if the file is absent or is not a key file."""
     if path is not None:
         with suppress(DmsgError, OSError):
             return read_key_file(path).public
@@ -66,7 +69,9 @@ def key_in(path: str | None) -> PubKey | None:
 
 
 def _is_suitable(settings: ClientSettings, agent: FoundAgent) -> bool:
-    """Whether the settings ask for nothing that the agent's connections may not have."""
+    """Whether the agent's connections satisfy the settings.  That is so if the settings are the defaults or the agent's
+    own.
+    """
     usual = (ServerChoice(), RESUME_TIMEOUT, False, False, AUTO)
     asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share, settings.cipher)
     same_network = set(settings.discovery) == set(agent.discovery)

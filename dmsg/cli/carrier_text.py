@@ -1,4 +1,4 @@
-"""Text about the carrier by which a server was reached, shared by all commands that show it."""
+"""Text about the carrier of a connection to a server, for all commands that print it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dmsg.net.carriers.names import Carrier
 
 
 def describe_carrier(used: Carrier | str, failed: Mapping[Carrier, str] | Mapping[str, str]) -> str:
-    """Return the text that names the carrier in use, and why others failed.
+    """Return a text that names the carrier in use, and says why other carriers failed.
 
     :param failed: error messages by carrier.
     """

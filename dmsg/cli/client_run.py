@@ -1,4 +1,4 @@
-"""Runs a command: starts the reactor and the client, handles signals, and prints an error as one line."""
+"""Run of a command in a reactor: starts the client, handles signals, and prints an error as one line."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ C = TypeVar("C", bound="RunnableClient")
 C_co = TypeVar("C_co", bound="RunnableClient", covariant=True)
 
 Main = Callable[[Reactor], Coroutine[Deferred[Any], Any, object]]
-"""Coroutine function of a command, which gets the reactor that it runs in."""
+"""Function that does the work of a command.  It is a coroutine function, and gets the reactor."""
 
 EXIT_TERMINATED = 143
-"""Exit status after SIGTERM: 128 plus the signal."""
+"""Exit status after SIGTERM: 128 plus the number of the signal."""
 EXIT_HUNG_UP = 129
-"""Exit status after SIGHUP: 128 plus the signal."""
+"""Exit status after SIGHUP: 128 plus the number of the signal."""
 ONLINE_TIMEOUT = 15.0
 """Seconds to wait until the client is connected to a server."""
 MOST_SIGNALS = 3
-"""Number of times Ctrl-C must be pressed to end the process at once.  The first one starts an orderly end, and the
-second cuts it short."""
+"""Number of signals, such as Ctrl-C, after which the process ends at once.  The first signal starts an orderly
+shutdown, and the second cancels the shutdown's waits.
+"""
 NOTICE_AFTER = 1.5
-"""Seconds after which a command prints what it is waiting for."""
+"""Seconds after which a command prints what its client is waiting for."""
 
 
 def run(main: Main, *, logs: bool = False) -> NoReturn:
-    """Run ``main(reactor)`` in a reactor, and end the process.
+    """Run ``main(reactor)`` in a reactor, and then end the process.  Errors of dmsg and of the system are printed as
+    one line.
 
-    Errors of dmsg and of the system are one line on standard error.
-
-    :param logs: whether to log to standard error, as a service does; otherwise only with ``--verbose``.
+    :param logs: whether to write the log to standard error even without ``--verbose``, as a service does.
     """
     verbose = click.get_current_context().find_root().params.get("verbose", False)
     level = LogLevel.debug if verbose else LogLevel.info if logs else LogLevel.critical
@@ -74,7 +74,7 @@ def run(main: Main, *, logs: bool = False) -> NoReturn:
 class _Run:
     """Run of one command in its reactor.
 
-    :ivar ended: Deferred that fires when everything is closed; fails with the exit status.
+    :ivar ended: Deferred that fires when the command has ended.  If the exit status is not 0, it fails with SystemExit.
     """
 
     def __init__(self, reactor: Reactor, main: Main) -> None:
@@ -87,8 +87,7 @@ class _Run:
         if output.state.status is not None:
             self._give_up()
         reactor.callWhenRunning(self._tell_signals_apart)
-        # The command begins only when the reactor handles signals; before that, Ctrl-C would raise an exception in the
-        # command.
+        # Before the reactor has installed its signal handlers, Ctrl-C would raise an exception inside the command.
         reactor.callWhenRunning(self._started.callback, None)
         reactor.addSystemEventTrigger("before", "shutdown", self._interrupted)
         self.ended = self._running.addBoth(self._end)
@@ -110,18 +109,18 @@ class _Run:
             raise SystemExit(output.state.status)
 
     def _give_up(self) -> None:
-        """Stop the command in a reactor turn of its own, because the caller may be in the middle of a write."""
+        """Cancel the command in the next reactor turn, because the caller may be in the middle of a write."""
         self._reactor.callLater(0, self._running.cancel)
 
     def _interrupted(self) -> Deferred[None] | None:
-        """Handle Ctrl-C or SIGTERM: cancel the command, and wait until it has closed its client and files."""
+        """Cancel the command, because the reactor shuts down, and wait until it has closed its client and files."""
         if self._finished.called:
             return None
         self._running.cancel()
         return self._finished
 
     def _shut_down(self) -> None:
-        # If the command ended between the signal and this call, the reactor is being stopped already.
+        # If the command has ended since the signal, the reactor is already being stopped.
         if not self._finished.called:
             self._reactor.stop()
 
@@ -130,8 +129,7 @@ class _Run:
         return result
 
     def _tell_signals_apart(self) -> None:
-        """Install handlers that record the signal, because the reactor stops for all signals alike and the exit status
-        differs."""
+        """Install handlers that record which signal came, because the exit status depends on it."""
         later = cast(IReactorFromThreads, self._reactor).callFromThread
         times = 0
 
@@ -142,27 +140,27 @@ class _Run:
                 if number != signal.SIGINT:
                     self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
                 later(self._shut_down)
-            elif times == 2:  # The state is checked, because a reactor that is stopped twice prints a traceback.
+            elif times == 2:  # The reactor must not be stopped a second time, because Twisted would print a traceback.
                 later(self._running.cancel)
             elif times == MOST_SIGNALS:
                 os._exit(self._stopped_with)
 
         signal.signal(signal.SIGTERM, ended)
-        # A signal that the parent ignores, as for a background job, stays ignored.
+        # If the parent process ignores SIGINT, as a shell does for background jobs, the signal stays ignored.
         if callable(signal.getsignal(signal.SIGINT)):
             signal.signal(signal.SIGINT, ended)
-        # SIGHUP is handled like SIGTERM: the terminal was closed, and peers must be told of the end.  Under nohup the
-        # signal stays ignored.
+        # SIGHUP means that the terminal was closed. It is handled like SIGTERM, so that peers learn of the end. Under
+        # nohup the signal stays ignored.
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
             signal.signal(signal.SIGHUP, ended)
 
 
 class RunnableClient(Protocol):
-    """Interface of a client that can be started and stopped, of any protocol family or of the agent."""
+    """Interface of a client that a command starts and stops: a client of any protocol family, or one of the agent."""
 
     @property
     def waiting_for(self) -> str:
-        """Reason in words why the client is not online or not published yet."""
+        """What the client is waiting for before it is online or published, in words."""
 
     def startService(self) -> None:
         """Start the client."""
@@ -177,14 +175,14 @@ class RunnableClient(Protocol):
         """Return a Deferred that fires when the client is connected to a server."""
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
-        """Return a Deferred that fires when others can find the client."""
+        """Return a Deferred that fires when the client's entry is in discovery, so that peers can connect."""
 
 
 class Settings(Protocol[C_co]):
-    """Interface of a client's settings, taken from options."""
+    """Interface of the settings of a client, which the options of a command set."""
 
     def make(self, reactor: Reactor) -> C_co:
-        """Make a client that is not started."""
+        """Create the client.  It is not started yet."""
 
 
 async def with_client(
@@ -197,8 +195,9 @@ async def with_client(
 ) -> T:
     """Start a client, call ``use`` with it once it is online, and stop it afterwards.
 
-    :param published: whether to wait until others can find the client.
-    :param peer: key to which ``use`` connects first.
+    :param published: whether to wait also until the client's entry is in discovery.
+    :param peer: key of the first peer to which ``use`` connects; the client prepares this connection while it goes
+        online.
     """
     client = settings.make(reactor)
     client.startService()
@@ -222,14 +221,14 @@ def _tell_of_waiting(reactor: Reactor, client: RunnableClient) -> None:
 
 
 class ListeningClient(Protocol):
-    """Interface of a client that accepts streams, of any protocol family or of the agent."""
+    """Interface of a client that accepts streams: a client of any protocol family, or one of the agent."""
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort | Deferred[IListeningPort]:
         """Accept streams."""
 
 
 class _DescribedFactory(Protocol):
-    """Interface of a factory with an access rule and a description."""
+    """Interface of a factory that has an access rule and a description, both for the agent."""
 
     admits: Access
     offers: str
@@ -238,12 +237,12 @@ class _DescribedFactory(Protocol):
 async def listening_at(
     client: ListeningClient, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
 ) -> IListeningPort:
-    """Accept streams with ``factory``.  With an agent, the port is used only after the agent has said that it is free.
+    """Accept streams with ``factory``.  If the client works through an agent, wait until the agent has opened the port.
 
     :param access: peers that may connect; streams of others are refused.
-    :param offers: description of the service, as ``dmsg status`` shows it.
-    :raises CannotListenError: another part of the client uses the port.
-    :raises DmsgError: another program uses the port.
+    :param offers: description of the service for ``dmsg status``.
+    :raises CannotListenError: another service of this client uses the port.
+    :raises DmsgError: another program uses the port of the agent's key.
     """
     described = cast(_DescribedFactory, factory)
     described.admits, described.offers = access, offers
@@ -251,7 +250,7 @@ async def listening_at(
 
 
 async def serve_until_interrupted(port: IListeningPort, *others: IListeningPort) -> None:
-    """Listen until the command is ended by a signal."""
+    """Wait until a signal cancels the command, and then close the ports."""
     try:
         await Deferred()
     finally:

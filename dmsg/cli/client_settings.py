@@ -1,4 +1,4 @@
-"""Settings and key of the client that a command runs."""
+"""Settings and key of a command's client."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 RESUME_OF_NEW_KEYS = 30.0
-"""Seconds for which a stream between temporary keys may be resumed, unless --resume says otherwise."""
+"""Default seconds for which a stream of a client with a temporary key may be resumed."""
 
 
 def client_key(key_file: str | None, *, create: bool = False, share: bool = False) -> SecKey:
-    """Load and lock the key of a file; without a file return a temporary key.
+    """Load the key of a file and lock it for this process; without a file return a temporary key.
 
-    :param create: whether to create the file if it is absent.
-    :param share: whether another program on this machine may use the key, too.
+    :param create: whether to create the file if it does not exist.
+    :param share: whether another program on this machine may use the key at the same time.
     :raises KeyFileError: the file cannot be used, or another program uses the key.
     """
     if not key_file:
@@ -45,7 +45,7 @@ def this_command() -> str:
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """Settings of a client, taken from the options."""
+    """Settings of a client, which the options of a command set."""
 
     discovery: tuple[str, ...]
     key_file: str | None
@@ -57,13 +57,13 @@ class ClientSettings:
     share: bool = False
     cipher: str = AUTO
     agent: FoundAgent | None = None
-    """Agent whose key and connections are used; None if the command has its own."""
+    """Agent whose key and connections are used; None if the command is a client of its own."""
 
     def with_own_key(self) -> ClientSettings:
-        """Return the settings with a temporary key.
+        """Return settings with a temporary key and without an agent.
 
-        A program that is killed and started again has another temporary key, and cannot resume its streams. So the
-        default time for resuming them is shorter; --resume overrides it.
+        If the program is killed and started again, it gets another temporary key and cannot resume its streams.  The
+        default time for resuming is therefore shorter. --resume overrides it.
         """
         ctx = click.get_current_context(silent=True)
         chosen = ctx is not None and ctx.get_parameter_source("resume_timeout") is not ParameterSource.DEFAULT
@@ -75,7 +75,7 @@ class ClientSettings:
         load("dmsg.cli.client_run", "dmsg.v2019.client" if self.agent is None else "dmsg.agent.client")
 
     def make(self, reactor: Reactor) -> Client:
-        """Make a client that is not started: one of the command's own, or one that works through the agent."""
+        """Create the client: one of the command's own, or one that works through the agent.  It is not started yet."""
         if self.agent is not None:
             from dmsg.agent.client import AgentClient
 

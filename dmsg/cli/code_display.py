@@ -1,4 +1,4 @@
-"""Dialogues about codes: one command shows a code and waits, the other one asks for it."""
+"""Dialogues about codes: one side shows a code and waits for a peer, the other side has typed the code."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ async def show_code(
     expires: float | None = None,
     on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
 ) -> rendezvous.OfferedCode:
-    """Make a code and show it.
+    """Offer a new code, and print it.
 
-    :param client: client by which the receiver finds this side; None offers the code on the network only.
-    :param type_there: command to type on the other machine.
-    :param nearby: this machine on its networks, if the code is offered there, too.
-    :param receivers: number of peers for whom the code is good.
-    :param expires: seconds after which the code is good for nobody; None for no limit.
-    :param on_agreed: called with the agreement of each peer.
+    :param client: client that offers the code through discovery; None offers it on the local network only.
+    :param words: number of words of the code.
+    :param type_there: command that the other person types before the code.
+    :param show_qr: whether to show the code as a QR code, too.
+    :param nearby: object that also offers the code on this machine's local networks; None for discovery only.
+    :param receivers: number of peers that may use the code.
+    :param expires: seconds after which no peer may use the code; None for no limit.
+    :param on_agreed: callback invoked with the agreement of each peer.
     """
 
     def report_wrong_guess(left: int) -> None:
@@ -78,9 +80,10 @@ async def offer_code(
     nearby: Nearby | None = None,
     expires: float | None = None,
 ) -> CodeAgreement:
-    """Make a code, show it, and wait for the peer that knows it; the parameters are those of :func:`show_code`.
+    """Offer a new code, print it, and wait for the peer that knows it.  The parameters are those of :func:`show_code`.
 
-    :raises CodeUsedUp: see :class:`~dmsg.apps.codes.rendezvous.OfferedCode`; or the users saw different numbers.
+    :param verify: whether the user must compare the verifiers of both sides.
+    :raises CodeUsedUp: there were too many wrong guesses, or the verifiers differ.
     :raises CodeExpired: nobody used the code in time.
     """
     offered = await show_code(reactor, client, words, type_there, show_qr=show_qr, nearby=nearby, expires=expires)
@@ -88,17 +91,20 @@ async def offer_code(
 
 
 async def accept_code(reactor: Reactor, client: Client, code: Code, *, verify: bool, timeout: float) -> CodeAgreement:
-    """Prove to the peer that made a code that this side knows the code.
+    """Find the peer that offers a code, and prove that this side knows the code.
 
-    :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`; or the users saw different numbers.
+    :param verify: whether the user must compare the verifiers of both sides.
+    :param timeout: seconds that opening the stream may take.
+    :raises CodeUsedUp: the code is wrong or used up, or the verifiers differ.
     """
     return await compare_numbers(reactor, await rendezvous.accept_code(reactor, client, code, timeout=timeout), verify)
 
 
 async def compare_numbers(reactor: Reactor, agreement: CodeAgreement, verify: bool) -> CodeAgreement:
-    """Ask the user to compare the numbers of both sides, if an option asks for that.
+    """Print the verifier of the agreement, and ask the user whether the other side shows the same.  Do nothing unless
+    ``verify`` is true.
 
-    :raises CodeUsedUp: the numbers differ.
+    :raises CodeUsedUp: the verifiers differ.
     """
     if verify:
         say(f"verify: {agreement.verifier}", err=True)
@@ -110,7 +116,7 @@ async def compare_numbers(reactor: Reactor, agreement: CodeAgreement, verify: bo
 
 
 def print_qr(text: str) -> None:
-    """Show the code as a QR code for a telephone's camera."""
+    """Print a text as a QR code, for the camera of a phone.  Do nothing without a terminal that is wide enough."""
     if not sys.stderr.isatty() or state.quiet:
         return
     import segno

@@ -12,13 +12,13 @@ from dmsg.cli.output import say
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_DMSG_COMPLETE"
-"""Environment variable by which a shell asks for completions; click chooses this name for a program called dmsg."""
+"""Environment variable with which the completion script calls dmsg. click derives this name from the program's name."""
 
 PATCHES = {
     "bash": (
         (
             '    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD ',
-            # The words are joined again, because Bash splits @friends into the words @ and friends.
+            # Bash splits @friends into the words @ and friends, so they are joined again.
             "    local word words=()\n"
             '    for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do\n'
             "        if [[ ${#words[@]} -gt 0 && ${words[-1]} == @ ]]; then\n"
@@ -29,7 +29,7 @@ PATCHES = {
             "    done\n"
             '    response=$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((${#words[@]} - 1)) ',
         ),
-        # A completion that ends with a dash or a colon is followed by no blank, because more text must follow.
+        # If a completion ends with a dash or a colon, no blank is added after it, because more text must follow.
         (
             "    done\n\n    return 0\n",
             "    done\n\n"
@@ -48,7 +48,7 @@ PATCHES = {
         ),
     ),
 }
-"""Replacements in click's completion scripts, by shell: old text and new text."""
+"""Replacements in click's completion scripts, by shell: pairs of old and new text."""
 
 
 @command()
@@ -73,13 +73,12 @@ def completion(ctx: click.Context, shell: str | None) -> None:
     found = get_completion_class(shell)
     assert found is not None
     source = found(ctx.find_root().command, {}, "dmsg", VARIABLE)
-    # The script is formatted here, because the method source() of click would also run the installed bash to ask for
-    # its version.
+    # click's method source() would also run bash to find out its version, so the script is formatted here.
     say(_patched(shell, source.source_template % source.source_vars()), as_it_is=True)
 
 
 def _patched(shell: str, script: str) -> str:
-    """Patch a completion script of click; fish needs no patch."""
+    """Return a completion script of click with the replacements of :data:`PATCHES`."""
     for before, after in PATCHES.get(shell, ()):
         if before not in script:
             raise RuntimeError(

@@ -1,6 +1,6 @@
-"""Values that shell completion offers: names, codes, files.
+"""Values that shell completion suggests: names, codes, files.
 
-Completion makes no request to the network and never fails, because a user who presses Tab wants no error.
+Completion sends no request to the network, and ignores all errors, because a user who presses Tab expects none.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from dmsg.clients.groups import MARK, Groups
 from dmsg.errors import DmsgError
 
 KEY_BEGINS = 2
-"""Minimum number of typed hexadecimal digits of a key that is completed."""
+"""Minimum number of hexadecimal digits of a key that the user must type before the key is suggested."""
 KEY_TEXT_BEGINS = 4
-"""Minimum number of typed characters of a key's base32 text that is completed."""
+"""Minimum number of characters of a key in its text form that the user must type before the key is suggested."""
 
 
 def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
-    """Return the names of the address book that begin with the typed text, or its keys if a key is begun.
+    """Return the names of the address book that begin with the typed text.  If the text is the beginning of a key,
+    return also the keys in the address book that begin with it.
 
     :param after: text to append to each completion.
     """
@@ -31,14 +32,14 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
             if name.startswith(incomplete.lower()):
                 found.append(CompletionItem(name + after, help=key.short))
             elif len(incomplete) >= KEY_BEGINS:
-                # Names are searched, too, because the text of a key may begin like a name.
+                # A key's text form may begin like a name, so names are searched in any case.
                 forms = (str(key), key.text) if len(incomplete) >= KEY_TEXT_BEGINS else (str(key),)
                 found += [CompletionItem(one + after, help=name) for one in forms if one.startswith(incomplete.lower())]
     return found
 
 
 def complete_groups(incomplete: str) -> list[CompletionItem]:
-    """Return the groups of the address book that begin with the typed text, an ``@`` and the begun name."""
+    """Return the groups of the address book that begin with the typed text, which begins with ``@``."""
     begun = incomplete.removeprefix(MARK).lower()
     with suppress(DmsgError):
         found = [(name, members) for name, members in sorted(Groups().all().items()) if name.startswith(begun)]
@@ -47,7 +48,7 @@ def complete_groups(incomplete: str) -> list[CompletionItem]:
 
 
 def complete_names_or_groups(incomplete: str) -> list[CompletionItem]:
-    """Return the groups that begin with the typed text after an ``@``, otherwise the names."""
+    """Return the groups that begin with the typed text if it begins with ``@``, else the names."""
     return complete_groups(incomplete) if incomplete.startswith(MARK) else complete_names(incomplete)
 
 
@@ -67,7 +68,7 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the groups that begin with the typed text, without the ``@``, or with it if it was typed."""
+    """Return the groups that begin with the typed text.  They have an ``@`` if the user typed one."""
     found = complete_groups(incomplete)
     return found if incomplete.startswith(MARK) else [CompletionItem(one.value[1:], help=one.help) for one in found]
 
@@ -78,17 +79,21 @@ def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_path_or_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return matching names or groups, or let the shell complete a file name if there are none."""
+    """Return the names or groups that begin with the typed text.  If there are none, let the shell complete a file
+    name.
+    """
     return (incomplete and complete_names_or_groups(incomplete)) or complete_path(ctx, param, incomplete)
 
 
 def complete_copied(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return matching names with a colon, or let the shell complete a file name if there are none."""
+    """Return the names that begin with the typed text, each with a colon.  If there are none, let the shell complete a
+    file name.
+    """
     return (incomplete and complete_names(incomplete, ":")) or complete_path(ctx, param, incomplete)
 
 
 def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the possible completions of a code that is being typed."""
+    """Return the possible completions of a code whose last word is incomplete."""
     from dmsg.apps.codes.words import completions
 
     return [CompletionItem(code) for code in completions(incomplete)]

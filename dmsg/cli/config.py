@@ -24,11 +24,11 @@ from dmsg.errors import WrongUse
 
 
 class WrongSetting(ConfigError, WrongUse):
-    """Error: the name or the value cannot be a setting."""
+    """Error: a name or value cannot be a setting."""
 
 
 VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: "DMSG_NAMES"}
-"""Names of environment variables, by the setting that each of them overrides."""
+"""Environment variable that overrides each setting, by the name of the setting."""
 
 
 @click.group(cls=OneLineGroup, invoke_without_command=True)
@@ -109,12 +109,14 @@ def _flat(table: dict[str, object], before: str = "") -> list[tuple[str, object]
 
 
 def _plain(value: object) -> object:
-    """Return a value of TOML as JSON allows it; dates and times, which no setting has, become text."""
+    """Return a value from TOML in a form that JSON allows.  Dates and times become text; no setting has such a
+    value.
+    """
     return json.loads(json.dumps(value, default=str))
 
 
 def _parse(text: str) -> object:
-    """Return a number, true or false as TOML reads them; all other values are texts."""
+    """Return a typed value as a number, a boolean or a text.  Only ``true`` and ``false`` are booleans."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -126,7 +128,7 @@ def _parse(text: str) -> object:
 
 
 def _change(name: str, value: object) -> None:
-    """Change or remove a setting.
+    """Change a setting, or remove it if the value is None.
 
     :raises ConfigError: the setting is invalid, or the file cannot be written.
     """
@@ -143,9 +145,10 @@ def _change(name: str, value: object) -> None:
 
 
 def _check(tables: list[str], name: str, value: object) -> None:
-    """Check a setting.
+    """Check a setting before it is written.
 
-    :raises ConfigError: no command has such an option, or the value is invalid for it.
+    :param tables: names of the command and of its groups; empty for a setting of all commands.
+    :raises ConfigError: there is no such command or option, or the option does not accept the value.
     """
     context = click.get_current_context()
     found: click.Command | None = context.find_root().command
@@ -154,7 +157,7 @@ def _check(tables: list[str], name: str, value: object) -> None:
             if not isinstance(value, str):
                 raise WrongSetting(f"{NAMES} must be the name of a file")
             return
-        # The command ping stands for all commands with a client, because it has all options of the network.
+        # The command ping has all network options, so its options are checked for all commands.
         tables = ["ping"]
     if tables and tables[0] == NETWORKS:
         raise WrongSetting("networks are changed by `dmsg join INVITATION` and `dmsg leave NAME`")

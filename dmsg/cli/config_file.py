@@ -1,8 +1,8 @@
-"""Configuration file of commands, which holds default values of options.
+"""Configuration file of the commands, which contains default values of options.
 
 The file is ``$DMSG_CONFIG``, or else ``dmsg/config.toml`` in ``$XDG_CONFIG_HOME`` or ``~/.config``.  At its top are
-options of the network, for all commands that have them.  A table holds the options of the command after which it is
-named (``[send]``, ``[discovery.list]``).  The command line overrides the environment, which overrides the file.
+network options, for all commands that have them.  A table contains the options of the command that it is named after
+(``[send]``, ``[discovery.list]``).  The command line overrides the environment, which overrides the file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NETWORK = (
     "timeout",
     "proxy",
 )
-"""Network options that may be at the top of the file, outside all tables."""
+"""Names of the options that may be at the top of the file, outside all tables."""
 NAMES = "names"
-"""Setting at the top that names the file of the address book."""
+"""Setting at the top of the file that contains the path of the address book."""
 NETWORKS = "networks"
-"""Table of the networks that this user has joined, each in a table of its own."""
+"""Table of the networks that this user has joined.  It contains a table for each network."""
 
 
 class ConfigError(DmsgError):
@@ -52,9 +52,9 @@ def config_path() -> Path:
 
 
 def read_config() -> dict[str, object]:
-    """Read the configuration file; return an empty dict if it does not exist.
+    """Return the content of the configuration file; empty if the file does not exist.
 
-    :raises ConfigError: the file cannot be read, is no TOML, or has an invalid setting.
+    :raises ConfigError: the file cannot be read, is not TOML, or has an invalid setting.
     """
     path = config_path()
     try:
@@ -81,9 +81,9 @@ def read_config() -> dict[str, object]:
 
 
 def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
-    """Check that each table belongs to a command.
+    """Check that each table is named after a command.
 
-    :raises ConfigError: a table belongs to none, so its settings would have no effect.
+    :raises ConfigError: a table is not, so its settings would have no effect.
     """
     for name, value in content.items():
         if isinstance(value, dict) and name not in (*commands, NETWORKS):
@@ -92,16 +92,16 @@ def check_tables(content: dict[str, object], commands: Sequence[str]) -> None:
 
 
 def use_names(content: dict[str, object]) -> None:
-    """Use the address book that the file names, unless the environment names another."""
+    """Use the address book that the file names, unless the environment variable DMSG_NAMES names another one."""
     if NAMES in content and not os.environ.get("DMSG_NAMES"):
         os.environ["DMSG_NAMES"] = _expand_home(cast(str, content[NAMES]))
 
 
 def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, object]) -> dict[str, object]:
-    """Return the default values of a command's parameters from the configuration file.
+    """Return the default values that the file sets for a command's parameters, by parameter.
 
-    :param path: name of the command, after those of its groups.
-    :raises ConfigError: the command's table has a setting that is no option of the command.
+    :param path: names of the groups that contain the command, and its own name.
+    :raises ConfigError: the command's table has a setting that is not an option of the command.
     """
     options: dict[str, click.Option] = {}
     for param in command.params:
@@ -131,17 +131,18 @@ def _option_name(name: str) -> str:
 
 
 def _value_of(option: click.Option, name: str, value: object) -> object:
-    """Convert a value to the type of its option; a repeatable option takes a list.
+    """Return a value of the file in the form that click expects as the default of an option.
 
-    :raises ConfigError: the value has the wrong type.
+    :raises ConfigError: the option does not accept a value of this type.
     """
     return _value(name, check_value(option, name, value))
 
 
 def check_value(option: click.Option, name: str, value: object) -> object:
-    """Check that the type of a value fits an option.
+    """Check that an option accepts a value of this type.  A repeatable option accepts a list.
 
-    :raises ConfigError: the type does not fit.
+    :returns: the value; for a repeatable option always a list.
+    :raises ConfigError: the option does not accept the value.
     """
     if option.multiple or option.nargs != 1:
         value = value if isinstance(value, list) else [value]

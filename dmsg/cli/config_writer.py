@@ -1,4 +1,4 @@
-"""Changes to the configuration file, which keep its comments and the order of its lines."""
+"""Changes to the configuration file.  Its comments and the order of its lines are preserved."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
 
 def write_settings(settings: Mapping[str, object]) -> None:
-    """Write settings of the configuration file, all of them or none, without checking their meaning.
+    """Change settings in the configuration file, all of them or none.  Their meaning is not checked.
 
-    :param settings: values by name; the name is preceded by the tables that contain the setting, separated by dots.
-        None removes a setting, and the tables that are empty then.
-    :raises ConfigError: the file cannot be written, is no TOML, or a setting to remove does not exist.
+    :param settings: new values by name; None removes a setting.  A setting in a table has the table's name and a dot
+        before its own name.  A table from which the last setting was removed is removed, too.
+    :raises ConfigError: the file cannot be written, is not TOML, or does not contain a setting to remove.
     """
-    # An invalid setting can be removed as long as the file is TOML, so a removal does not read the settings.
+    # A removal does not check the other settings, so that an invalid one can be removed.
     _change_file(lambda: settings if all(value is None for value in settings.values()) else _check_settings(settings))
 
 
 def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]]) -> None:
-    """Write settings that depend on the content of the file; no other program changes the file meanwhile.
+    """Change settings in the configuration file, depending on its content.  No other program changes the file
+    meanwhile.
 
-    :param choose: called with the content of the file; returns the settings as for :func:`write_settings`.
-    :raises ConfigError: for the same reasons as in :func:`write_settings`; errors of ``choose`` leave the file as it
-        was.
+    :param choose: function that gets the content of the file, and returns the settings as for :func:`write_settings`.
+        If it raises an error, the file is not changed.
+    :raises ConfigError: for the same reasons as in :func:`write_settings`.
     """
     _change_file(lambda: choose(read_config()))
 
 
 def _check_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
-    read_config()  # An invalid file is found here, because the error of this call names the line.
+    read_config()  # If the file is invalid, the error of this call names the line.
     return settings
 
 

@@ -36,11 +36,11 @@ from dmsg.v2019.client import Client
 PATIENCE = 10.0
 """Seconds to wait for each answer."""
 CLOCK_OFF = 30.0
-"""Maximum difference in seconds between the local clock and that of a discovery."""
+"""Seconds by which the local clock may differ from that of a discovery."""
 SLOW = 1.0
-"""Round trip in seconds above which a server is reported as far away."""
+"""Seconds of a round trip above which a server is reported as slow."""
 ANSWER = 64 * 1024
-"""Maximum bytes of an answer about the health of a discovery."""
+"""Maximum bytes of the answer of a discovery to ``/health``."""
 
 
 class Verdict(Enum):
@@ -52,7 +52,7 @@ class Verdict(Enum):
 
 
 class Examination:
-    """Results of the checks so far.
+    """Record of the checks so far, which prints the result of each.
 
     :ivar well: whether no check has failed.
     """
@@ -63,6 +63,7 @@ class Examination:
     def print_result(self, verdict: Verdict, check: str, text: str, advice: str = "") -> None:
         """Print the result of a check.
 
+        :param check: name of the check for ``--json``.
         :param advice: what the user can do about it.
         """
         self.well = self.well and verdict is not Verdict.WRONG
@@ -76,7 +77,12 @@ class Examination:
 
 
 async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, limit: int) -> bool:
-    """Do all checks, and return whether none has failed."""
+    """Do all checks, and return whether none of them failed.
+
+    :param urls: URLs of the discoveries to check.
+    :param key_file: key file to check, or None.
+    :param limit: maximum number of servers to check.
+    """
     examination = Examination()
     _versions(examination)
     _config(examination)
@@ -122,7 +128,7 @@ def _config(examination: Examination) -> None:
 
 
 def _proxy(examination: Examination) -> None:
-    """Report the proxy that the environment names, which all connections use except those to this machine."""
+    """Check the proxy that the environment sets.  All connections use it, except those to this machine."""
     try:
         proxy = proxy_for("relay.example")
     except ProxyError as error:
@@ -200,11 +206,11 @@ async def _discovery(reactor: Reactor, examination: Examination, url: str, serve
 
 
 async def _invitation(examination: Examination, lookup: Lookup) -> None:
-    """Check that a discovery still has the entry of the server that the invitation to its network named."""
+    """For each joined network, check that its discovery still has the entry of the server that the invitation named."""
     try:
         networks = [one for one in joined_networks().values() if one.discovery.rstrip("/") == lookup.url]
     except ConfigError:
-        return  # The error is ignored here, because the check of the configuration file has reported it.
+        return  # The check of the configuration file has already reported this error.
     for network in networks:
         if not network.server:
             continue
@@ -229,7 +235,7 @@ async def _time_there(reactor: Reactor, examination: Examination, url: str) -> N
         await cancellable(read_body(response, ANSWER).addTimeout(PATIENCE, reactor))
     except CancelledError:
         raise
-    except Exception:  # The error is ignored here, because the next check reports why discovery does not answer.
+    except Exception:  # The next check reports why discovery does not answer.
         return
     _clock(examination, url, response, wall, took)
 
@@ -243,8 +249,8 @@ def _clock(examination: Examination, url: str, response: IResponse, asked_at: fl
             Verdict.NOTE, "clock", f"discovery {url} does not send its time, so the clock is not checked"
         )
         return
-    # The difference may be wrong by the duration of the request plus one second: the server read its clock at some time
-    # between request and answer, and reports whole seconds.
+    # The discovery read its clock at some time between request and answer, and reports whole seconds. The computed
+    # difference may therefore be wrong by the duration of the request and one second.
     off = there + 0.5 - (asked_at + seconds / 2)
     if abs(off) <= CLOCK_OFF:
         examination.print_result(Verdict.OK, "clock", f"the clock agrees with that of {url}")

@@ -25,7 +25,7 @@ DOWN_TIME = 15.0
 
 
 class _NoAgent(NobodyThere):
-    """Error of a command that needs a running agent."""
+    """Error: a command needs a running agent, and none is running."""
 
 
 def _path() -> Path:
@@ -126,7 +126,7 @@ def down() -> None:
     """Stop the agent.  Commands that use the agent wait until it is started again."""
     found = _found()
     try:
-        # The agent answers at once, and closes the connection when it has stopped.
+        # The agent answers at once, and closes the connection when it has stopped. The loop ends then.
         list(lines(found.path, {"do": "down"}, patience=DOWN_TIME))
     except ConnectionError:
         pass

@@ -1,4 +1,4 @@
-"""Log of an agent in the background: writes the present file, and keeps the previous one."""
+"""Log file of an agent in the background.  When the file is full, it becomes the previous log, and a new one begins."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from dmsg.directories import UnsafeDirectory, make_directory, state_directory
 from dmsg.errors import DmsgError
 
 LOG_SIZE = 1024 * 1024
-"""Maximum bytes of the log; then it becomes the previous one, and a new one begins."""
+"""Maximum bytes of the log file.  A longer file is renamed to ``NAME.1``, and a new file begins."""
 CHECK_INTERVAL = 5.0
-"""Seconds between checks of the log's size."""
+"""Seconds between two checks of the log's size."""
 
 
 def log_path() -> Path:
-    """Return the default path of the log."""
+    """Return the default path of the log file."""
     return state_directory() / "agent.log"
 
 
 def open_log(path: Path) -> int:
-    """Return a descriptor that appends to the log; its directory is created for this user alone.
+    """Open the log file for appending, and return its descriptor.  Its directory is created if it does not exist.
 
-    In a shared directory such as /tmp another user may have created a file of that name, which is not written to.
+    A file of another user is not written to.  In a shared directory such as /tmp, that user could have created it in
+    advance.
 
-    :raises DmsgError: the log cannot be written.
+    :raises DmsgError: the file cannot be written, or belongs to another user.
     """
     try:
         make_directory(path.parent)
@@ -43,9 +44,9 @@ def open_log(path: Path) -> int:
 
 
 def _check_owner(path: Path) -> None:
-    """Check the owner of the log.
+    """Check that the log file belongs to this user or to root.
 
-    :raises DmsgError: the file, or a link of its name, belongs to another user.
+    :raises DmsgError: the file, or a link in its place, belongs to another user.
     """
     with suppress(FileNotFoundError):
         if path.lstat().st_uid not in (os.geteuid(), 0):
@@ -53,9 +54,9 @@ def _check_owner(path: Path) -> None:
 
 
 class Log:
-    """Log that receives standard output and standard error of this process.
+    """Log file to which standard output and standard error of this process are redirected.
 
-    :raises DmsgError: the log cannot be written.
+    :raises DmsgError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,10 +64,10 @@ class Log:
         self._take()
 
     def rotate_if_long(self) -> None:
-        """Start a new log if the present one is too long; if that fails, continue with the present one."""
+        """Begin a new log file if the present one is too long.  If that fails, continue to write to the present one."""
         if os.fstat(2).st_size > LOG_SIZE:
             with suppress(DmsgError):
-                # The failure is not logged, because a line about it would only make the log longer.
+                # A message about this error would go to the same log, and make it longer.
                 self._take()
 
     def _take(self) -> None:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 SHOWN_ALLOWED = 3
-"""Maximum number of peers of ``--allow`` that the row of a service names."""
+"""Maximum number of allowed peers that are printed for a service.  Further peers are only counted."""
 
 
 def show(answer: Answer) -> None:
-    """Print the agent's answer to ``status`` as text."""
+    """Print the agent's answer to ``status`` for people."""
     names = AddressBook()
     key = str(answer["key"])
     name, text = _name(names, key), PubKey.from_hex(key).text
@@ -40,7 +40,7 @@ def show(answer: Answer) -> None:
             (
                 _name(names, one["key"]),
                 "?" if one["round_trip"] is None else milliseconds(one["round_trip"]),
-                # The member may be missing, because an agent of an earlier version does not report carriers.
+                # Agents of earlier versions do not report carriers.
                 describe_carrier(one.get("carrier", PLAIN), one.get("carriers_failed", {})),
             )
             for one in servers
@@ -80,7 +80,7 @@ def show(answer: Answer) -> None:
 
 
 def _reason(name: str) -> str:
-    """Return the text that says why requests of peers were refused."""
+    """Return a text for the reason why the agent's client refused requests."""
     if name == "handshakes":
         return "too many handshakes at a time"
     try:
@@ -90,8 +90,9 @@ def _reason(name: str) -> str:
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
-    """Return a table whose columns are as wide as needed, stacked on a narrow terminal; nothing if there are no
-    rows."""
+    """Print rows as a table, or on a narrow terminal each cell on a line of its own.  Print nothing if there are no
+    rows.
+    """
     rows = list(rows)
     if not rows:
         return
@@ -115,7 +116,7 @@ def _path_text(names: AddressBook, stream: Answer) -> str:
 
 
 def _open_to(names: AddressBook, stream: Answer) -> str:
-    """Return the text that says which peers may reach a service."""
+    """Return a text that says which peers may connect to a service."""
     if stream.get("anyone") is None:
         return "its program says who may"
     if stream["anyone"]:
@@ -137,5 +138,7 @@ def _name(names: AddressBook, key: str) -> str:
 
 
 def _uptime(answer: Answer) -> str:
-    """Return the text for the agent's uptime; an agent of an earlier version reports only its start time."""
+    """Return the time for which the agent has run, as text.  Agents of earlier versions report only when they
+    started.
+    """
     return human_time(answer.get("up_seconds", max(0.0, time.time() - answer["since"])))

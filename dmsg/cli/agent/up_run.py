@@ -1,4 +1,4 @@
-"""Start of the agent in the background, and waiting until it can be used."""
+"""Start of the agent in the background, and the wait until it can be used."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 START_TIME = 20.0
 """Seconds to wait until the agent answers."""
 ONLINE_TIME = 15.0
-"""Seconds to wait until the agent is connected to a server and its entry is published; then it keeps trying in the
-background."""
+"""Seconds to wait until the agent is connected to a server and its entry is in discovery.  After that the command ends,
+and the agent continues its attempts.
+"""
 TAIL = 2000
-"""Number of bytes at the end of the log in which to look for an error."""
+"""Number of bytes at the end of the log in which an error is searched for."""
 
 
 def default_key_file(settings: ClientSettings) -> ClientSettings:
-    """Return the settings with a key file: the one that is named, or else that of the configuration directory."""
+    """Return settings with a key file: the user's, or else the default key file, which is created if it does not
+    exist.
+    """
     if settings.key_file is not None:
         return settings
     path = config_path().parent / "key"
@@ -46,16 +49,16 @@ def default_key_file(settings: ClientSettings) -> ClientSettings:
 
 
 def start(path: Path, settings: ClientSettings, log: Path) -> None:
-    """Start an agent that continues after this command, and wait until it is online.
+    """Start the agent in a process that continues after this command, and wait until the agent is online.
 
-    :raises SystemExit: the agent has ended; its last log line is printed.
+    :raises SystemExit: the agent has ended; the last lines of its log were printed.
     """
     try:
         descriptor = open_log(log)
     except DmsgError as error:
         fail(error)
     began = os.fstat(descriptor).st_size
-    # A service has no terminal, and a Ctrl-C at this terminal must not stop it.
+    # The process gets a session of its own, so that neither Ctrl-C nor the end of this terminal stops it.
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "dmsg.cli", "up", "--foreground", f"--log={log}", *_arguments(settings)],
         stdin=subprocess.DEVNULL,
@@ -75,7 +78,10 @@ def start(path: Path, settings: ClientSettings, log: Path) -> None:
 
 
 def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> None:
-    """Wait until the agent is online."""
+    """Wait until the agent is online, and print the result.
+
+    :param began: size of the log before the agent was started.
+    """
     until = time.monotonic() + START_TIME
     found = None
     while found is None:
@@ -85,7 +91,7 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
         if time.monotonic() > until:
             fail(DmsgError(f"the agent (process {child.pid}) does not answer; it says why in {log}"))
         time.sleep(0.05)
-        with suppress(AgentError):  # The error is ignored, because the agent is just starting or ending.
+        with suppress(AgentError):  # The agent is just starting or ending.
             found = find_agent(path)
     fields = {"up": str(found.key), "pid": found.pid, "log": str(log)}
     try:
@@ -100,7 +106,9 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
 
 
 def _arguments(settings: ClientSettings) -> list[str]:
-    """Return the command line of the agent in the background, with absolute paths, as it runs in another directory."""
+    """Return the options of the agent's command line.  Paths are absolute, because the agent runs in another
+    directory.
+    """
     assert settings.key_file is not None
     choice = settings.choice
     words = [f"--key-file={os.path.abspath(settings.key_file)}"]
@@ -113,7 +121,7 @@ def _arguments(settings: ClientSettings) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the agent in the background, with absolute paths."""
+    """Return the environment of the agent.  Paths are absolute, because the agent runs in another directory."""
     named = {name: os.environ.get(name, "") for name in ("DMSG_CONFIG", "DMSG_AGENT", "DMSG_NAMES")}
     return {**os.environ, **{name: os.path.abspath(path) for name, path in named.items() if path}}
 

@@ -31,7 +31,7 @@ def _relays(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 
 def _text(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check that an argument is valid UTF-8, which the bytes of a command line need not be."""
+    """Check that an argument is valid UTF-8.  The system also passes arguments that are not."""
     try:
         (value or "").encode()
     except UnicodeEncodeError:
@@ -121,12 +121,11 @@ def call(
             registry,
             relay,
             key_file,
-            # The session has a name of its own, so that this command does not replace the twin's own program.
+            # With a session name of its own, this command does not end the connection of the twin's own program.
             session=f"call-{os.getpid()}-{os.urandom(3).hex()}",
             encryption=not no_encryption,
             update=not no_update,
-            # ``strict`` is not registered, because other programs of the twin may be other implementations, which make
-            # no strict signatures.
+            # The strict signature is not declared in the registry, because other programs of the twin may not make it.
             strict=None,
         )
         client.startService()

@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 
 
 MAX_PAYLOAD = 8 * 1024 * 1024
-"""Maximum bytes of a payload that is read from a file."""
+"""Maximum bytes of a payload, and of an answer."""
 SERVE_TIMEOUT = 300.0
-"""Seconds that a program may take to answer."""
+"""Seconds that a shell command may take to answer a call."""
 
 
 def client_for(
     reactor: Reactor, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any
 ) -> RmbClient:
-    """Return a client with the key that the options of a command name."""
+    """Return a client of the bus with the secret of a key file.
+
+    :param options: further arguments of the client.
+    """
     from dmsg.rmb.client import RmbClient
     from dmsg.rmb.twins.secrets import read_secret
 
@@ -41,7 +44,9 @@ def client_for(
 
 
 def payload_of(text: str | None) -> bytes:
-    """Return the payload of an argument: the content of ``@FILE``, standard input for ``-``, or the text itself."""
+    """Return the payload that an argument describes: the content of a file for ``@FILE``, standard input for ``-``,
+    else the text itself.
+    """
 
     from dmsg.rmb.errors import RmbError
 
@@ -60,7 +65,7 @@ def payload_of(text: str | None) -> bytes:
 
 
 def line_of(number: int, answer: Reply | Exception) -> dict[str, object]:
-    """Return the line of JSON for one of several answers."""
+    """Return the JSON object that is printed for the answer of one of several twins."""
     from dmsg.rmb.client import Reply
 
     if isinstance(answer, Reply):
@@ -69,7 +74,10 @@ def line_of(number: int, answer: Reply | Exception) -> dict[str, object]:
 
 
 class _Program(ProcessProtocol):
-    """Process protocol of a program that answers a call; collects its output and its exit status."""
+    """Process protocol of a shell command that answers a call: writes the payload to it, and collects its output.
+
+    :ivar ended: Deferred that fires with the output, or fails if the command fails.
+    """
 
     def __init__(self, data: bytes) -> None:
 
@@ -111,7 +119,7 @@ class _Program(ProcessProtocol):
         self._fail(shorten((last or [f"the program failed: {reason.value}"])[0]))
 
     def kill(self) -> None:
-        """Kill the program because it took too long or wrote too much."""
+        """Kill the shell command, because it took too long or wrote too much."""
 
         assert self.transport is not None
         with contextlib.suppress(ProcessExitedAlready):
@@ -121,10 +129,11 @@ class _Program(ProcessProtocol):
 def handler_for(
     reactor: Reactor, shell: str, allow: frozenset[int] = frozenset()
 ) -> Callable[[Request], Deferred[bytes]]:
-    """Return a handler that runs a program for each request, with the payload as its input and the answer as its
-    output.
+    """Return a handler of calls that runs a shell command for each call.  The command reads the payload from standard
+    input, and its output is the answer.
 
-    :param allow: twins whose requests are answered; if empty, all are.
+    :param shell: shell command.
+    :param allow: numbers of the twins whose calls are answered; empty for all twins.
     """
 
     from dmsg.rmb.session.handlers import HandlerError

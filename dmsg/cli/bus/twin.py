@@ -47,8 +47,9 @@ key_option = click.option(
 
 
 def relay_name(text: str) -> str:
-    """Return the name of a relay as the registry has it, from that name or from the URL of its websocket.
+    """Return a relay's name as the registry stores it.
 
+    :param text: the name itself, or the URL of the relay's websocket.
     :raises ValueError: the text is neither.
     """
 

@@ -1,1 +1,1 @@
-"""Commands such as ``dmsg demo``, which run whole networks on this machine for demonstration."""
+"""Commands such as ``dmsg demo``, which demonstrate whole networks on one machine."""

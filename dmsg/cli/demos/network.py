@@ -1,8 +1,8 @@
 """Command ``dmsg demo``: runs a whole network on this machine.
 
-Discovery on SQLite and two servers run as processes, and three clients run in this process, over TCP.  Files are sent
-in both directions through each server.  One server is killed during a transfer, and the clients continue over the
-other.
+Discovery with a SQLite store and two servers run as processes of their own.  Three clients run in this process.  All
+use TCP.  The clients send each other files through each server.  One server is killed during a transfer, and the
+transfer continues through the other server.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Demo:
         return times[len(times) // 2]
 
     async def _kill_in_the_middle(self, server: PubKey) -> None:
-        """Kill a server during a transfer, which then continues over the other server."""
+        """Kill a server during a transfer, and check that the transfer continues through the other server."""
         name, child = self._servers[server]
         path = self._make_file("carol-to-bob")
         inbox = Path(tempfile.mkdtemp(dir=self._directory, prefix="bob-"))
@@ -195,7 +195,10 @@ class Demo:
 
 
 class _Interrupted(ParcelReceiver):
-    """Receiver that calls ``interrupt`` after a number of bytes, and measures the pause that follows."""
+    """Receiver that calls ``interrupt`` after ``after`` bytes.
+
+    :ivar longest_pause: longest time in seconds between two arrivals of data.
+    """
 
     def __init__(self, directory: Path, after: int, interrupt: Callable[[], object] | None) -> None:
         super().__init__(Destination(directory), lambda offer: None)
@@ -218,7 +221,7 @@ class _Interrupted(ParcelReceiver):
 
 
 def _factory(protocol: Protocol) -> IProtocolFactory:
-    """Return a factory of one existing protocol."""
+    """Return a factory whose only protocol is ``protocol``."""
     factory = Factory.forProtocol(lambda: protocol)
     factory.noisy = False
     return factory

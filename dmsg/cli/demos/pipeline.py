@@ -1,9 +1,9 @@
-"""Command ``dmsg analytics demo``: runs real servers under load, then the pipeline over the events that they wrote.
+"""Command ``dmsg analytics demo``: runs real servers under load, and then the pipeline over the events that they wrote.
 
-Discovery, two servers and a collector run as processes, and the servers send their events to the collector.  The last
-events are sent over a third server, because the other two have stopped by then.  Clients in this process send messages,
-get refusals and sign receipts.  One server is killed and restarted.  Then come the commands that a user would type:
-run, rank, report.
+Discovery, three servers and a collector run as processes of their own.  Discovery and two servers send their events
+to the collector.  The last events go through the third server, because the two have stopped by then.  Clients in this
+process send messages, get refusals and sign receipts.  One server is killed and restarted.  At the end, the demo runs
+the commands that a user would type: run, rank, report and top.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dmsg.v2019.client import Client
 
 CLIENTS = 6
 AT_ONCE = 4
-"""Number of concurrent transports."""
+"""Number of transports that clients open concurrently."""
 LARGEST = 2 * 1024 * 1024
 """Maximum bytes of one message."""
 ONLINE_TIMEOUT = 20.0
@@ -51,7 +51,7 @@ def _factory(protocol: Callable[[], Protocol]) -> Factory[Protocol]:
 
 
 class PipelineDemo:
-    """Network of the demo; the Deferred of :meth:`run` fires when its events are on the disk."""
+    """Network of the demo, whose entities write events.  The Deferred of :meth:`run` fires when all have stopped."""
 
     def __init__(self, reactor: Reactor, directory: Path, seconds: float) -> None:
         self._reactor = reactor
@@ -70,7 +70,7 @@ class PipelineDemo:
         self._console.print(f"[bold]*[/bold] {text}", highlight=False, soft_wrap=True)
 
     async def run(self) -> None:
-        """Start all entities, send messages for a while, and stop all."""
+        """Start all entities, send messages for some time, and stop all entities."""
         try:
             url = await self._start()
             until = time.monotonic() + self._seconds
@@ -93,7 +93,10 @@ class PipelineDemo:
         )
 
     def _telemetry(self, name: str) -> tuple[str, ...]:
-        """Return the options with which an entity writes events, and allow its sender to deliver them."""
+        """Return the options with which an entity writes events and sends them to the collector.
+
+        The key with which the entity will send is created, and noted for the collector's list of senders.
+        """
         place = self._directory / "machines" / name
         place.mkdir(parents=True, exist_ok=True)
         sender = load_or_create_key(place / KEY_FILE)
@@ -114,7 +117,7 @@ class PipelineDemo:
         await self._entities.server("S0", url).line("registered in discovery")
         options = {name: self._telemetry(name) for name in ("S1", "S2")}
         await self._start_collector(url)
-        # Entities stop in reverse order, so that the collector still receives the last events of the others.
+        # Entities are stopped in reverse order of this list. The collector must stop last, to receive the last events.
         self._entities.children.reverse()
         for name in options:
             await self._start_server(name, url)
@@ -160,7 +163,7 @@ class PipelineDemo:
 
 
 def compute(demo: PipelineDemo, directory: Path) -> None:
-    """Run the jobs, the ranking and the report, as a user would."""
+    """Run the pipeline's commands on the events of the demo, as a user would."""
     out = ["--out", str(directory / "tables")]
     for arguments in (
         ["run", "--spool", str(directory / "spool"), *out],

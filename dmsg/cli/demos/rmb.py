@@ -1,7 +1,8 @@
 """Command ``dmsg rmb demo``: runs a whole message bus on this machine.
 
-A registry, two federated relays, a Redis and three peers run as processes.  A service is plain Python over Redis.
-Calls cross relays, encrypted, and one relay is stopped and restarted without losing a message.
+A registry, two federated relays, a Redis and three peers run as processes of their own.  A service in plain Python
+answers calls over Redis.  The calls are encrypted and cross both relays.  One relay is stopped and restarted, and no
+message is lost.
 """
 
 from __future__ import annotations

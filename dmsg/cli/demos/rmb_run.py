@@ -109,8 +109,8 @@ class Demo:
     async def _start_redis(self) -> None:
         program = find_redis()
         for _ in range(20):
-            # Redis cannot choose a free port itself. Another program may take this port before Redis does, so several
-            # ports are tried.
+            # Redis cannot choose a free port itself. Another program may use this port before Redis does, so the loop
+            # tries again.
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 self._redis_port = probe.getsockname()[1]
             child = Child("redis-server")
@@ -153,7 +153,7 @@ class Demo:
         self._say(f"registry of twins at {self._registry}")
 
     async def _start_relay(self, name: str, listen: str) -> None:
-        # The relay's port is chosen here, because its name is its address, which it must know before it starts.
+        # The port is chosen here, because the relay must know its own address, which is its name, before it starts.
         if listen.startswith("tcp:0:"):
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 listen = f"tcp:{probe.getsockname()[1]}:interface=127.0.0.1"
