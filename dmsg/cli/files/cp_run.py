@@ -47,13 +47,15 @@ if TYPE_CHECKING:
 RETRY_DELAY = 1.0
 """Seconds between attempts to resume a copy."""
 CHECK_INTERVAL = 0.5
-"""Seconds between checks whether the peer is connected."""
+"""Seconds between two checks whether the peer is connected."""
 NOTICE_AFTER = 2.0
-"""Seconds without a connection after which a notice says that the peer does not answer."""
+"""Seconds without a connection to the peer after which a notice is printed."""
 
 
 class CopyFactory(Factory):
-    """Factory that gives each allowed peer its end of a copy."""
+    """Factory of the listening sides of copies.  It refuses peers that are not allowed, and prints the result of each
+    copy.
+    """
 
     noisy = False
 
@@ -73,8 +75,8 @@ class CopyFactory(Factory):
             if isinstance(result, Failure):
                 error = f"{whom}: {result.value}"
                 if error != self._last_error:
-                    # The same error is printed only once, because a peer that waits for another transfer tries again
-                    # each second.
+                    # A peer that waits for another transfer tries again each second, so the same error is printed only
+                    # once.
                     say(error, err=True)
                 self._last_error = error
             else:
@@ -89,7 +91,7 @@ class CopyFactory(Factory):
 
 
 def parse_remote(text: str) -> tuple[PubKey, str] | None:
-    """Parse KEY:PATH or NAME:PATH; return None for a local path."""
+    """Return the peer and the path in ``KEY:PATH`` or ``NAME:PATH``; None if the text is a local path."""
     who, colon, path = text.partition(":")
     if not colon or "/" in who or not who:
         return None
@@ -97,19 +99,23 @@ def parse_remote(text: str) -> tuple[PubKey, str] | None:
 
 
 Make = Callable[[Started], Copy]
-"""Function that makes one attempt of a copy, given the callback for its start."""
+"""Function that creates the copy for one attempt.  It gets the callback that is invoked when content begins to flow."""
 
 
 @dataclass(frozen=True)
 class CopyJob:
-    """Source and target of one copy."""
+    """One copy to or from a peer, which may take several attempts.
+
+    :ivar peer: key of the peer.
+    :ivar make: function that creates the copy for one attempt.
+    """
 
     peer: PubKey
     make: Make
 
 
 def _hash_of(result: TransferResult) -> dict[str, str]:
-    """Return the SHA-256 of a file, or None for a directory."""
+    """Return the field with the SHA-256 of a copied file for ``--json``; no field for a directory."""
     return {"sha256": result.sha256} if result.sha256 else {}
 
 
@@ -117,7 +123,7 @@ def _putter(source: Path, path: str, hidden: bool) -> Make:
     told: list[WalkResult] = []
 
     def left_out(walked: WalkResult) -> None:
-        if not told:  # The list is printed at the first attempt only; a resumed transfer need not repeat it.
+        if not told:  # The list is the same at each attempt, so it is printed only once.
             say_left_out(walked)
         told.append(walked)
 
@@ -134,10 +140,11 @@ def jobs_of(
 ) -> list[CopyJob]:
     """Return the copies that the arguments of the command describe.
 
-    :param recursive: whether local directories are copied, and whether a remote path may be a directory.
-    :param stage: staging directory, see :func:`~dmsg.cli.files.staging.stage_of`.
+    :param recursive: whether directories may be copied.
+    :param stage: staging directory for copies from peer to peer, see :func:`~dmsg.cli.files.staging.stage_of`.
     :param hidden: whether to include names that begin with a dot.
-    :raises TransferError: the arguments contradict each other.
+    :raises WrongUse: the arguments do not describe copies.
+    :raises TransferError: a file or directory cannot be copied.
     """
     if stage is not None:
         return [
@@ -170,9 +177,11 @@ def jobs_of(
 def _plan_send(
     source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool
 ) -> tuple[CopyJob, str]:
-    """Return the copy of a local file or directory, and its remote name.
+    """Return the copy of a local file or directory to a peer, and its path at the peer.
 
-    :raises TransferError: it cannot be copied.
+    :param path: target at the peer.
+    :param several: whether the command has several sources.
+    :raises TransferError: the file or directory cannot be copied.
     """
     local = Path(source)
     check_name(source, local.name, hidden=hidden)
@@ -192,10 +201,11 @@ def _plan_send(
 
 
 def check_name(display_name: str, name: str, *, hidden: bool) -> None:
-    """Check that no name in a path begins with a dot, unless the user asked for that.
+    """Check that a name does not begin with a dot, unless the user has allowed that.
 
     :param display_name: path as the user typed it.
-    :raises TransferError: a name begins with a dot.
+    :param hidden: whether the user has allowed names that begin with a dot.
+    :raises TransferError: the name begins with a dot.
     """
     if has_dot(name) and not hidden:
         raise TransferError(f"{display_name}: its name begins with a dot; use --hidden to copy it")
@@ -204,9 +214,11 @@ def check_name(display_name: str, name: str, *, hidden: bool) -> None:
 def _plan_fetch(
     source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool, hidden: bool
 ) -> tuple[CopyJob, str]:
-    """Return the copy of a remote file or directory, and its local name.
+    """Return the copy of a peer's file or directory to this machine, and its local path.
 
-    :raises TransferError: it cannot be copied to that place.
+    :param path: source at the peer.
+    :param several: whether the command has several sources.
+    :raises TransferError: the file or directory cannot be copied to the target.
     """
     name = PurePosixPath(path).name
     if (path.endswith("/") and not recursive) or name in ("", ".", ".."):
@@ -216,7 +228,7 @@ def _plan_fetch(
         local /= name
     check_name(os.fspath(local), local.name, hidden=hidden)
     if local.is_symlink() and local.exists():
-        local = local.resolve()  # The target of a link is resolved, because it is written to, as with cp(1).
+        local = local.resolve()  # A copy writes to the target of a link, as cp(1) does.
     if recursive:
         if not Path(target).is_dir():
             raise TransferError(f"{target}: there is no such directory")
@@ -234,7 +246,9 @@ def _plan_fetch(
 
 
 def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool, hidden: bool) -> list[CopyJob]:
-    """Copy the files in the staging directory to the peer, once the source has arrived and its kind is known."""
+    """Return the copies from the staging directory to the target peer.  They run after the sources have arrived
+    there.
+    """
     there = parse_remote(target)
     assert there is not None
     peer, path = there
@@ -257,7 +271,11 @@ async def copy_one(
     retry: float,
     timeout: float = CONNECT_TIMEOUT,
 ) -> None:
-    """Copy one file or directory; retry after a lost connection for ``retry`` seconds without progress."""
+    """Copy one file or directory.  After a lost connection, try again until there was no progress for ``retry``
+    seconds.
+
+    :param timeout: seconds that opening a stream may take.
+    """
 
     from dmsg.cli.files.send_by_key import transfer_progress
 
@@ -307,7 +325,7 @@ async def copy_one(
 
 
 class _CopyProgress:
-    """Display of a copy's progress, or of the time since its peer was lost, and of the time at which attempts end."""
+    """Progress of a copy: shows a bar, or how long the peer has been unreachable, and decides when to give up."""
 
     def __init__(self, reactor: Reactor, progress: Progress, peer_name: str, retry: float) -> None:
         self._reactor = reactor
@@ -322,7 +340,10 @@ class _CopyProgress:
         self.transport: StreamTransport | None = None
 
     def started(self, name: str, size: int, offset: int) -> Callable[[int], None]:
-        """Show that the copy begins or resumes, and return the callback for its progress."""
+        """Show that the copy starts or resumes, and return the callback for its progress.
+
+        :param offset: number of bytes that the target has already.
+        """
         if self._bar is None:
             self._bar = self._progress.add_task(name, total=size, completed=offset)
         if offset and self._since is not None:
@@ -344,9 +365,9 @@ class _CopyProgress:
             self._progress.update(self._bar, description=self._name)
 
     def is_given_up(self, *, busy: bool = False) -> bool:
-        """Whether the connection has been lost for too long.
+        """Whether there has been no progress for ``retry`` seconds.
 
-        :param busy: whether the peer is connected but is receiving the file over another connection.
+        :param busy: whether the peer was reached, but is receiving the file over another connection.
         """
         if busy != self._is_busy:
             self._is_busy, self._is_reported = busy, False
@@ -356,13 +377,13 @@ class _CopyProgress:
         return bool(now - self._since >= self._retry)
 
     def resume_hint(self) -> str:
-        """Return the text that says at which byte the same command would resume."""
+        """Return the end of an error message, which says at which byte the same command would resume."""
         return (
             f"; the same command goes on at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""
         )
 
     def update(self) -> None:
-        """Update the display, and end the copy if its peer has been unreachable for too long."""
+        """Update the display.  Abort the stream if the peer has been unreachable for ``retry`` seconds."""
         stream = self.transport
         now = self._reactor.seconds()
         if stream is not None and stream.away_since is not None and self._since is None:
@@ -371,7 +392,7 @@ class _CopyProgress:
             return
         gone = now - self._since
         if gone >= self._retry and stream is not None:
-            # One limit covers all reasons to wait: a lost connection, and a peer that is busy.
+            # The time limit is the same for a lost connection and for a busy peer.
             stream.abortConnection()
             return
         until = clock_time(self._retry - gone)
@@ -388,5 +409,5 @@ class _CopyProgress:
             self._say(text)
 
     def _say(self, text: str) -> None:
-        if self._progress.disable:  # Without a progress bar, which would show the text, a notice is printed.
+        if self._progress.disable:  # The progress bar shows the text itself, so a notice is printed only without a bar.
             notice(text)

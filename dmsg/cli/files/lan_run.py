@@ -1,5 +1,6 @@
-"""Ways by which sender and receiver of a code find each other: through discovery and servers, on their own network, or
-both."""
+"""Paths by which the sender and the receiver of a code reach each other: through discovery and servers, on their local
+network, or both.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 NOT_RESUMED = 0.0
-"""Seconds to wait for a lost stream over a direct link to be resumed: none, because it ends with the link."""
+"""Seconds to wait until a lost stream over a direct link is resumed.  It cannot be resumed, because it ends with the
+link.
+"""
 
 
 async def with_ways_to_offer(
@@ -34,11 +37,13 @@ async def with_ways_to_offer(
     lan: str,
     use: Callable[[Client | None, LanPeer | None], Awaitable[None]],
 ) -> None:
-    """Prepare the ways by which a code is to be offered, call ``use`` with them, and end them afterwards.
+    """Prepare the paths by which a code is to be offered, call ``use``, and close them afterwards.
 
-    With ``also``, a client that finds no server is no error: the code is then offered on the network only.
+    If ``lan`` is ``also`` and the client finds no server, the code is offered on the local network only.
 
-    :param lan: value of --lan.
+    :param lan: value of --lan: ``only``, ``also`` or ``off``.
+    :param use: function that offers the code.  It gets a client, or None for the local network only, and the object
+        that offers codes on local networks, or None.
     """
     if lan == "off":
         await with_client(reactor, settings, lambda client: use(client, None), published=True)
@@ -80,10 +85,11 @@ async def with_agreement(
 ) -> None:
     """Find the peer that made the code, prove that this side knows the code, and call ``use`` with the agreement.
 
-    :param lan: value of --lan.
-    :param use: called with the agreement, and the seconds after which a lost stream ends.
-    :param timeout: seconds that opening a stream may take, and for which the network is searched.
-    :raises CodeUsedUp: see :func:`~dmsg.apps.codes.rendezvous.accept_code`; or the users saw different numbers.
+    :param lan: value of --lan: ``only``, ``also`` or ``off``.
+    :param use: function that gets the agreement, and the seconds after which a lost stream ends.
+    :param verify: whether the user must compare the verifiers of both sides.
+    :param timeout: seconds that opening a stream may take, and seconds for which the local network is searched.
+    :raises CodeUsedUp: the code is wrong or used up, or the verifiers differ.
     """
 
     async def agreed_by(client: Client) -> None:
@@ -115,7 +121,7 @@ async def with_agreement(
 
 
 class _ByServer:
-    """Way through discovery and servers, as one of the two sources of a race.
+    """Source of a race that reaches the peer through discovery and servers.
 
     :ivar ended: Deferred that fires when the client has stopped.
     """
@@ -141,7 +147,7 @@ class _ByServer:
 
         self._race.add(lambda: accept_code(self._reactor, client, self._code, timeout=self._timeout).addCallback(note))
         self._race.source_ended()
-        await Deferred()  # The client is not stopped here, because it is needed until the transfer has ended.
+        await Deferred()  # The client must run until the transfer has ended, so this waits until it is cancelled.
 
     def _failed(self, failure: Failure) -> None:
         if failure.check(CancelledError) is not None:

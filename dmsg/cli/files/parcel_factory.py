@@ -1,4 +1,4 @@
-"""Factories of the parcels that ``dmsg send`` sends: files and directories, a text, or a pipe."""
+"""Factories of the parcels of ``dmsg send``: files and directories, a text, or a pipe."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 
 
 NAME_SHOWN = 255
-"""Maximum number of characters of a pipe's name."""
+"""Maximum number of characters of a pipe's name that are sent."""
 
 
 class ParcelFactory:
-    """Factory of the parcel to send; builds the parcel when a receiver has connected.
+    """Factory of the senders of one parcel: creates a sender for each receiver, and reports the results.
 
-    :ivar receiver: name of the receiver, for people, if it is one of several.
-    :ivar description: description of the parcel for people.
+    :ivar receiver: name of the receiver in messages, if there are several; else empty.
+    :ivar description: description of the parcel in messages.
+    :ivar type_there: command with which a receiver gets the parcel, without the code.
+    :ivar size: number of bytes of the parcel; 0 if unknown.
     :ivar fields: description of the parcel for ``--json``.
-    :ivar type_there: command that receives the parcel, without the code.
     """
 
     receiver = ""
@@ -57,16 +58,16 @@ class ParcelFactory:
         raise NotImplementedError
 
     def for_receiver(self, receiver: str) -> Self:
-        """Return a factory of the same parcel for one of several receivers, with a progress bar of its own.
+        """Return a copy of this factory for one of several receivers.  The copy has a progress bar of its own.
 
-        :param receiver: name of the receiver, for people.
+        :param receiver: name of the receiver in messages.
         """
         one = copy.copy(self)
         one.receiver = receiver
         return one
 
     def for_0_1(self) -> ParcelSender | None:
-        """Return the sender for a program of dmsg 0.1, or None if no such sender can send these files."""
+        """Return a sender for a receiver that runs dmsg 0.1; None if the parcel is not a single file."""
         return None
 
     def _begin(self, name: str, size: int | None) -> None:
@@ -84,7 +85,7 @@ class ParcelFactory:
         print_beside_bars(self._progress, lambda: notice(label + text))
 
     def stop(self) -> None:
-        """Remove the progress bar; bars of other receivers stay."""
+        """Remove the progress bar of this receiver.  Bars of other receivers stay."""
         if not self.receiver:
             self._progress.stop()
         elif self._bar is not None:
@@ -92,9 +93,10 @@ class ParcelFactory:
             self._bar = None
 
     def report(self, parcel: SentParcel, peer: PubKey | None = None) -> None:
-        """Report that the parcel has arrived, after removing the progress bar.
+        """Print that the parcel has arrived.  If there are no other receivers, the progress bar was removed before.
 
-        :param peer: key of the receiver, if it was sent to a key.
+        :param parcel: result of the transfer.
+        :param peer: key of the receiver, if the parcel was sent to a key.
         """
         if self.receiver:
             print_beside_bars(self._progress, lambda: self._report_one(parcel, peer))
@@ -112,7 +114,7 @@ class ParcelFactory:
         say_changed(parcel.changed)
 
     def _report_one(self, parcel: SentParcel, peer: PubKey | None) -> None:
-        """Report that the parcel has arrived at one of several receivers."""
+        """Print that the parcel has arrived at one of several receivers."""
         fields = {**self.fields, "receiver": self.receiver, **({} if peer is None else {"peer": str(peer)})}
         size, rate = human_size(parcel.size), human_size(parcel.rate)
         text = f"sent {self.description} to {self.receiver}: {size} in {parcel.seconds:.2f} s, {rate}/s"
@@ -121,7 +123,7 @@ class ParcelFactory:
         say_changed(parcel.changed)
 
     def report_failure(self, error: BaseException, peer: PubKey | None = None) -> None:
-        """Report that the parcel has not arrived at one of several receivers."""
+        """Print that the parcel has not arrived at one of several receivers."""
         why = describe(error)
         fields = {} if peer is None else {"peer": str(peer)}
         print_beside_bars(
@@ -167,7 +169,7 @@ class TextToSend(ParcelFactory):
 
 
 class InputToSend(ParcelFactory):
-    """Parcel of standard input or another pipe, up to its end."""
+    """Parcel of what is read from standard input or another pipe, up to its end."""
 
     def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
         super().__init__(progress)
@@ -179,21 +181,21 @@ class InputToSend(ParcelFactory):
         return PipeSender(
             self.description[:NAME_SHOWN],
             lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
-            # At a terminal there is no progress bar, because it would disturb the typing.
+            # If a person types the input at a terminal, a progress bar would disturb the typing.
             on_accepted=lambda: None if os.isatty(self._descriptor) else self._begin(self.description, None),
             progress=self._on_progress,
         )
 
 
 class _Input(Protocol):
-    """Reader of a pipe, as fast as the other side takes the data."""
+    """Protocol that reads a pipe and writes to the sender.  It pauses while the stream's send buffer is full."""
 
     def __init__(self, pipe: PipeSender) -> None:
         self._pipe = pipe
 
     @classmethod
     def read(cls, reactor: Reactor, pipe: PipeSender, descriptor: int) -> None:
-        """Start reading the pipe."""
+        """Start reading the pipe with this descriptor."""
         from twisted.internet.interfaces import IHalfCloseableProtocol
         from twisted.internet.stdio import StandardIO
         from zope.interface import directlyProvides
@@ -211,19 +213,19 @@ class _Input(Protocol):
             self._pipe.write(data)
 
     def readConnectionLost(self) -> None:
-        """Handle the end of standard input."""
+        """Handle the end of the pipe."""
         transport_of(self._pipe).unregisterProducer()
         self._pipe.end()
 
     def writeConnectionLost(self) -> None:
-        """Do nothing when standard output is closed; reading continues."""
+        """Do nothing: standard output is closed, but nothing is written there."""
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         pass
 
 
 async def files_to_send(paths: Sequence[Path], progress: Progress, *, hidden: bool) -> FilesToSend:
-    """Return the parcel of files to send.
+    """Return the parcel of these files and directories, and print which files are left out.
 
     :param hidden: whether to include names that begin with a dot.
     :raises TransferError: a file cannot be sent.

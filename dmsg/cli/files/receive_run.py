@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 LEAVES = 0.2
-"""Seconds to wait before the command ends, so that the last answer reaches the sender."""
+"""Seconds to wait before the command ends, so that its last message reaches the sender."""
 
 
 async def receive_at_key(
@@ -47,9 +47,12 @@ async def receive_at_key(
     max_size: int | None,
     once: bool,
 ) -> None:
-    """Receive files and texts from peers until the command is ended.
+    """Receive files, directories and texts from peers until the command is cancelled.
 
-    :param once: whether to end after one transfer, successful or not.
+    :param access: peers that may send.
+    :param directory: directory for the received files.
+    :param max_size: maximum bytes of a parcel; None for no limit.
+    :param once: whether to end after the first transfer, successful or not.
     """
     finished: Deferred[Failure | None] = Deferred()
 
@@ -77,7 +80,7 @@ async def receive_at_key(
 
 
 class _Inbox(Factory):
-    """Factory that receives from each peer that may send, and reports the results."""
+    """Factory of the receiving sides of transfers.  It refuses peers that are not allowed."""
 
     noisy = False
 
@@ -115,7 +118,7 @@ class _Inbox(Factory):
 
 
 class _IncomingTransfer:
-    """Transfer from one peer: its progress bar and its messages."""
+    """Progress bar and messages of one transfer from a peer."""
 
     def __init__(self, progress: Progress, sender: PubKey, max_size: int | None) -> None:
         self._progress = progress
@@ -124,12 +127,15 @@ class _IncomingTransfer:
         self._bar: TaskID | None = None
 
     def started(self, name: str, size: int) -> Callable[[int], None]:
-        """Show the progress bar, and return the callback for its progress."""
+        """Show a progress bar, and return the callback for the number of bytes received."""
         self._bar = self._progress.add_task(printable(name), total=size)
         return self.on_progress
 
     def on_progress(self, done: int) -> None:
-        """Show the number of bytes received so far."""
+        """Update the progress bar.
+
+        :param done: number of bytes received so far.
+        """
         if self._bar is not None:
             self._progress.update(self._bar, completed=done)
 
@@ -144,7 +150,7 @@ class _IncomingTransfer:
         return None
 
     def finish(self, result: ReceivedParcel | Failure) -> Failure | None:
-        """Show the result of the transfer."""
+        """Remove the progress bar, and print the result of the transfer."""
         bar, self._bar = self._bar, None
         if bar is not None:
             self._progress.remove_task(bar)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
-"""Texts of refusals that identify a receiver of dmsg before 0.2. Such a receiver accepts only a single file."""
+"""Texts of refusals that identify a receiver before dmsg 0.2.  Such a receiver accepts only a single file."""
 
 
 # --- the side that makes the code ---
@@ -66,11 +66,15 @@ async def send_by_code(
     nearby: Nearby | None = None,
     expires: float | None = None,
 ) -> None:
-    """Make a code, wait for the peer that knows it, and send this peer the parcel that ``make`` returns.
+    """Offer a code, wait for the peer that knows it, and send this peer a parcel.
 
-    :param client: client by which the peer finds this side; None offers the code on the network only.
-    :param nearby: this machine on its networks, if the code is offered there, too.
-    :param expires: seconds after which the code is good for nobody; None for no limit.
+    :param client: client that offers the code through discovery; None offers it on the local network only.
+    :param make: factory of the parcel.
+    :param words: number of words of the code.
+    :param verify: whether the user must compare the verifiers of both sides.
+    :param show_qr: whether to show the code as a QR code, too.
+    :param nearby: object that also offers the code on this machine's local networks; None for discovery only.
+    :param expires: seconds after which no peer may use the code; None for no limit.
     """
     agreed = await offer_code(
         reactor, client, words, make.type_there, verify=verify, show_qr=show_qr, nearby=nearby, expires=expires
@@ -87,8 +91,9 @@ async def send_by_code(
 
 
 async def send_to_key(reactor: Reactor, client: Client, make: ParcelFactory, key: PubKey, timeout: float) -> None:
-    """Send a parcel, made by ``make``, to the client with this key. A single file can also go to a program of dmsg 0.1.
+    """Send a parcel to the client with this key.  If the receiver runs dmsg 0.1, send a single file in its protocol.
 
+    :param make: factory of the parcel.
     :param timeout: seconds that opening a stream may take.
     """
     try:
@@ -133,7 +138,11 @@ async def receive_by_code(
 ) -> None:
     """Receive the parcel of the peer that made the code.
 
+    :param agreed: agreement with the peer.
     :param patience: seconds after which a lost stream ends.
+    :param directory: directory for the received files.
+    :param max_size: maximum bytes of the parcel; None for no limit.
+    :param yes: whether to accept the offer without asking the user.
     """
     progress = transfer_progress()
     try:
@@ -151,7 +160,7 @@ async def receive_by_code(
 
 
 class _TransferDialogue:
-    """Dialogue with the person about one transfer: question, progress, result."""
+    """Transfer by a code at the receiving side: asks the user, shows the progress, and prints the result."""
 
     def __init__(
         self,
@@ -178,7 +187,7 @@ class _TransferDialogue:
     async def take(self, agreement: CodeAgreement) -> Callable[[], None]:
         """Receive the whole parcel.
 
-        :returns: function that prints the result. The caller removes the progress bar before calling it.
+        :returns: function that prints the result.  The caller has to remove the progress bar before calling it.
         """
         receiver = ParcelReceiver(
             self._place,
@@ -205,15 +214,14 @@ class _TransferDialogue:
             if self._output is not None:
                 await self._output.close()
             with suppress(TimeoutError):
-                # The client stays connected for a while, because the other side must get the result before this program
-                # ends.
+                # The client must not stop before the sender has received the result.
                 await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
         return lambda: self._report(taken)
 
     def _report(self, received: ReceivedParcel) -> None:
         offer = received.offer
         if offer.kind == "text":
-            return  # Nothing is printed, because the text was shown when it arrived.
+            return  # The text itself was printed when it arrived.
         names = [str(path) for path in received.paths]
         what = list_names(names) if names else printable(offer.text)
         text = (
@@ -222,7 +230,7 @@ class _TransferDialogue:
         text += resumed_text(offer.size - received.size if names else 0)
         fields = {"bytes": received.size, "files": offer.files, "seconds": received.seconds}
         if offer.kind == "pipe":
-            notice(text)  # Standard output has the received data, so the report goes to standard error.
+            notice(text)  # The received data went to standard output, so the report goes to standard error.
         else:
             tell(text, received=names, **fields)
             say_changed(received.changed)
@@ -233,7 +241,7 @@ class _TransferDialogue:
                 tell("", text=offer.text)
             else:
                 say(offer.text, as_it_is=not sys.stdout.isatty())
-            # Standard output is flushed and checked now, before the sender is told that the text has arrived.
+            # A failed write has been recorded by now, so the sender learns whether the text was really printed.
             return succeed(None if state.status is None else "it could not be written")
         if offer.kind == "pipe" and sys.stdout.isatty():
             notice(f"{describe_offer(offer)}: a terminal cannot take it; write it to a file: dmsg receive CODE > FILE")
@@ -255,7 +263,7 @@ class _TransferDialogue:
                 return "the receiver does not want it"
             if offer.kind == "pipe":
                 self._output = _Output(self._reactor, self._receiver)
-            # The bar starts only now, because bars and questions would overwrite each other.
+            # The bar must not start before the question was answered, because the two would overwrite each other.
             self._bar = self._progress.add_task(describe_offer(offer), total=offer.size or None)
             self._progress.start()
             return None
@@ -272,7 +280,7 @@ class _TransferDialogue:
 
 
 class _Output(Protocol):
-    """Standard output for a pipe; a slow reader slows down the sender."""
+    """Protocol that writes a received pipe to standard output.  If its reader is slow, the sender is slowed down."""
 
     def __init__(self, reactor: Reactor, receiver: ParcelReceiver) -> None:
         from twisted.internet.interfaces import IHalfCloseableProtocol
@@ -286,14 +294,14 @@ class _Output(Protocol):
         self._console.registerProducer(receiver.transport, True)
 
     def write(self, data: bytes) -> None:
-        """Write more data to standard output."""
+        """Write data to standard output."""
         self._console.write(data)
 
     def readConnectionLost(self) -> None:
-        """Do nothing at the end of input, because nothing is read."""
+        """Do nothing: standard input has ended, but nothing is read there."""
 
     def writeConnectionLost(self) -> None:
-        """Handle the loss of standard output."""
+        """End the transfer, because standard output was closed or cannot be written."""
         self._ended()
         if not self._receiver.done.called:
             self._receiver.refuse("its standard output takes no more")
@@ -307,20 +315,20 @@ class _Output(Protocol):
             self._written.callback(None)
 
     def close(self) -> Deferred[None]:
-        """Close standard output when all data is written."""
+        """Close standard output once all data is written."""
         self._console.unregisterProducer()
         self._console.loseConnection()
         return self._written
 
 
 def describe_offer(offer: Offer) -> str:
-    """Describe an offer to a person."""
+    """Return a text that describes an offer to the user."""
     if offer.kind == "pipe":
         return f"a pipe ({printable(offer.text)}) to standard output, of a length that nobody knows"
     named = [
         f"{quoted(name)}{'/' if kind == DIRECTORY else ''}"
         + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
-        # Names that begin with a dot come first, so that nobody overlooks them.
+        # Names that begin with a dot come first, so that the user does not overlook them.
         for name, kind, _, files, _ in sorted(offer.things, key=lambda thing: thing[0][:1] != ".")[:SHOWN_THINGS]
     ]
     more = len(offer.things) - SHOWN_THINGS

@@ -1,4 +1,4 @@
-"""Common parts of ``dmsg send`` and ``dmsg receive``: progress bars, and reports about transfers."""
+"""Parts that ``dmsg send`` and ``dmsg receive`` share: progress bars, and reports about transfers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ if TYPE_CHECKING:
 
 
 SHOWN_THINGS = 20
-"""Maximum number of items of an offer, or of files left out, that are named; of further ones the number is shown."""
+"""Maximum number of names that are printed of an offer, or of the files left out.  Further names are only counted."""
 MEDIUM, WIDE = 60, 90
-"""Widths of a terminal from which a bar is drawn, and from which rate and time are shown beside it."""
+"""Widths of the terminal, in columns, from which a bar is shown, and from which rate and remaining time are shown,
+too.
+"""
 
 
 def transfer_progress() -> Progress:
-    """Return a display with a bar for each file, on standard error if that is a terminal."""
+    """Return a display with one line per transfer, on standard error.  It shows nothing if that is not a terminal."""
     console = Console(stderr=True)
-    # A bar has one line, so columns without room are left out and a long name is cut.
+    # Each transfer has one line, so a narrow terminal gets fewer columns, and a long name is cut.
     name = TextColumn(
         "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
     )
@@ -53,13 +55,13 @@ def transfer_progress() -> Progress:
         console=console,
         expand=console.width < WIDE,
         transient=True,
-        # On other outputs there is no bar, because even an empty one would leave a blank line.
+        # Without a terminal, even an empty display would print a blank line.
         disable=state.quiet or not console.is_terminal or console.is_dumb_terminal,
     )
 
 
 def say_left_out(walked: WalkResult) -> None:
-    """Report which files are not sent, and why."""
+    """Print which files are not sent, and why."""
     reasons = (
         (walked.own, "it is dmsg's own, a secret key perhaps"),
         (walked.dotted, "its name begins with a dot (--hidden sends it)"),
@@ -73,7 +75,7 @@ def say_left_out(walked: WalkResult) -> None:
 
 
 def print_beside_bars(progress: Progress, print_text: Callable[[], None]) -> None:
-    """Print text above the progress bars, which are redrawn below it."""
+    """Print text while progress bars are shown.  The bars are removed before, and drawn again below the text."""
     shown = progress.live.is_started
     if shown:
         progress.stop()
@@ -83,7 +85,10 @@ def print_beside_bars(progress: Progress, print_text: Callable[[], None]) -> Non
 
 
 def report(verb: str, name: str, done: SentParcel | ReceivedParcel, peer: PubKey) -> None:
-    """Report that a file has arrived, and how fast."""
+    """Print that a file has arrived, with its size, rate and hash.
+
+    :param verb: ``sent`` or ``received``.
+    """
     whom = f"{'to' if verb == 'sent' else 'from'} {peer.text}"
     tell(
         f"{verb} {printable(name)} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
@@ -97,25 +102,25 @@ def report(verb: str, name: str, done: SentParcel | ReceivedParcel, peer: PubKey
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return names as one line, or the first ones if there are many."""
+    """Return names joined by commas.  Of a long list, return the first names and the number of the others."""
     more = len(names) - SHOWN_THINGS
     shown = ", ".join(quoted(name) for name in names[:SHOWN_THINGS])
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def say_changed(paths: Sequence[str]) -> None:
-    """Report which files were written to during the transfer."""
+    """Print which files were written to during the transfer."""
     for path in paths:
         notice(printable(changed_text(path)))
 
 
 def resumed_text(size: int) -> str:
-    """Return the end of a report that says how much had arrived earlier; empty for nothing."""
+    """Return the end of a report, which says how many bytes an earlier transfer had transferred; empty for 0."""
     return f"; {human_size(size)} had arrived before" if size > 0 else ""
 
 
 def quoted(name: str) -> str:
-    """Return a name, in quotes if it has characters that could be mistaken for other text."""
+    """Return a name for a message.  It is quoted if it has characters that could be mistaken for the message's own."""
     shown = printable(name)
     shown = shown.replace('"', '\\"')
     return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown

@@ -1,6 +1,7 @@
 """Implementation of ``dmsg send`` to several receivers: by one code, or to the members of a group.
 
-Each receiver has a stream, a key agreement and a sender of its own, so a slow one slows down no other.
+Each receiver has a stream and a sender of its own, and with a code also a key agreement of its own.  A slow receiver
+therefore does not delay the others.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 GROUP_AT_ONCE = 16
-"""Maximum number of members of a group to which a parcel is sent at the same time."""
+"""Maximum number of members of a group to which a parcel is sent concurrently."""
 _FAILURES = (DmsgError, OSError, ConnectionLost)
-"""Exceptions that concern only one receiver."""
+"""Exceptions after which the transfers to other receivers continue."""
 
 
 class NotAllReceived(DmsgError):
-    """Error: some of the receivers did not get the parcel."""
+    """Error: some of the receivers did not receive the parcel."""
 
 
 class NobodyReceived(NobodyThere):
@@ -41,10 +42,10 @@ class NobodyReceived(NobodyThere):
 
 
 class _Deliveries:
-    """Transfers to several receivers, each listed when it ends.
+    """Concurrent transfers to several receivers.
 
-    :ivar sent: number of transfers that have ended well.
-    :ivar failed: receivers whose transfers failed, with the errors.
+    :ivar sent: number of transfers that have succeeded.
+    :ivar failed: errors of the transfers that have failed, by receiver.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,12 @@ class _Deliveries:
         self.failed: dict[str, BaseException] = {}
 
     def begin(self, factory: ParcelFactory, work: Awaitable[None], peer: PubKey | None = None) -> None:
-        """Start the transfer to one receiver, which reports its own success."""
+        """Start the transfer to one receiver.
+
+        :param factory: factory that reports a failure.
+        :param work: coroutine that sends the parcel and reports its success.
+        :param peer: key of the receiver, if it is known.
+        """
 
         async def deliver() -> None:
             try:
@@ -69,12 +75,12 @@ class _Deliveries:
         self._running.append(Deferred.fromCoroutine(deliver()))
 
     async def all_ended(self) -> None:
-        """Wait for the end of all transfers."""
+        """Wait until all transfers have ended."""
         for one in self._running:
             await one
 
     def cancel(self) -> None:
-        """End the transfers that are running."""
+        """Cancel the transfers that are still running."""
         for one in self._running:
             one.addErrback(lambda _: None)
             one.cancel()
@@ -101,15 +107,20 @@ async def send_to_receivers(
     show_qr: bool,
     nearby: Nearby | None = None,
 ) -> None:
-    """Make a code, and send the parcel that ``make`` returns to each peer that knows the code.
+    """Offer one code, and send a parcel to each peer that knows it.
 
-    :param client: client by which the peers find this side; None offers the code on the network only.
-    :param nearby: this machine on its networks, if the code is offered there, too.
-    :param receivers: number of peers for whom the code is good.
-    :param is_limit_only: whether fewer receivers are no error.
-    :param expires: seconds after which the code is good for nobody; running transfers continue.
-    :raises CodeUsedUp: too many wrong codes were tried; running transfers have ended.
-    :raises CodeExpired: the time was over before enough peers had used the code.
+    :param client: client that offers the code through discovery; None offers it on the local network only.
+    :param make: factory of the parcel.
+    :param words: number of words of the code.
+    :param receivers: number of peers that may use the code.
+    :param is_limit_only: whether it is no error if fewer peers use the code.
+    :param expires: seconds after which no further peer may use the code; running transfers continue.  None for no
+        limit.
+    :param verify: whether the user must compare the verifier of each peer.
+    :param show_qr: whether to show the code as a QR code, too.
+    :param nearby: object that also offers the code on this machine's local networks; None for discovery only.
+    :raises CodeUsedUp: there were too many wrong guesses; running transfers have ended.
+    :raises CodeExpired: too few peers had used the code when it expired.
     :raises NotAllReceived: a transfer failed.
     """
     deliveries, asking = _Deliveries(), DeferredLock()
@@ -124,7 +135,7 @@ async def send_to_receivers(
 
     async def give(factory: ParcelFactory, agreement: CodeAgreement) -> None:
         if verify:
-            # The person is asked about one receiver at a time, because there is only one terminal.
+            # There is only one terminal, so the user is asked about one receiver at a time.
             await asking.acquire()
             try:
                 factory.say("compare the number with this receiver's")
@@ -173,9 +184,10 @@ async def send_to_receivers(
 async def send_to_group(
     reactor: Reactor, client: Client, make: ParcelFactory, members: Mapping[str, PubKey], timeout: float
 ) -> None:
-    """Send the parcel that ``make`` returns to each member of a group.
+    """Send a parcel to each member of a group.
 
-    :param members: keys of the members, by the names to show.
+    :param make: factory of the parcel.
+    :param members: keys of the members, by their names in messages.
     :param timeout: seconds that opening a stream may take.
     :raises NobodyReceived: no member could be reached.
     :raises NotAllReceived: a transfer failed.
@@ -204,7 +216,7 @@ async def send_to_group(
 
 
 class _Hangup(Protocol):
-    """Protocol that ends its stream at once."""
+    """Protocol that aborts its stream at once."""
 
     def connectionMade(self) -> None:
         self.transport.abortConnection()  # type: ignore[union-attr]

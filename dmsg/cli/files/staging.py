@@ -1,4 +1,4 @@
-"""Staging directories: where copies from peer to peer are stored on this machine."""
+"""Staging directories: local directories for the files of a copy from peer to peer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dmsg.directories import cache_directory, make_directory
 from dmsg.filelock import is_at, lock_if_can
 
 KEPT = 7 * 86400.0
-"""Seconds for which the files of an interrupted copy are kept, so that the same command can resume it."""
+"""Seconds for which the files of an interrupted copy are stored, so that the same command can resume it."""
 
 
 def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
-    """Return the staging directory of a copy, or None if it needs none.
+    """Return the staging directory of a copy from peer to peer; None for other copies.
 
-    The directory is the same for the same command, so that an interrupted copy resumes there.
+    The path depends only on the arguments, so that the same command resumes an interrupted copy.
     """
     if parse_remote(target) is None or any(parse_remote(source) is None for source in sources):
         return None
@@ -32,10 +32,10 @@ def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
 
 @contextmanager
 def stage(directory: Path | None) -> Iterator[None]:
-    """Context manager for the use of a staging directory, which is removed after success and kept after an
-    interruption.
+    """Context manager that creates and locks a staging directory.  The directory is removed after success, but not
+    after an interruption.
 
-    :param directory: result of :func:`stage_of`.
+    :param directory: result of :func:`stage_of`; None to do nothing.
     :raises TransferError: the same command is already running.
     """
     if directory is None:
@@ -48,17 +48,18 @@ def stage(directory: Path | None) -> Iterator[None]:
             yield
         except BaseException as error:
             if isinstance(error, TransferRefused):
-                # The files of a refused copy are removed, because it would be refused again.
+                # The same copy would be refused again, so its files are removed.
                 shutil.rmtree(directory, ignore_errors=True)
             with suppress(OSError):
-                directory.rmdir()  # Only an empty directory is removed; received data are kept for the next attempt.
+                # ``rmdir`` removes only an empty directory. Received data stays there for the next attempt.
+                directory.rmdir()
             raise
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
 def _lock_new_directory(directory: Path) -> Iterator[None]:
-    """Create and lock a staging directory, to keep out the same command in another terminal.
+    """Create and lock a staging directory.  The lock excludes the same command in another terminal.
 
     :raises TransferError: the same command is already running.
     """
@@ -68,7 +69,7 @@ def _lock_new_directory(directory: Path) -> Iterator[None]:
         try:
             if not lock_if_can(descriptor):
                 raise TransferError("another dmsg cp of yours makes the same copy already: wait for it, or stop it")
-            # If another copy ended and removed the directory before it was locked here, make the directory again.
+            # If the directory was removed before it was locked, because another copy ended, the loop creates it again.
             if is_at(descriptor, directory):
                 yield
                 return
@@ -81,9 +82,9 @@ def _staging_root() -> Path:
 
 
 def _begin_again(directory: Path) -> None:
-    """Turn each complete staged file into a partial one, so that it is compared with the source and not fetched again.
+    """Rename complete staged files to partial files.  The next copy then compares their hashes with the sources.
 
-    Otherwise an existing directory would be refused, and an existing file would be fetched again as a whole.
+    Without this, an existing directory would be refused, and an existing file would be fetched again as a whole.
     """
     for path in list(directory.iterdir()):
         part = directory / part_name(path.name)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @lan_option
 @client_options
 @timeout_option
-# The function has many branches, because each misuse of the arguments has a check of its own.
+# The function has many branches, because it checks many invalid combinations of arguments.
 def send(  # noqa: C901, PLR0915
     what: tuple[str, ...],
     text: str | None,
@@ -72,10 +72,10 @@ def send(  # noqa: C901, PLR0915
 ) -> None:
     """Send files, directories, text or standard input (-) by a code.
 
-    The command shows a code such as 5274-guitar-alpha-juice. Only the person who types that code into ``dmsg
-    receive`` on another machine gets the files. Each code works for one transfer and has a key of its own; with
-    --to-many it works for several. If the last argument is a KEY, a name or a @GROUP, the files go to those peers,
-    who must run ``dmsg receive --listen``.
+    The command shows a code such as 5274-guitar-alpha-juice. Only a person who types that code into ``dmsg receive`` on
+    another machine gets the files. Each code works for one transfer, with --to-many for several, and uses a temporary
+    key of its own. If the last argument is a KEY, a name or a @GROUP, the files go to those peers, who must run ``dmsg
+    receive --listen``.
 
     \b
     Examples:
@@ -182,14 +182,22 @@ def send(  # noqa: C901, PLR0915
 
 
 def check_no_lan(instead: str) -> None:
-    """:raises click.UsageError: --lan was given, although no code is used; the configuration file may set it."""
+    """Check that --lan was not given on the command line, because no code is used.  The configuration file may set it.
+
+    :param instead: what the user has named in place of a code, for the message.
+    :raises click.UsageError: --lan was given.
+    """
     ctx = click.get_current_context()
     if ctx.params["lan"] != "off" and ctx.get_parameter_source("lan") is ParameterSource.COMMANDLINE:
         raise click.UsageError(f"--lan is for codes, and {instead} needs no code")
 
 
 def _check_code_options(to_many: bool, receivers: int | None, expires: float | None, *, by_code: bool) -> None:
-    """:raises click.UsageError: the options do not fit each other, or are for codes and no code is used."""
+    """Check the options for codes.
+
+    :param by_code: whether a code is used.
+    :raises click.UsageError: the options contradict each other, or no code is used.
+    """
     if not by_code and (to_many or expires is not None):
         raise click.UsageError("--to-many and --expires are for codes; KEY, a name or @GROUP needs no code")
     if to_many and receivers is None and expires is None:
@@ -199,9 +207,10 @@ def _check_code_options(to_many: bool, receivers: int | None, expires: float | N
 
 
 def _members_of(items: tuple[str, ...], *, without_files: bool) -> dict[str, PubKey] | None:
-    """Return the members of the group named after the files to send, or None if no group is named there.
+    """Return the members of the group that the last argument names; None if it does not name a group.
 
-    :param without_files: whether an option says what to send, so that no files are named before the group.
+    :param items: arguments of the command.
+    :param without_files: whether --text was given, so that the group need not follow a file.
     """
     if len(items) < (1 if without_files else 2) or not items[-1].startswith(MARK):
         return None
@@ -214,9 +223,10 @@ def _members_of(items: tuple[str, ...], *, without_files: bool) -> dict[str, Pub
 
 
 def _key_of(items: tuple[str, ...], *, without_files: bool) -> PubKey | None:
-    """Return the key named after the files to send, or None if all arguments are files.
+    """Return the key that the last argument names; None if all arguments are files.
 
-    :param without_files: whether an option says what to send, so that no files are named before the key.
+    :param items: arguments of the command.
+    :param without_files: whether --text was given, so that the key need not follow a file.
     """
     if len(items) < (1 if without_files else 2):
         return None
@@ -239,7 +249,7 @@ def _send_to(
     settings: ClientSettings,
     timeout: float,
 ) -> NoReturn:
-    """Send to a key, or to the members of a group, as a parcel; a file can also go to a program of dmsg 0.1."""
+    """Send files or a text to a key, or to the members of a group."""
     for one in what:
         if not Path(one).is_file() and not Path(one).is_dir():
             raise click.UsageError(f"{one}: no such file")
@@ -320,9 +330,8 @@ def receive(
 ) -> None:
     """Receive what ``dmsg send`` offers by CODE. Without CODE, the command asks for one.
 
-    With --listen, the command prints its key and receives files, directories and texts from the peers of
-    --allow, or from everybody with --anyone. Data that was sent from standard input is written to standard
-    output.
+    With --listen, the command prints its key, and receives files, directories and texts from the peers that --allow
+    names, or from everybody with --anyone. Data that the sender read from standard input is written to standard output.
 
     \b
     Examples:

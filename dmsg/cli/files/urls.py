@@ -17,7 +17,7 @@ SCHEME = "dmsg"
 
 
 def http_url(url: str) -> bytes:
-    """Return a URL ``dmsg://KEY:PORT/PATH`` in the form that the HTTP client expects.
+    """Return a URL ``dmsg://KEY:PORT/PATH`` in the form that Twisted's HTTP client expects.
 
     :raises DmsgError: the URL is malformed.
     """
@@ -36,12 +36,12 @@ def http_url(url: str) -> bytes:
 
 
 def _escape(text: str) -> str:
-    """Escape blanks, umlauts and other characters that a URL cannot have as ``%XX``; existing escapes stay."""
+    """Escape characters that a URL cannot have, such as blanks and umlauts, as ``%XX``.  Existing escapes stay."""
     text = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", text)
     return quote(os.fsencode(text), safe="/?%:@!$&'()*+,;=")
 
 
 def name_of(url: str) -> str:
-    """Return the last part of a URL's path as a file name; bytes that are not UTF-8 are kept."""
+    """Return the last part of a URL's path as a file name.  Bytes that are not UTF-8 are preserved."""
     path = urlsplit(url if "://" in url else f"{SCHEME}://{url}").path
     return PurePosixPath(os.fsdecode(unquote_to_bytes(os.fsencode(path)))).name

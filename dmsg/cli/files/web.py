@@ -78,8 +78,10 @@ def serve(
 
 
 def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the data of ``-d``, as in curl.  If the value is a URL, return it as the discovery, which this option
-    named in earlier versions."""
+    """Return the value of ``-d`` as data, as in curl.  If it is a URL, use it as ``--discovery`` and return None.
+
+    In earlier versions, ``-d`` was short for ``--discovery``.
+    """
     if value is not None and value.startswith(("http://", "https://")) and not ctx.params.get("discovery"):
         notice("-d means data, as in curl; use --discovery for the discovery")
         ctx.params["discovery"] = (value,)
@@ -124,7 +126,7 @@ def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | 
 )
 @client_options_of(short_discovery=False)
 @timeout_option
-# The function has many branches, because each option of curl is one.
+# The function has many branches, because many options of curl need one each.
 def curl(  # noqa: C901
     url: str | None,
     output: Path | None,
@@ -173,7 +175,7 @@ def curl(  # noqa: C901
         output = Path(name)
     if output is not None:
         with suppress(FileNotFoundError):
-            # The error is ignored, because a missing directory is reported when the file is opened.
+            # If the directory is missing, opening the file reports that.
             check_written(output)
     if continue_at is not None and output is None:
         raise click.UsageError("--continue-at needs --output or -O")

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 
 IDLE_TIMEOUT = 120
-"""Seconds for which a connection may be silent."""
+"""Seconds without data after which a connection is closed."""
 
 
 class FileSite(BoundedSite):
-    """Site with files for some or all peers, which prints a line for each request."""
+    """HTTP site for the peers that an access rule allows.  It prints a line for each request."""
 
     def __init__(self, reactor: Reactor, resource: IResource, is_allowed: Callable[[IAddress], bool]) -> None:
         from dmsg.net.web.site import bounded_arguments
@@ -74,7 +74,10 @@ class FileSite(BoundedSite):
 
 
 class _Body(Protocol):
-    """Protocol that writes the body of a response to a file."""
+    """Protocol that writes a response's body to a file.
+
+    :ivar done: Deferred that fires when the body is complete, and fails if it cannot be read or written.
+    """
 
     def __init__(self, output: IO[bytes], progress: Callable[[int], object]) -> None:
 
@@ -101,10 +104,12 @@ class _Body(Protocol):
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """Request that the command line describes.
+    """HTTP request that the arguments of ``dmsg curl`` describe.
 
-    :ivar start: offset of the first byte to fetch.
+    :ivar start: offset in bytes from which to resume.
+    :ivar shows_head: whether to print the status and the headers.
     :ivar fails: whether a status of 400 or more is an error.
+    :ivar follows: whether to follow redirects.
     """
 
     url: str
@@ -121,7 +126,7 @@ class FetchRequest:
     write_out: str | None
 
     def producer(self) -> FileBodyProducer | None:
-        """Return the producer of the request's body."""
+        """Return a producer of the request's body; None if there is no body."""
 
         if self.body is None:
             return None
@@ -175,9 +180,11 @@ def _show_head(response: IResponse) -> None:
 
 
 def start_at(continue_at: str | None, output: Path | None) -> int:
-    """Return the byte at which to resume.
+    """Return the offset in bytes from which to resume.
 
-    :raises click.UsageError: the text is no number.
+    :param continue_at: value of ``--continue-at``.
+    :param output: file to write.
+    :raises click.UsageError: the value is not a number.
     """
     if continue_at is None or output is None:
         return 0
@@ -191,15 +198,15 @@ def start_at(continue_at: str | None, output: Path | None) -> int:
 
 
 def _written_out(text: str, values: dict[str, str]) -> str:
-    """Expand a format like curl's ``-w``: ``%{NAME}``, ``\\n`` and ``\\t``."""
+    """Return a format of ``--write-out`` with ``%{NAME}``, ``\\n`` and ``\\t`` replaced, as in curl."""
     text = re.sub(r"%\{(\w+)\}", lambda match: values.get(match[1], ""), text)
     return text.replace("\\n", "\n").replace("\\t", "\t").replace("%%", "%")
 
 
 def _body_file(path: str) -> IO[bytes]:
-    """Open the file with the request's body.
+    """Open the file that contains the request's body.
 
-    :raises OSError: the file cannot be read, or is not regular and might never end.
+    :raises OSError: the file cannot be read, or is not a regular file, whose content might have no end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -226,7 +233,10 @@ async def _send_request(
 
 
 async def _save(response: IResponse, output: Path | None, *, append: bool) -> int:
-    """Save the response's body, and return the number of bytes."""
+    """Write the response's body to a file or to standard output, and return its number of bytes.
+
+    :param append: whether to append to the file.
+    """
 
     from dmsg.cli.files.send_by_key import transfer_progress
 
@@ -254,9 +264,9 @@ async def _arrived(body: _Body, length: int | None) -> None:
     except OSError:
         raise
     except CancelledError:
-        raise  # A cancellation, as by Ctrl-C, is passed on unchanged.
+        raise  # A cancellation, such as that of Ctrl-C, must not become another error.
     except Exception as error:
-        # The first error of the list is raised, because Twisted's web client wraps errors in a list.
+        # Twisted's HTTP client wraps errors in a list; the first of them is reported.
         reasons = getattr(error, "reasons", None)
         if reasons:
             error = reasons[0].value

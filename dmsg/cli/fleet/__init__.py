@@ -1,1 +1,1 @@
-"""Commands for operators of a fleet of entities: ``dmsg top``."""
+"""Commands for operators of a fleet, the servers of one operator: ``dmsg top``."""

@@ -1,4 +1,4 @@
-"""Conversion of an entity's ``/metrics`` and ``/health`` into a row of ``dmsg top``. No I/O."""
+"""Conversion of the answers to ``/metrics`` and ``/health`` of an entity into a row of ``dmsg top``.  No I/O."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ KINDS = {
 }
 """Kinds of entities, by the prefix of their metrics."""
 NEARLY_FULL = 0.9
-"""Share of places or of memory in use above which an entity counts as nearly full."""
+"""Share of the connections, or of the memory, in use from which an entity counts as nearly full."""
 WORST = 100
 """Severity of an entity that does not answer."""
 
 
 @dataclass
 class Snapshot:
-    """Snapshot of an entity's metrics.
+    """State of an entity at one time.
 
-    :ivar at: time in seconds of any clock.
-    :ivar error: reason why there are no metrics.
+    :ivar at: time in seconds; only differences between snapshots matter.
+    :ivar kind: kind of the entity, such as ``server``.
+    :ivar status: status in the answer to ``/health``.
+    :ivar error: reason why the entity has no metrics; empty if it has.
+    :ivar health: answer to ``/health``.
     """
 
     at: float
@@ -37,14 +40,17 @@ class Snapshot:
     error: str = ""
     health: dict[str, object] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
-    """Sums over all labels, by metric."""
+    """Value of each metric, summed over all labels."""
     buckets: dict[float, float] = field(default_factory=dict)
-    """Buckets of the histogram that measures the entity's work."""
+    """Histogram of the durations of the entity's operations: count by upper bound in seconds."""
     servers: float | None = None
-    """Number of servers' entries at a discovery."""
+    """Number of entries of servers in a discovery; None for other entities."""
 
     def number(self, *names: str) -> float | None:
-        """Return the first of the named metrics that the entity has; the names lack the prefix of its kind."""
+        """Return the value of the first of these metrics that the entity has.
+
+        :param names: names of metrics without the prefix of the kind of entity.
+        """
         for name in names:
             for begin in (*KINDS, ""):
                 if begin + name in self.sums:
@@ -53,9 +59,12 @@ class Snapshot:
 
 
 def read(at: float, metrics: str, health: str) -> Snapshot:
-    """Parse the answers of an entity.
+    """Return a snapshot from the answers of an entity.
 
-    :raises ValueError: the answers are neither metrics of an entity nor its health.
+    :param at: time in seconds.
+    :param metrics: answer to ``/metrics``.
+    :param health: answer to ``/health``.
+    :raises ValueError: the answers are not those of an entity of dmsg.
     """
     found = Snapshot(at)
     told = json.loads(health)
@@ -83,10 +92,10 @@ def read(at: float, metrics: str, health: str) -> Snapshot:
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the table for one entity.
+    """Row of the table for one entity.  Rates are per second.
 
     :ivar worse: severity of the worst problem; 0 if there is none.
-    :ivar why: description of the problem.
+    :ivar why: description of the problems.
     """
 
     name: str
@@ -104,8 +113,9 @@ class Row:
 
 
 def row(name: str, now: Snapshot, before: Snapshot | None) -> Row:
-    """Compare two snapshots of an entity.
+    """Return the row of an entity, with rates computed from two snapshots.
 
+    :param now: present snapshot.
     :param before: previous snapshot; None for the first.
     """
     if now.error:
@@ -143,11 +153,16 @@ def row(name: str, now: Snapshot, before: Snapshot | None) -> Row:
 
 
 def _problem(now: Snapshot, clients: float | None, free: float | None, memory: float | None) -> tuple[int, str]:
-    """Return the severity and the description of the worst problem."""
+    """Return the severity of the worst problem, and a description of all problems.
+
+    :param clients: number of connections in use.
+    :param free: number of connections that are still possible.
+    :param memory: share of the memory limit in use.
+    """
     found: list[tuple[int, str]] = []
     if now.status != "ok":
         found.append((90, now.status))
-    # The health is used, because an entity that is not registered in discovery says so only at /health.
+    # Whether an entity is registered in discovery is only in the answer to /health.
     if now.health.get("registered", now.number("registered") != 0) is False:
         found.append((80, "not registered"))
     if now.health.get("shared_with"):
@@ -165,7 +180,7 @@ def _problem(now: Snapshot, clients: float | None, free: float | None, memory: f
 
 
 def _slowest(now: Snapshot, before: Snapshot | None) -> float | None:
-    """Return the 99th percentile of the duration of the operations between two snapshots, in seconds."""
+    """Return the 99th percentile, in seconds, of the durations of operations between two snapshots."""
     if before is None or before.error or not now.buckets:
         return None
     grown = {border: count - before.buckets.get(border, 0.0) for border, count in now.buckets.items()}

@@ -1,4 +1,4 @@
-"""Implementation of ``dmsg top``: queries all entities repeatedly and shows their metrics."""
+"""Implementation of ``dmsg top``: queries entities repeatedly, and shows a table of their metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_METRICS = 4 * 1024 * 1024
 """Maximum bytes of an entity's metrics."""
 MAX_HEALTH = 256 * 1024
 HEAD_LINES = 6
-"""Number of lines on the screen that the table needs besides its rows."""
+"""Number of lines that the table needs on the screen in addition to its rows."""
 ORDERS: dict[str, Callable[[Row], Any]] = {
     "problem": lambda one: (-one.worse, -(one.byte_rate or 0), one.name),
     "name": lambda one: one.name,
@@ -47,9 +47,10 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
 
 
 class Fleet:
-    """Group of entities that are queried.
+    """Set of entities to query.
 
-    :param urls: URL of each entity's ``/metrics``.
+    :param urls: URLs of the entities, without ``/metrics``.
+    :param timeout: seconds to wait for an answer.
     """
 
     def __init__(self, reactor: Reactor, urls: list[str], timeout: float) -> None:
@@ -60,7 +61,7 @@ class Fleet:
         self._before: dict[str, Snapshot] = {}
 
     async def poll(self) -> list[Row]:
-        """Query all entities at the same time."""
+        """Query all entities concurrently, and return their rows."""
         asking = gatherResults([Deferred.fromCoroutine(self._ask(url)) for url in self._urls])
         looks: list[Snapshot] = await cancellable(asking)
         rows = []
@@ -75,7 +76,7 @@ class Fleet:
             metrics = await self._get(f"{url}/metrics", MAX_METRICS)
             health = await self._get(f"{url}/health", MAX_HEALTH)
         except Exception as error:
-            # Exception is caught, because Twisted's connection errors have no common base class.
+            # All exceptions are caught, because Twisted's connection errors have no common base class.
             return Snapshot(at, error=_error_text(error))
         try:
             return read(at, metrics, health)
@@ -85,14 +86,14 @@ class Fleet:
     async def _get(self, url: str, limit: int) -> str:
         response = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
         body = await read_body(response, limit)
-        # Status 503 is accepted, too: an unhealthy entity answers /health with 503 and the reason.
+        # An unhealthy entity answers /health with status 503 and the reason.
         if response.code not in (200, 503):
             raise DmsgError(f"status {response.code}")
         return body.decode("utf-8", "replace")
 
 
 def _name(url: str) -> str:
-    """Return a URL without its credentials."""
+    """Return the host and port of a URL."""
     return url.partition("://")[2].rpartition("@")[2]
 
 
@@ -101,7 +102,7 @@ def _error_text(error: Exception) -> str:
     cause = reasons[0].value if reasons else error
     if isinstance(cause, ConnectionRefusedError):
         return "nothing listens there"
-    # The HTTP client raises one of these errors when a request took too long.
+    # When a request takes too long, the HTTP client raises one of these errors.
     if isinstance(cause, TimeoutError | ResponseNeverReceived | ConnectingCancelledError | CancelledError):
         return "no answer"
     return printable(describe(cause).rstrip("."))[:80]
@@ -110,7 +111,14 @@ def _error_text(error: Exception) -> str:
 async def watch(
     reactor: Reactor, urls: list[str], *, every: float, once: bool, sort: str, name_filter: str, timeout: float
 ) -> None:
-    """Show the table repeatedly until Ctrl-C, or once."""
+    """Print the table until the command is cancelled, or once.
+
+    :param every: seconds between two queries.
+    :param once: whether to print only one table, after two queries.
+    :param sort: column to sort by.
+    :param name_filter: text that a row must contain to be shown.
+    :param timeout: seconds to wait for an answer.
+    """
     fleet = Fleet(reactor, urls, timeout)
     console = screen(140)
     rows = await fleet.poll()
@@ -158,13 +166,15 @@ COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("99 of 100", 90, lambda one: _number(one.slowest, milliseconds)),
     ("memory", 110, lambda one: _number(one.memory, lambda share: f"{share:.0%}")),
 )
-"""Columns: title, minimum width of the terminal that shows the column, and function that returns a cell."""
+"""Columns of the table: title, minimum width of a terminal on which the column is shown, and function that returns the
+cell of a row.
+"""
 
 
 def draw_table(rows: list[Row], width: int, height: int | None = None) -> Table:
-    """Return the table, as wide as the terminal allows.
+    """Return the table for a terminal of this width.
 
-    :param height: maximum number of lines; None sets no limit.
+    :param height: maximum number of lines; None for no limit.
     """
     wrong = sum(1 for one in rows if one.worse)
     title = Text(f"{time.strftime('%H:%M:%S')}  {len(rows)} watched, ")
