@@ -1,4 +1,4 @@
-"""Reader of an answer at the terminal, without blocking the reactor."""
+"""Reading of an answer from the terminal, without blocking the reactor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from dmsg.cli.output import say
 from dmsg.net.reactor import Reactor
 
 ANSWER_LIMIT = 1024
-"""Maximum bytes of a line."""
+"""Maximum bytes of an answer."""
 
 
 @implementer(IReadDescriptor)
 class LineReader:
-    """Reader of one line of standard input.
+    """Reader of one line of standard input, which answers a yes-or-no question.
 
-    :ivar answered: Deferred that fires with whether the answer is yes.
+    :param default: answer that an empty line gives.
+    :ivar answered: Deferred that fires with True for yes and False for no.
     """
 
     def __init__(self, reactor: Reactor, default: bool) -> None:
@@ -51,7 +52,7 @@ class LineReader:
             return
         self._end()
         if not data:
-            # A line end is printed, because at the end of input the cursor is still on the line of the question.
+            # At the end of input, the cursor is still on the line of the question.
             say(err=True)
         self.answered.callback(bool(data) and (text in (b"y", b"yes") or (not text and self._default)))
 

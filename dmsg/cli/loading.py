@@ -1,4 +1,4 @@
-"""Import of a command's modules, during which Ctrl-C ends the process at once because there is nothing to close."""
+"""Import of a command's modules.  Meanwhile Ctrl-C ends the process at once, because there is nothing to close yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmsg.base.interpreter import keep_modules
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Context manager for code that only imports modules, so that Ctrl-C may end the process at once."""
+    """Context manager within which Ctrl-C ends the process at once.  Use it only around imports."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
@@ -22,7 +22,7 @@ def loading() -> Iterator[None]:
 
 
 def load(*modules: str) -> None:
-    """Import modules that a command needs, before there is a reactor that handles Ctrl-C in its own way."""
+    """Import the modules that a command needs, before a reactor exists that handles Ctrl-C in another way."""
     with loading():
         for module in modules:
             import_module(module)

@@ -73,12 +73,14 @@ GROUPS = {
         "man": ("dmsg.cli.man", "Print or write manual pages."),
     },
 }
-"""Module of each command and its line in ``dmsg --help``, by group."""
+"""Commands by group of ``dmsg --help``: the module of each command, and its line in that help."""
 COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 
 class _Lazy(Group):
-    """Group that imports subcommands by name when they are used, so that each command starts quickly."""
+    """Group of commands that imports the module of a command only when the command is used, so that it starts
+    quickly.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -126,7 +128,7 @@ def main(as_json: bool, quiet: bool, verbose: bool) -> None:
 
 
 def entry() -> None:
-    """Run the ``dmsg`` program; every error is one line, and Ctrl-C never prints a traceback."""
+    """Run the ``dmsg`` program.  Every error is printed as one line, and Ctrl-C prints no traceback."""
     output.open_missing()
     try:
         returned = main(prog_name="dmsg", standalone_mode=False)
@@ -140,7 +142,7 @@ def entry() -> None:
         output.mark_output_failed(error, err=False)
         raise SystemExit(output.EXIT_PIPE) from None
     except OSError as error:
-        # An error with a file name concerns that file; without one it concerns the output.
+        # An error without a file name is one of standard output.
         what = "" if error.filename else "standard output: "
         output.say(f"dmsg: {what}{output.describe(error)}", err=True)
         output.to_null(sys.stdout, 1)

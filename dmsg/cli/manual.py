@@ -1,4 +1,4 @@
-"""Manual pages, generated from the same descriptions as ``--help``."""
+"""Manual pages, generated from the docstrings and options that ``--help`` shows, too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ ENVIRONMENT = (
 
 
 def pages(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the file name and the page of a command and of all its subcommands."""
+    """Yield file name and text of the pages of a command and of all its subcommands.
+
+    :param path: names of the groups that contain the command, and its own name.
+    """
     yield f"{'-'.join(path)}.1", page(command, path)
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -45,7 +48,7 @@ def pages(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def page(command: click.Command, path: tuple[str, ...]) -> str:
-    """Return a page of section 1, in the macros of man(7)."""
+    """Return the page of a command for section 1, in the macros of man(7)."""
     context = click.Context(command, info_name=" ".join(path))
     title = "-".join(path)
     day = time.strftime("%Y-%m-%d")
@@ -84,7 +87,7 @@ def page(command: click.Command, path: tuple[str, ...]) -> str:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Yield the paragraphs of a description; examples, which click must not wrap, stay as they are."""
+    """Yield the lines of a description in the macros of man(7).  The lines of examples are not wrapped."""
     for number, paragraph in enumerate(re.split(r"\n\s*\n", text.strip())):
         lines = paragraph.splitlines()
         as_it_is = lines[0].strip() == "\b"
@@ -104,13 +107,13 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """Escape text for roff, so that no line is taken for a request, and no dash becomes a hyphen."""
+    """Escape text for roff.  No line may become a request, and no dash a hyphen."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga").replace("\b", "")
     return "\\&" + text if text.startswith((".", "\\(aq")) else text
 
 
 def write(command: click.Command, directory: Path) -> int:
-    """Write all pages into a directory, and return their number.
+    """Write the pages of a command and of all its subcommands into a directory, and return their number.
 
     :raises OSError: a page cannot be written.
     """

@@ -1,7 +1,7 @@
-"""Networks that this user has joined: the configuration file gives each a name, which stands for the URL of its
+"""Networks that the user has joined.  The configuration file gives each a name, which stands for the URL of its
 discovery.
 
-``dmsg join`` writes a table ``[networks.NAME]``; the name then stands wherever a command takes the URL of a discovery.
+``dmsg join`` writes a table ``[networks.NAME]``.  Commands accept the name wherever they accept the URL of a discovery.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from dmsg.errors import WrongUse
 
 
 class NoSuchNetwork(ConfigError, WrongUse):
-    """No network of this name was joined."""
+    """Error: the user has joined no network of this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Network that was joined.
+    """Network that the user has joined.
 
+    :ivar name: name of the network in the configuration file.
     :ivar discovery: URL of its discovery.
-    :ivar server: public key of the server in its invitation; empty if a person wrote the table without a server.
+    :ivar server: public key of the server in its invitation; empty if a person wrote the table without it.
     """
 
     name: str
@@ -32,9 +33,9 @@ class Network:
 
 
 def joined_networks(content: Mapping[str, object] | None = None) -> dict[str, Network]:
-    """Return the networks of the configuration file, by name.
+    """Return the networks in the configuration file, by name.
 
-    :param content: content of the file; None to read the file.
+    :param content: content of the file; None to read it.
     :raises ConfigError: a table does not describe a network.
     """
     tables = (read_config() if content is None else content).get(NETWORKS, {})
@@ -44,10 +45,10 @@ def joined_networks(content: Mapping[str, object] | None = None) -> dict[str, Ne
 
 
 def find_network(name: str) -> Network:
-    """Return the network of this name.
+    """Return the network that the user has joined under this name.
 
-    :raises NoSuchNetwork: no network of this name was joined.
-    :raises ConfigError: the file cannot be used.
+    :raises NoSuchNetwork: there is no such network.
+    :raises ConfigError: the configuration file cannot be used.
     """
     networks = joined_networks()
     if name not in networks:

@@ -1,7 +1,7 @@
-"""Commands and groups with shared options: ``--json``, ``--quiet``, ``--verbose``, ``--version``.
+"""Classes of commands and groups that add the shared options ``--json``, ``--quiet``, ``--verbose`` and ``--version``.
 
-The help of a command shows its summary, its examples, its description and its own options.  Options of the network,
-which all commands that run a client share, are shown only by ``--help-all``.
+The help of a command shows its summary, its examples, its description and its own options.  Network options, which all
+commands with a client share, are shown only by ``--help-all``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from dmsg.cli.suggestions import arguments_instead, instead_of
 from dmsg.errors import DmsgError
 
 NETWORK_OPTIONS = frozenset(f"--{name}" for name in (*NETWORK, "create", "share", "profile"))
-"""Options that say how a client reaches the network, whether the configuration file may contain them or not."""
+"""Network options: those that say how a client reaches the network.  Some of them are not allowed in the configuration
+file.
+"""
 
 ALL = "dmsg.all"
-"""Key of a context's ``meta`` that is set when the help shows the options of the network, too."""
+"""Key in a context's ``meta``.  It is set while the help includes the network options."""
 LONGEST_SUMMARY = 200
-"""Maximum characters of a command's first sentence in a list of commands."""
+"""Maximum characters of a command's first sentence in the list of commands."""
 _MARKED = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 UNCONFIGURED = ("config", "completion", "man")
 """Commands that have no settings in the configuration file."""
@@ -48,7 +50,7 @@ def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        # The import is delayed, because it would take a tenth of the start time of every command.
+        # This import would take a tenth of the start time of every command.
         from importlib.metadata import version
 
         click.echo(f"dmsg {version('dmsg')}")
@@ -74,7 +76,7 @@ def _shared_options() -> list[click.Option]:
 
 
 class _Described(click.Command):
-    """Command or group whose help shows its summary, then its examples, then the rest of its description."""
+    """Base class of commands and groups whose help shows first the summary, then the examples, then the description."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -90,7 +92,7 @@ class _Described(click.Command):
 
 
 class Command(_Described):
-    """Command of ``dmsg`` with the options that all commands share."""
+    """Command of ``dmsg``, with the shared options and with defaults from the configuration file."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -120,7 +122,7 @@ class Command(_Described):
             path.insert(0, parent.info_name or "")
             parent = parent.parent
         if path[0] in UNCONFIGURED or {"-h", "--help", "--help-all"} & set(args):
-            return {}  # These commands must work even if the file is invalid.
+            return {}  # These commands, and help, must work even if the file is invalid.
         try:
             content = read_config()
             if parent is not None and isinstance(parent.command, click.Group):
@@ -129,14 +131,14 @@ class Command(_Described):
             return defaults_of(self, path, content)
         except ConfigError as error:
             if path[0] == "doctor":
-                return {}  # The error is ignored for the command doctor, which reports it itself, with advice.
+                return {}  # The command doctor reports this error itself, with advice.
             raise click.ClickException(str(error)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         network: list[tuple[str, str]] = []
         params = self.get_params(ctx)
-        # In a command without a client, options with the names of network options are the command's own.
+        # If a command has no client, an option with the name of a network option is the command's own.
         is_client = any(param.name == "discovery" for param in params)
         for param in params:
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
@@ -156,19 +158,19 @@ class Command(_Described):
 
 
 def _for_terminals(text: str | None) -> str | None:
-    """Return a docstring in the form for help and manual, with shell quotes in place of backticks."""
+    """Return a docstring as help and manual pages show it, with quotes in place of backticks."""
     return None if text is None else _MARKED.sub(r"'\2'", text)
 
 
 def _with_advice(error: click.UsageError, line: str | None) -> click.UsageError:
-    """Return the error with advice on what to type instead, if there is any."""
+    """Return the error with the line to type instead, if there is one."""
     if line is None:
         return error
     return click.UsageError(f"{error.format_message().rstrip('.')}; say: {line}", error.ctx)
 
 
 class Group(_Described, click.Group):
-    """Group of :class:`Command`; a group that can be invoked alone has the shared options, too."""
+    """Group of :class:`Command`.  If it also works without a subcommand, it has the shared options."""
 
     command_class = Command
     group_class = type
@@ -180,7 +182,7 @@ class Group(_Described, click.Group):
             self.params += [option for option in _shared_options() if not taken & set(option.opts)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each command with its whole first sentence."""
+        """Write the list of subcommands, with the whole first sentence of each."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         shown = [(name, one.get_short_help_str(LONGEST_SUMMARY)) for name, one in found if one and not one.hidden]
         with formatter.section("Commands"):
@@ -202,7 +204,7 @@ class Group(_Described, click.Group):
 
 
 class OneLineGroup(Group):
-    """Group of commands that use no reactor, and whose errors are printed as one line."""
+    """Group of commands that use no reactor.  Their errors are printed as one line."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -234,10 +236,10 @@ DIRECTORY = _Directory(exists=True, file_okay=False, path_type=Path)
 
 
 def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., object]], Command]:
-    """Decorate a function like :func:`click.command`, with :class:`Command` as the class."""
+    """Decorator like :func:`click.command` for the class :class:`Command`."""
     return click.command(name, cls=Command, **attributes)
 
 
 def group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., object]], Group]:
-    """Decorate a function like :func:`click.group`, with :class:`Group` as the class."""
+    """Decorator like :func:`click.group` for the class :class:`Group`."""
     return click.group(name, cls=Group, **attributes)

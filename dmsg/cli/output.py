@@ -1,8 +1,8 @@
-"""Output of the commands: results on standard output, messages on standard error; either may be closed.
+"""Output of the commands: results on standard output, messages on standard error.  Both may be closed.
 
-With ``--json`` every result is one JSON object per line; ``--quiet`` leaves out progress and notices.  If the reader of
-a pipe has ended (``dmsg iperf | head``), a command ends without a message, with the status that a shell shows for
-SIGPIPE.
+With ``--json``, every result is one JSON object per line.  ``--quiet`` leaves out progress and notices.  If the reader
+of a pipe has ended (``dmsg iperf | head``), a command ends without a message, with the exit status that a shell reports
+for SIGPIPE.
 """
 
 from __future__ import annotations
@@ -28,37 +28,39 @@ EXIT_USAGE = 2
 EXIT_NOBODY = 3
 """Exit status: the peer does not exist or cannot be reached."""
 EXIT_UNWANTED = 4
-"""Exit status: the other side was reached, and refused the request."""
+"""Exit status: the other side was reached, and refused what was requested."""
 EXIT_CUT = 5
-"""Exit status: the transfer was interrupted; the same command resumes it."""
+"""Exit status: a transfer was interrupted, and the same command can resume it."""
 STATUSES = ((WrongUse, EXIT_USAGE), (CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
 UNBOUNDED = 10_000
-"""Number of columns if the output is no terminal."""
+"""Number of columns that is assumed if the output is not a terminal."""
 EXIT_INTERRUPTED = 130
-"""Exit status after SIGINT: 128 plus the signal."""
+"""Exit status after SIGINT: 128 plus the number of the signal."""
 EXIT_PIPE = 141
-"""Exit status after SIGPIPE: 128 plus the signal."""
+"""Exit status after SIGPIPE: 128 plus the number of the signal."""
 
 
 class _Output:
-    """Output state of this process."""
+    """Output options and state of this process."""
 
     def __init__(self) -> None:
         self.json = False
         self.quiet = False
         self.status: int | None = None
-        """Exit status of a command whose output cannot be written."""
+        """Exit status for the command, once its standard output cannot be written; until then None."""
         self.ended: Callable[[], None] | None = None
-        """Callback that ends the running command."""
+        """Callback that cancels the running command; None if no command runs in a reactor."""
 
 
 state = _Output()
 
 
 def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
-    """Print a line, without characters that a terminal would interpret.  An error is recorded and never raised.
+    """Print a line.  Characters that a terminal would interpret are replaced.  If the output fails, no error is raised
+    here.
 
-    :param as_it_is: whether to leave the text unchanged, because it goes to a file or a program.
+    :param err: whether to print to standard error.
+    :param as_it_is: whether to print the text unchanged, because it goes to a file or a program.
     """
     try:
         click.echo(text if as_it_is else printable(text, "\n\t"), err=err, color=as_it_is or None)
@@ -67,12 +69,12 @@ def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
 
 
 def tell(text: str, /, **fields: object) -> None:
-    """Print a result: the text, or with ``--json`` the fields as one object."""
+    """Print a result: the text, or with ``--json`` the fields as one JSON object."""
     say(json.dumps(fields) if state.json else text)
 
 
 def columns() -> int:
-    """Return the width of the terminal, or ``UNBOUNDED`` if standard output is none."""
+    """Return the width of the terminal; ``UNBOUNDED`` if standard output is not a terminal."""
     try:
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
     except (OSError, ValueError):
@@ -80,30 +82,33 @@ def columns() -> int:
 
 
 def notice(text: str) -> None:
-    """Print a message for people, unless ``--quiet`` is given; on a terminal, lines end between two words."""
+    """Print a message for the user to standard error, unless ``--quiet`` was given."""
     if not state.quiet:
         say(_wrap(f"dmsg: {text}"), err=True)
 
 
 def _wrap(text: str) -> str:
-    """Return a message in lines that fit into the terminal of standard error; other outputs get it in one line."""
+    """Return a message wrapped to the width of the terminal; unchanged if standard error is not a terminal."""
     try:
         width = shutil.get_terminal_size().columns if sys.stderr.isatty() else UNBOUNDED
     except (OSError, ValueError, AttributeError):
         return text
     if max(map(len, text.splitlines()), default=0) <= width:
         return text
-    # A word such as a URL or a key stays whole, so that it can be copied.
+    # Words such as URLs and keys are not broken, so that the user can copy them.
     wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")
     return "\n".join(wrap.fill(line) for line in text.splitlines())
 
 
 def mark_output_failed(error: Exception, *, err: bool) -> None:
-    """Redirect a failed output to the null device, and end the command if it was standard output."""
+    """Redirect an output that has failed to the null device.  If it is standard output, end the command.
+
+    :param err: whether standard error has failed, and not standard output.
+    """
     is_pipe = isinstance(error, BrokenPipeError | ValueError)
     to_null(sys.stderr if err else sys.stdout, 2 if err else 1)
     if err:
-        return  # If standard error failed, the command continues; only its notices are lost.
+        return  # The command continues without messages.
     state.status = EXIT_PIPE if is_pipe else 1
     if not is_pipe:
         say(f"dmsg: standard output: {getattr(error, 'strerror', None) or error}", err=True)
@@ -113,7 +118,7 @@ def mark_output_failed(error: Exception, *, err: bool) -> None:
 
 @contextmanager
 def writing_output() -> Iterator[None]:
-    """Context manager for code that writes to standard output itself; a failed write ends the command."""
+    """Context manager for code that writes to standard output directly.  A failed write ends the command."""
     try:
         yield
         sys.stdout.flush()
@@ -123,14 +128,14 @@ def writing_output() -> Iterator[None]:
 
 
 def cannot_write() -> Exception:
-    """Return the error for standard output: its reader has ended if it is a pipe, else the disk is probably full."""
+    """Return the error for a failed write to standard output.  If it is a pipe, its reader has ended."""
     mode = os.fstat(1).st_mode
     is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
     return BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
 
 
 def to_null(stream: TextIO, descriptor: int) -> None:
-    """Redirect a descriptor to the null device, so that later writes, such as the flush at exit, cannot fail."""
+    """Redirect a descriptor to the null device.  Later writes, such as the flush at exit, then cannot fail."""
     with suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
@@ -140,15 +145,16 @@ def to_null(stream: TextIO, descriptor: int) -> None:
 
 
 def open_missing() -> None:
-    """Open those of the descriptors 0 to 2 that are closed; otherwise the next file or socket would get their numbers.
+    """Open the null device for those of the descriptors 0 to 2 that are closed.
 
-    Standard output then fails at the first result, as on a full disk.
+    Otherwise, the next file or socket would get one of these numbers.  A closed standard output is opened for reading
+    only, so that the first result fails, as on a full disk.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The call returns the lowest free descriptor, which is this one.
+            # ``open`` returns the lowest free descriptor, which is this one.
             os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)
@@ -159,12 +165,12 @@ def open_missing() -> None:
 
 
 def describe(error: BaseException | None) -> str:
-    """Describe an error in one line; name the file if the error concerns a file."""
+    """Return an error as one line.  If the error concerns a file, the line begins with its name."""
     if isinstance(error, OSError) and error.strerror:
         if isinstance(error.filename, str | bytes | os.PathLike):
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
         return error.strerror
-    # The attribute is that of Twisted's CannotListenError, whose cause is described.
+    # Twisted's CannotListenError has its cause in this attribute.
     cause = getattr(error, "socketError", None)
     if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
         return f"{getattr(error, 'interface', '') or '*'}:{getattr(error, 'port', '')}: address already in use"
@@ -172,16 +178,18 @@ def describe(error: BaseException | None) -> str:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Print one line about an error, with ``--json`` also an object, and exit with the status for its kind."""
+    """Print an error as one line, with ``--json`` also as an object, and exit with the status for errors of its
+    class.
+    """
     text = describe(error)
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), EXIT_FAILED)
     fail_with(text, status, type(error).__name__)
 
 
 def fail_with(text: str, status: int, kind: str) -> NoReturn:
-    """Print an error line, with ``--json`` also an object, and exit.
+    """Print an error line, with ``--json`` also an object, and exit with ``status``.
 
-    :param kind: name by which programs distinguish errors.
+    :param kind: name of the error, by which programs recognise it.
     """
     if state.json:
         say(json.dumps({"error": kind, "text": text, "status": status}))
@@ -190,7 +198,7 @@ def fail_with(text: str, status: int, kind: str) -> NoReturn:
 
 
 def _with_name(text: str, error: BaseException | None) -> str:
-    """Return the text of an error with the peer's name from the address book in place of its key."""
+    """Return the text of an error.  If the peer has a name in the address book, the name replaces the key."""
     if not isinstance(error, EntryNotFound | ConnectFailed) or not error.key:
         return text
 

@@ -1,6 +1,6 @@
-"""Parameters that commands share: keys and addresses, and how a client reaches the network.
+"""Parameters that several commands share: keys, addresses, and network options.
 
-This module is imported for the help of a command, too, so it must not import Twisted.
+The help of a command imports this module, too, so the module must not import Twisted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _Peer:
-    """Base of parameter types that accept names of the address book."""
+    """Base class of parameter types that accept names of the address book."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names that begin with the typed text."""
@@ -44,7 +44,7 @@ class _Peer:
 
 
 class PublicKeyType(_Peer, click.ParamType[PubKey]):
-    """Parameter type of a public key: 66 hexadecimal characters, its text form, or a name from the address book."""
+    """Parameter type of a public key in either form, or a name of the address book."""
 
     name = "public key"
 
@@ -58,12 +58,12 @@ class PublicKeyType(_Peer, click.ParamType[PubKey]):
 
 
 class AddressType(_Peer, click.ParamType["DmsgAddress"]):
-    """Parameter type of a public key or a name, with a port after a colon."""
+    """Parameter type of a public key or a name, followed by a colon and a port."""
 
     name = "address"
 
     def __init__(self, default_port: int | None = None) -> None:
-        """:param default_port: port if none is given; None makes a missing port an error."""
+        """:param default_port: port if the value has none; None if a value must have a port."""
         self._default = default_port
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
@@ -76,9 +76,10 @@ class AddressType(_Peer, click.ParamType["DmsgAddress"]):
 
 
 def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
-    """Parse ``KEY:PORT`` or ``NAME:PORT``, with or without ``dmsg:`` before it.
+    """Return the address in ``KEY:PORT`` or ``NAME:PORT``.  The text may begin with ``dmsg:``.
 
-    :raises ValueError: the text is neither; the message is one line.
+    :param default_port: port if the text has none; None if the text must have a port.
+    :raises ValueError: the text is not such an address; the message has one line.
     """
     from dmsg.net.streams.address import DmsgAddress
 
@@ -91,7 +92,7 @@ def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
 
 
 class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
-    """Parameter type of a public key or a name, with or without a port after a colon."""
+    """Parameter type of a public key or a name, which may be followed by a colon and a port."""
 
     name = "public key"
 
@@ -110,7 +111,7 @@ class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
 
 
 class Seconds(click.FloatRange):
-    """Parameter type of a number within bounds, which excludes nan."""
+    """Parameter type of a number of seconds within bounds.  NaN is refused."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(cast(float, value), param, ctx)
@@ -120,11 +121,9 @@ class Seconds(click.FloatRange):
 
 
 class URLType(click.ParamType[str]):
-    """Parameter type of a discovery's URL, or of several, separated by blanks.
+    """Parameter type of the URL of a discovery, or of several URLs separated by blanks.
 
-    The name of a network that was joined stands for its URL.
-
-    :param by_name: whether names of networks are accepted.
+    :param by_name: whether the name of a joined network is accepted in place of its discovery's URL.
     """
 
     name = "url"
@@ -155,7 +154,7 @@ WAYS_TO_A_DISCOVERY = (
     ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
     ("your own", "dmsg host"),
 )
-"""Advice for users who have no discovery."""
+"""Advice for users who have set no discovery: pairs of which discovery to use, and what to type."""
 NO_DISCOVERY = (
     "no discovery is set. A discovery is the service that knows through which\n"
     "servers a key is reached; peers that want to meet use the same discovery:\n"
@@ -169,23 +168,23 @@ WHO = WhoType()
 
 
 def split_urls(discovery: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all URLs of a repeated option, each value of which may have several, separated by blanks."""
+    """Return all URLs of a repeatable option.  One value may have several URLs, separated by blanks."""
     return tuple(url for one in discovery for url in one.split())
 
 
 class NoDiscovery(click.UsageError):
-    """Error: no discovery is named, so nothing can be looked up."""
+    """Error: no discovery is set."""
 
     def __init__(self, ctx: click.Context | None = None) -> None:
         super().__init__(NO_DISCOVERY, ctx)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        # The usage is not printed, because it would hide the advice.
+        # click's usage line is not printed, because it would hide the advice.
         say(f"dmsg: {self.message}", err=True)
 
 
 class _DiscoveryOption(click.Option):
-    """Option whose absence is explained in the error."""
+    """Option whose error, if no value is given, contains advice."""
 
     def process_value(self, ctx: click.Context, value: object) -> object:
         try:
@@ -197,7 +196,10 @@ class _DiscoveryOption(click.Option):
 def make_discovery_option(
     *short: str, required: bool = True
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Return the option ``--discovery``, with or without a short name, together with ``--proxy``."""
+    """Return a decorator that adds the options ``--discovery`` and ``--proxy``.
+
+    :param short: short names of ``--discovery``.
+    """
     discovery = click.option(
         "--discovery",
         "--network",
@@ -215,7 +217,7 @@ def make_discovery_option(
 
 
 def _use_proxy(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    """Let all connections of this process, and of an agent that it starts, use a proxy."""
+    """Set a proxy for all connections of this process, and of an agent that it starts."""
     if not value or ctx.resilient_parsing:
         return
     from dmsg.net.proxies import VARIABLES, ProxyError, parse_proxy
@@ -310,13 +312,15 @@ words_option = click.option(
 
 
 class DurationType(click.ParamType[float]):
-    """Parameter type of a duration in seconds: a number and its unit, as in ``90s``, ``30m``, ``1h`` or ``2d``."""
+    """Parameter type of a duration: a number and its unit, as in ``90s``, ``30m``, ``1h`` or ``2d``.  The value is in
+    seconds.
+    """
 
     name = "duration"
     _UNITS: ClassVar = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
     def __init__(self, longest: float) -> None:
-        """:param longest: maximum in seconds."""
+        """:param longest: maximum duration in seconds."""
         self._longest = longest
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -335,7 +339,7 @@ class DurationType(click.ParamType[float]):
 
 
 MAX_EXPIRY = 7 * 86400.0
-"""Maximum seconds for which a code can be good with ``--expires``."""
+"""Maximum seconds that ``--expires`` accepts."""
 expires_option = click.option(
     "--expires", type=DurationType(MAX_EXPIRY), metavar="TIME", help="End the code after this time, as in 30m or 1h."
 )
@@ -362,7 +366,11 @@ receipts_option = click.option(
 
 
 def port_option(default: int, listener: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Return the option --port of a command whose other end listens as ``listener``."""
+    """Return a decorator that adds the option --port to a command.
+
+    :param default: default port.
+    :param listener: command that listens at the port, for the help.
+    """
     return click.option(
         "--port",
         "-p",
@@ -374,17 +382,17 @@ def port_option(default: int, listener: str) -> Callable[[Callable[..., object]]
 
 
 def client_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Add the options that all commands with a client share; the command gets them as ``settings``."""
+    """Decorate a command with the network options.  The command gets their values as the argument ``settings``."""
     return client_options_of()(command)
 
 
 def client_options_of(
     *, short_discovery: bool = True, by_agent: bool | None = True, loads: bool = True
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Return a decorator that adds the options that all commands with a client share.
+    """Return a decorator that adds the network options to a command.
 
     :param short_discovery: whether ``-d`` is short for ``--discovery``.
-    :param by_agent: whether the agent can do what the command needs; None means that no agent is searched for.
+    :param by_agent: whether the agent supports what the command does; None not to look for an agent.
     :param loads: whether to import the client's modules before the command runs.
     """
     return functools.partial(_with_client_options, short_discovery, by_agent, loads)

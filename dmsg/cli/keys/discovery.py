@@ -60,7 +60,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
             assert entry.server is not None
             age = max(0.0, time.time() - entry.timestamp / 1e9)
             table.add_row(entry.key.text, entry.server.address, str(entry.server.available_connections), f"{age:.0f} s")
-        print_table(screen(160), table)  # The width is given, so that keys are not cut in a pipe.
+        print_table(screen(160), table)  # Without a width, rich would cut keys when the output is a pipe.
 
     run(main)
 
@@ -91,7 +91,7 @@ def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
 )
 @discovery_option
 def delete(key_file: str, discovery: tuple[str, ...]) -> None:
-    """Withdraw the entry of a key that you hold."""
+    """Delete the entry of your key from discovery."""
 
     from dmsg.cli.client_run import run
 

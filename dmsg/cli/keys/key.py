@@ -48,8 +48,7 @@ def new(file: str) -> None:
 def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
     """Name the key in NEW as the successor of the key in OLD.
 
-    Both keys sign the succession, and discovery stores it.  Peers that connect
-    to the old key then reach the new one.
+    Both keys sign the succession, and discovery stores it. Peers that connect to the old key then reach the new one.
 
     \b
     Example:

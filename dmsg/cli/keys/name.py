@@ -13,7 +13,7 @@ from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
 
 LATER = "commands that run already go on with the group as it was when they started"
-"""Notice that is printed when a group loses a member."""
+"""End of the notice that is printed when a group loses a member."""
 
 
 @click.group(cls=OneLineGroup)
@@ -32,7 +32,7 @@ def name() -> None:
 @click.argument("public_key", metavar="PUBLIC_KEY")
 @click.option("--replace", is_flag=True, help="Replace the key that NAME stands for.")
 def add(new_name: str, public_key: str, replace: bool) -> None:
-    """Let NAME stand for PUBLIC_KEY."""
+    """Add NAME for PUBLIC_KEY to the address book."""
     try:
         key = PubKey.from_text(public_key.removeprefix("dmsg:"))
     except KeyFormatError as error:

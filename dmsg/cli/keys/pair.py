@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def _with_key(settings: ClientSettings) -> ClientSettings:
-    """Return the settings with a key file; the default is the agent's key file if the agent uses its default path.
+    """Return settings with a key file: the user's, or else the default key file.
 
-    :raises click.UsageError: the agent uses another key file, whose path this command does not know.
+    :raises click.UsageError: the agent uses another key file, whose path is not known here.
     """
     from dmsg.cli.agent.up_run import default_key_file
     from dmsg.cli.agent_choice import key_in
@@ -70,8 +70,8 @@ def pair(
 ) -> None:
     """Exchange keys with another person by a code, and store the person's key as NAME.
 
-    Without CODE the command shows a code; the other person types it after a name of their choice. The exchanged
-    key is that of --key-file. Without --key-file it is the key of `dmsg up`, which is created when it does not
+    Without CODE, the command shows a code; the other person types `dmsg pair`, a name for you, and the code. The
+    exchanged key is that of --key-file. Without --key-file, it is the key of `dmsg up`, which is created if it does not
     exist. The connection itself uses temporary keys.
 
     \b

@@ -1,1 +1,3 @@
-"""Commands ``dmsg host``, ``dmsg join`` and ``dmsg leave``: run a network, or use one that somebody else runs."""
+"""Commands ``dmsg host``, ``dmsg join`` and ``dmsg leave``: run a network, or use a network that another person
+runs.
+"""

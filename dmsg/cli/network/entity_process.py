@@ -1,7 +1,7 @@
-"""Program of a process that ``dmsg host`` starts: ``twistd``, which ends when the process that started it ends.
+"""Program of a process that ``dmsg host`` starts: runs ``twistd``, and ends when ``dmsg host`` ends.
 
-``python -m dmsg.cli.network.entity_process PARENT ARGUMENTS...``, with the process id of the parent and the arguments
-of ``twistd``.
+The command line is ``python -m dmsg.cli.network.entity_process PARENT ARGUMENTS...``, with the process id of ``dmsg
+host`` and the arguments of ``twistd``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""Option of prctl(2): signal that the kernel sends to this process when its parent ends."""
+"""Operation of prctl(2) that sets the signal which the kernel sends to this process when its parent ends."""
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when the parent ends, also when the parent is killed. Only Linux can do this.
+    """Let the kernel send SIGTERM to this process when its parent ends, even if the parent is killed.  Works only on
+    Linux.
 
-    :raises SystemExit: the parent has ended already.
+    :param parent: process id of the parent.
+    :raises SystemExit: the parent has already ended.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -27,7 +29,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """Run ``twistd`` in a session of its own, because Ctrl-C at the terminal is for the parent alone."""
+    """Run ``twistd`` in a session of its own, so that Ctrl-C at the terminal reaches only the parent."""
     os.setsid()
     end_with_parent(int(sys.argv.pop(1)))
     from twisted.scripts.twistd import run

@@ -1,4 +1,4 @@
-"""Command ``dmsg host``: runs a network of one's own."""
+"""Command ``dmsg host``: runs a network of the user's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PORT = click.IntRange(1, 65535)
 
 
 class CarrierType(click.ParamType[Carrier]):
-    """Parameter type of ``--carrier``: another way to reach a server."""
+    """Parameter type of ``--carrier``: a carrier and its port, such as ``wss:443``."""
 
     name = "carrier"
 
@@ -100,8 +100,8 @@ def host(
 ) -> None:
     """Run a network of your own: a discovery and a server, until you stop it.
 
-    The command prints an invitation: others type `dmsg join INVITATION` and are in the network. Without --allow
-    the network is open to anyone who reaches its ports. A process that ends is started again.
+    The command prints an invitation: others type `dmsg join INVITATION` to join the network. Without --allow, the
+    network is open to anyone who reaches its ports. If discovery or the server ends, it is started again.
 
     \b
     Examples:

@@ -32,11 +32,11 @@ IN_USE = os.strerror(errno.EADDRINUSE)
 KEY_FILE = "server.key"
 STORE = "discovery.sqlite"
 _REACHED_AS = re.compile(rf"(\S+) {REACHED_AT} (\S+)$")
-"""Line of discovery's log about the address at which a peer has reached it."""
+"""Regular expression for the line of discovery's log that says at which address a peer has reached it."""
 
 
 class NotAHost(WrongUse):
-    """A text cannot be the address of a host."""
+    """Error: a text is not the name or IP address of a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,17 @@ class HostSettings:
 
     :ivar directory: directory of the server's key and of discovery's entries.
     :ivar key: secret key of the server.
-    :ivar address: host at which others reach this machine.
+    :ivar name: name of the network in the invitation.
+    :ivar address: name or IP address at which others reach this machine.
+    :ivar discovery_port: TCP port of discovery.
+    :ivar server_port: TCP port of the server.
+    :ivar status_port: TCP port of the server's status page.  Discovery's status page has the next port.
     :ivar allow: file with the keys that the server admits; None for all keys.
-    :ivar tls: files of the certificate and of its key; None for plain HTTP.
-    :ivar proxy_url: URL of discovery behind a reverse proxy; None without a proxy.
-    :ivar carriers: other ways to reach the server, which its entry names.
-    :ivar is_found: whether this program has chosen the address, and not the user.
-    :ivar others: other addresses of this machine, if this program has chosen the address.
+    :ivar tls: files of the TLS certificate and of its key, for discovery; None for plain HTTP.
+    :ivar proxy_url: URL at which a reverse proxy offers discovery; None without a proxy.
+    :ivar carriers: further carriers by which clients reach the server.
+    :ivar is_found: whether this program, and not the user, has chosen the address.
+    :ivar others: further addresses of this machine, if this program has chosen the address.
     """
 
     directory: Path
@@ -83,8 +87,10 @@ class HostSettings:
         proxy_url: str | None,
         carriers: Sequence[Carrier] = (),
     ) -> HostSettings:
-        """Make the directory and the key if they are absent, and find the address of this machine if none is named.
+        """Create the directory and the key if they do not exist, and return the settings.
 
+        :param directory: directory to use; None for the default.
+        :param public_address: address at which others reach this machine; None to find it.
         :raises DmsgError: the name, the address or the key cannot be used.
         :raises OSError: the directory cannot be used.
         """
@@ -110,34 +116,33 @@ class HostSettings:
 
     @property
     def invitation(self) -> Invitation:
-        """Invitation, which others type to join."""
+        """Invitation to the network, which others pass to ``dmsg join``."""
         scheme = "http" if self.tls is None else "https"
         url = self.proxy_url or f"{scheme}://{at_port(self.address, self.discovery_port)}"
         return Invitation(self.name, url, self.key.public, at_port(self.address, self.server_port))
 
     @property
     def status_url(self) -> str:
-        """URL of the server's live page."""
+        """URL of the server's status page."""
         return f"http://127.0.0.1:{self.status_port}/"
 
     @property
     def local_url(self) -> str:
-        """URL of discovery for the server, which is on the same machine."""
-        # With an IPv6 address, discovery listens at [::], and then its port cannot be opened at 127.0.0.1 a second
-        # time.
+        """URL at which the server, on the same machine, reaches discovery."""
+        # If the address is IPv6, discovery listens on [::], and the same port cannot be opened on 127.0.0.1, too.
         by_ipv6 = self._is_ipv6 and self.tls is None and self.proxy_url is None
         return f"http://{at_port(self._loopback if by_ipv6 else '127.0.0.1', self.local_port)}"
 
     @property
     def local_port(self) -> int:
-        """Loopback port at which discovery serves plain HTTP: the discovery port, or the next one if that port serves
-        TLS.
+        """Port at which discovery serves plain HTTP on loopback: the discovery port, or the next port if that port
+        serves TLS.
         """
         return self.discovery_port if self.tls is None else self.discovery_port + 1
 
     @property
     def admission_text(self) -> str:
-        """Text that says who can reach the network, and who is admitted."""
+        """Text that says who can reach the network, and which keys are admitted."""
         ports = f"TCP ports {self.discovery_port} and {self.server_port}"
         kind = self._kind
         if kind == "loopback":
@@ -158,9 +163,11 @@ class HostSettings:
         return text
 
     def reached_as(self, line: str) -> str:
-        """Return the advice if a line of discovery's log shows that peers reach this machine at another address.
+        """Return advice if a line of discovery's log says that a peer has reached this machine at another address.
 
-        Any peer can cause such a line, so a person has to check the advice.
+        Any peer can cause such a line, so the user has to check the advice.
+
+        :returns: advice for the user; empty if there is none.
         """
         found = _REACHED_AS.search(line)
         if found is None or not self.is_found or found[2] in (self.address, *self.others):
@@ -178,9 +185,9 @@ class HostSettings:
         return kind_of(number)
 
     def hold(self) -> KeyLock:
-        """Lock the directory against a second ``dmsg host``.
+        """Lock the directory, so that no second ``dmsg host`` uses it.
 
-        :raises KeyInUse: another ``dmsg host`` is running.
+        :raises KeyInUse: another ``dmsg host`` uses the directory.
         """
         advice = "stop that, or name another --directory"
         return hold_key(
@@ -202,8 +209,8 @@ class HostSettings:
             "dmsg-discovery",
             *(f"--listen={one}" for one in listen),
             f"--store=sqlite:{self.directory / STORE}",
-            # The server is checked at its local address, because a router often does not forward connections from
-            # inside to its own public address.
+            # Many routers do not forward connections from inside to their own public address, so the local address is
+            # checked.
             f"--check-at={self.key.public}@{at_port(self._loopback, self.server_port)}",
             f"--metrics=tcp:{self.status_port + 1}:interface=127.0.0.1",
             *(["--proxied"] if self.proxy_url is not None else []),
@@ -219,7 +226,7 @@ class HostSettings:
             f"--key-file={self.directory / KEY_FILE}",
             f"--metrics=tcp:{self.status_port}:interface=127.0.0.1",
             *(f"--carrier={carrier}" for carrier in self.carriers),
-            # The proxy in front of discovery connects from loopback, and may also forward websockets to the server.
+            # The reverse proxy connects from loopback. It may also forward websockets to the server.
             *(["--trusted-proxy=127.0.0.1"] if self.proxy_url is not None else []),
             *([f"--allow={self.allow}"] if self.allow is not None else []),
         ]
@@ -231,20 +238,22 @@ class HostSettings:
 
     @property
     def _loopback(self) -> str:
-        """Address by which this machine reaches its own ports that listen for other machines."""
+        """Loopback address at which this machine reaches the ports that it opens for others."""
         return "::1" if self._is_ipv6 else "127.0.0.1"
 
     def _listen(self, port: int) -> str:
-        """Return the endpoint of a port that listens on all interfaces."""
+        """Return the endpoint string that listens at a port on all interfaces, or on loopback if the network is for
+        this machine only.
+        """
         if self._is_ipv6:
-            # This endpoint accepts IPv4, too, unless the system is configured otherwise.
+            # Unless the system is configured otherwise, this endpoint accepts IPv4, too.
             interface = "::1" if self._kind == "loopback" else "::"
             return f"tcp6:{port}:interface={_escape(interface)}"
         return f"tcp:{port}:interface=127.0.0.1" if self._kind == "loopback" else f"tcp:{port}"
 
 
 class Host:
-    """Discovery and server of the network, which are started again when they end."""
+    """Discovery and server of the network, each in a process that is started again when it ends."""
 
     def __init__(self, reactor: Reactor, settings: HostSettings) -> None:
         def log_of(name: str) -> Callable[[str], None]:
@@ -266,9 +275,9 @@ class Host:
         self._server = supervised("server", settings.server_arguments(), r"registered in discovery")
 
     async def run(self, ready: Callable[[], object]) -> None:
-        """Start both entities, call ``ready``, and run until the call is cancelled.
+        """Start discovery and the server, call ``ready``, and wait until the call is cancelled.  Then stop both.
 
-        :raises DmsgError: one of them cannot start.
+        :raises DmsgError: discovery or the server cannot start.
         """
         try:
             try:
@@ -287,8 +296,9 @@ class Host:
 
 
 def _log_of(name: str) -> Callable[[str], None]:
-    """Return the function that prints lines of an entity's log: on a terminal only warnings and errors, elsewhere all
-    lines.
+    """Return a function that prints lines of an entity's log.  On a terminal it prints only warnings and errors.
+
+    :param name: name of the entity, which precedes each line.
     """
     whole = not sys.stderr.isatty()
 
@@ -300,9 +310,9 @@ def _log_of(name: str) -> Callable[[str], None]:
 
 
 def checked_host(text: str) -> str:
-    """Return the name or IP address of a host.
+    """Return the name or IP address of a host in its normal form.
 
-    :raises NotAHost: the text has a port or cannot be a host.
+    :raises NotAHost: the text contains a port, or is neither.
     """
     text = text.removeprefix("[").removesuffix("]")
     number = parse_ip(text)
@@ -314,5 +324,5 @@ def checked_host(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return a text as a value in an endpoint string."""
+    """Return a text as a value inside an endpoint string."""
     return text.replace("\\", "\\\\").replace(":", "\\:").replace("=", "\\=")

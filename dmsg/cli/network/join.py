@@ -1,4 +1,4 @@
-"""Commands ``dmsg join`` and ``dmsg leave``: use a network that somebody else runs, or stop using it."""
+"""Commands ``dmsg join`` and ``dmsg leave``: use a network that another person runs, or stop using it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _NameTaken(WrongUse):
-    """Error: another network has this name."""
+    """Error: the user has joined another network under this name."""
 
 
 class _OtherNetwork(DmsgError):
@@ -38,9 +38,9 @@ class _OtherNetwork(DmsgError):
 def join(invitation: tuple[str, ...], name: str | None, no_check: bool) -> None:
     """Join the network of an invitation that 'dmsg host' has printed.
 
-    The network's name then stands wherever a command takes the URL of a discovery. The first network becomes the
-    default. The command asks the network's discovery for the entry of the invited server, which finds typing mistakes
-    and addresses that belong to another network today.
+    You can then use the network's name wherever a command accepts the URL of a discovery. The first network that you
+    join becomes the default. Before joining, the command checks that the network's discovery has the entry of the
+    invited server. The check finds typing mistakes, and addresses that now belong to another network.
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def join(invitation: tuple[str, ...], name: str | None, no_check: bool) -> None:
 
 
 def _without_command(words: tuple[str, ...]) -> str:
-    """Return the invitation without the words ``dmsg join`` before it, because people paste the whole line."""
+    """Return the invitation in the arguments.  People paste the whole line, so the words ``dmsg join`` are removed."""
     split = " ".join(words).split()
     while split and split[0].lower() in ("$", "dmsg", "join"):
         del split[0]
@@ -88,7 +88,7 @@ def _check_free(name: str, invitation: Invitation, content: dict[str, object] | 
 
 
 async def _check(reactor: Reactor, invitation: Invitation) -> None:
-    """Find the entry of the invited server in discovery.
+    """Check that the network's discovery has the entry of the server in the invitation.
 
     :raises DmsgError: discovery does not answer, or does not have the entry.
     """
@@ -108,7 +108,7 @@ def _write(name: str, invitation: Invitation) -> None:
 
     def choose(content: dict[str, object]) -> dict[str, object]:
         nonlocal before
-        # The name is checked again, because another program may have taken it since the first check.
+        # Another program may have taken the name since the first check.
         _check_free(name, invitation, content)
         before = content.get("discovery")
         default = {"discovery": name} if before is None else {}
@@ -135,7 +135,7 @@ def _write(name: str, invitation: Invitation) -> None:
 @command()
 @click.argument("name", shell_complete=lambda ctx, param, incomplete: _complete(incomplete))
 def leave(name: str) -> None:
-    """Forget the network NAME; its server and discovery are not told.
+    """Remove the joined network NAME from your settings. The network itself is not contacted.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Addresses at which others may reach this machine, and the choice of one for an invitation."""
+"""Addresses at which other machines may reach this one, and the choice of one of them for an invitation."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from dmsg.net.addresses import Address, kind_of, parse_ip
 from dmsg.net.interfaces import interface_addresses
 
 NO_ADDRESS = "127.0.0.1"
-"""Address of a machine without a network: only its own programs reach it."""
+"""Address for a machine without a network, which only its own programs can reach."""
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses for documentation (RFC 5737, RFC 3849): a route towards them is the default route."""
+"""Addresses that no host has, because they are reserved for documentation (RFC 5737, RFC 3849).  The route to them is
+the default route.
+"""
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses of this machine for others, the best first; loopback and link-local ones are left out.
+    """Return the addresses at which other machines may reach this one, the best first.
 
-    Nothing is sent: connecting a UDP socket only looks up the route.
+    No packet is sent: connecting a UDP socket only looks up the route.
     """
     return rank(route_addresses(), interface_addresses())
 
 
 def rank(routes: Sequence[Address], others: Sequence[Address]) -> list[str]:
-    """Return addresses in the order in which an invitation should name them.
+    """Return addresses in the order in which an invitation should prefer them, without loopback and link-local ones.
 
-    A public IPv4 address comes first, because everybody can reach it.  A public IPv6 address comes after the private
-    IPv4 address of the default route, which machines of the same home can reach even without IPv6.
+    A public IPv4 address comes first, because every machine can reach it.  A public IPv6 address comes after the
+    private IPv4 address of the default route, which machines of the same home can reach even if they have no IPv6.
 
-    :param routes: addresses of this machine on its default routes.
-    :param others: addresses of its interfaces.
+    :param routes: local addresses of this machine's default routes.
+    :param others: addresses of this machine's interfaces.
     """
 
     def place(address: Address) -> tuple[bool, bool, bool, bool]:
@@ -42,7 +44,7 @@ def rank(routes: Sequence[Address], others: Sequence[Address]) -> list[str]:
 
 
 def route_addresses() -> list[Address]:
-    """Return the addresses of this machine on its default routes, IPv4 before IPv6."""
+    """Return the local addresses of this machine's default routes, IPv4 before IPv6."""
     found = []
     for family, elsewhere in _ELSEWHERE:
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

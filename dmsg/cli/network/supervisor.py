@@ -1,4 +1,4 @@
-"""Entities in processes of their own, each started again when it ends."""
+"""Entities in processes of their own, which are started again when they end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
 
 STEADY = 60.0
-"""Seconds; if a process that ran for longer ends, this counts as its first failure again."""
+"""Seconds of running after which earlier failures of a process no longer count towards its backoff."""
 _HEAD = re.compile(r"^\S+ \[[^\]]*\] ")
-"""Regular expression for the date and the source at the start of a line of twistd's log."""
+"""Regular expression for date and source, with which a line of twistd's log begins."""
 _SERIOUS = re.compile(r"^\S+ \[[^\]]*#(warn|error|critical)\] ")
 _ADDRESS = re.compile(r"IPv[46]Address\(type='TCP', host='([^']*)', port=(\d+)[^)]*\)")
-"""Regular expression for an address as Twisted writes it."""
+"""Regular expression for an address in the form in which Twisted logs it."""
 
 
 class CannotStart(DmsgError):
@@ -32,13 +32,14 @@ class CannotStart(DmsgError):
 
 
 class Supervised:
-    """An entity of ``twistd`` in a process that is started again, with growing delays, when it ends.
+    """Entity of ``twistd`` in a process that is started again, with exponential backoff, when it ends.
 
     :param name: name of the entity in messages.
     :param arguments: arguments of ``twistd``: the plugin and its options.
     :param ready: regular expression for the line of the log that says that the entity can be used.
-    :param log: called with each line of the entity's log.
-    :param notice: called with each message for the person.
+    :param directory: working directory of the process.
+    :param log: callback invoked with each line of the entity's log.
+    :param notice: callback invoked with each message for the user.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class Supervised:
         self.child: Child | None = None
 
     def start(self) -> Deferred[None]:
-        """Start the entity; the Deferred fires when the entity can be used.
+        """Start the entity.
 
-        It fails with :class:`CannotStart` if the entity ends before, or is not ready in time; the entity is then not
-        started again.
+        :returns: Deferred that fires when the entity can be used.  It fails with :class:`CannotStart` if the entity
+            ends first, or is not ready in time; the entity is then not started again.
         """
         first = self._first = Deferred()
         self._loop.start()
@@ -79,14 +80,16 @@ class Supervised:
         return first
 
     async def stop(self) -> None:
-        """Stop the entity, and wait for its end."""
+        """Stop the entity, and wait until its process has ended."""
         self._stopping = True
         self._loop.stop()
         if self.child is not None:
             await stop(self._reactor, self.child)
 
     async def _run(self) -> float | None:
-        """Run the process to its end; return the seconds after which it is started again."""
+        """Run the process until it ends, and return the seconds until the next start; None if the entity is being
+        stopped.
+        """
         began = self._reactor.seconds()
         child = self.child = start_entity(self._reactor, self._arguments, self._directory, self._log)
         await self._until_ready(child)
@@ -105,8 +108,9 @@ class Supervised:
         return delay
 
     async def _until_ready(self, child: Child) -> None:
-        """Report the outcome of the first start to the caller of :meth:`start`; the end of a later process is only
-        reported in a notice.
+        """Wait until the entity can be used.
+
+        At the first start, the result fires the Deferred of :meth:`start`.  Later, the user gets a notice.
         """
         try:
             await child.line(self._ready).addTimeout(START_TIMEOUT, self._reactor, self._too_late)
@@ -132,9 +136,14 @@ class Supervised:
 
 
 def start_entity(reactor: Reactor, arguments: Sequence[str], directory: Path, log: Callable[[str], object]) -> Child:
-    """Start ``twistd`` with this interpreter in a process that ends when this one ends."""
+    """Start ``twistd`` in a process that ends when this process ends.
+
+    :param arguments: arguments of ``twistd``: the plugin and its options.
+    :param directory: working directory of the process.
+    :param log: callback invoked with each line of its output.
+    """
     child = Child(arguments[0], log)
-    # With -P, Python does not import modules from the working directory, where others may write under a sticky bit.
+    # With -P, Python does not import modules from the working directory, into which other users might write.
     command = [sys.executable, "-P", "-m", "dmsg.cli.network.entity_process", str(os.getpid())]
     twistd = ["--nodaemon", "--pidfile=", *arguments]
     reactor.spawnProcess(child, sys.executable, [*command, *twistd], env=None, path=str(directory))
@@ -142,19 +151,17 @@ def start_entity(reactor: Reactor, arguments: Sequence[str], directory: Path, lo
 
 
 def without_head(line: str) -> str:
-    """Return a line of a log without its date and its source."""
+    """Return a line of twistd's log without its date and source."""
     return with_plain_addresses(_HEAD.sub("", line))
 
 
 def with_plain_addresses(line: str) -> str:
-    """Return a line of a log with ``HOST:PORT`` in place of addresses as Twisted writes them."""
+    """Return a line of a log in which addresses have the form ``HOST:PORT``, and not that of Twisted."""
     return _ADDRESS.sub(lambda found: at_port(found[1], int(found[2])), line)
 
 
 def last_words(child: Child) -> str:
-    """Return the last line of output of a process that could not start, without the name of its program; empty without
-    output.
-    """
+    """Return the last line that a process printed before it ended, without the name of its program."""
     line = without_head(child.last_line)
     return line.removeprefix(f"{child.name}: ").removeprefix(f"twistd {child.name}: ")
 

@@ -1,1 +1,1 @@
-"""Commands between two peers: standard input and output, round trips, throughput."""
+"""Commands between two peers: connecting standard input and output, round trips, throughput."""

@@ -1,4 +1,4 @@
-"""Command ``dmsg bench``: measures how fast the network carries data, through the client API."""
+"""Command ``dmsg bench``: measures the throughput of acknowledged messages through the client API."""
 
 from __future__ import annotations
 

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 
 class DiscardProtocol(Protocol):
-    """Protocol that discards the data that it receives."""
+    """Protocol that discards received data."""
 
     def dataReceived(self, data: bytes) -> None:
         pass
 
 
 def discard_factory(admits: Callable[[IAddress], bool] = lambda address: True) -> Factory:
-    """Return a factory of :class:`DiscardProtocol` for the peers that an access rule admits."""
+    """Return a factory of :class:`DiscardProtocol`.
+
+    :param admits: function that returns whether an address may connect.
+    """
 
     factory = _DiscardFactory()
     factory.admits = admits
@@ -51,9 +54,12 @@ class _DiscardFactory(Factory):
 async def measure(
     reactor: Reactor, transport: StreamTransport, size: int, seconds: float, in_flight: int
 ) -> tuple[int, float]:
-    """Send messages of ``size`` bytes and count those that were acknowledged.
+    """Send messages, and count the acknowledged ones.
 
-    :returns: number of messages, and the seconds that they took.
+    :param size: bytes of a message.
+    :param seconds: seconds after which no further message is sent.
+    :param in_flight: number of messages that are unacknowledged at any time.
+    :returns: number of acknowledged messages, and the seconds from the first message to the last acknowledgement.
     """
 
     payload = bytes(size)
@@ -88,7 +94,7 @@ async def measure(
 
 
 async def round_trips(transport: StreamTransport, count: int) -> list[float]:
-    """Return the seconds of ``count`` round trips of an empty frame, sorted."""
+    """Return the durations in seconds of ``count`` round trips, in ascending order."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -106,7 +112,14 @@ async def run_bench(
     in_flight: int,
     timeout: float,
 ) -> None:
-    """Measure and print a table."""
+    """Measure round trips and the throughput for each message size, and print the results.
+
+    :param remote: peer to which the messages are sent.
+    :param sizes: bytes per message.
+    :param seconds: seconds to measure each size.
+    :param in_flight: number of messages that are unacknowledged at any time.
+    :param timeout: seconds that opening the stream may take.
+    """
 
     transport = stream_of(await client.connect(remote, Factory.forProtocol(Protocol), timeout=timeout))
     times = await round_trips(transport, 200)

@@ -1,4 +1,4 @@
-"""Command ``dmsg iperf``: measures throughput over time, through the same API that programs use."""
+"""Command ``dmsg iperf``: measures throughput over time through the client API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implementation of ``dmsg iperf``: streams to one peer and their throughput."""
+"""Implementation of ``dmsg iperf``: streams to one peer, and the measurement of their throughput."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 BLOCK = bytes(65492)
 HEADER_LIMIT = 256
 AT_ONCE = 16
-"""Number of blocks written before the producer checks again whether the transport accepts more."""
+"""Number of blocks that the producer writes before it checks whether it was paused."""
 
 
 @implementer(IPushProducer)
 class _Source:
-    """Producer that writes as much as the transport accepts, until it is stopped."""
+    """Producer that writes without pause while the transport accepts data."""
 
     def __init__(self, reactor: Reactor, transport: ApplicationTransport) -> None:
         self._reactor = reactor
@@ -70,13 +70,21 @@ class _Source:
         self._stopped = True
 
     def finish(self) -> None:
-        """Stop writing."""
+        """Stop writing, and unregister the producer."""
         self._stopped = True
         self._transport.unregisterProducer()
 
 
 class _MeasuredStream(Protocol):
-    """Stream of a measurement; counts the received bytes, and reads the client's settings from its first line."""
+    """Protocol of one stream of a measurement.
+
+    At the measuring side, it counts the received bytes.  At the serving side, it reads the settings of the measurement
+    from the first line, and then sends or discards data.
+
+    :param on_counted: callback invoked with the number of received bytes, at the measuring side; None at the serving
+        side.
+    :param longest: maximum seconds for which the serving side sends.
+    """
 
     def __init__(
         self, reactor: Reactor, on_counted: Callable[[int], None] | None = None, *, longest: float = 0.0
@@ -87,7 +95,7 @@ class _MeasuredStream(Protocol):
         self._header: bytes | None = b"" if on_counted is None else None
         self._source: _Source | None = None
         self.lost: Deferred[str] = Deferred()
-        """Deferred that fires with the reason for the end, which is empty after a clean end."""
+        """Deferred that fires with the reason why the stream ended; the reason is empty after a clean end."""
 
     def dataReceived(self, data: bytes) -> None:
         if self._header is not None:
@@ -120,12 +128,12 @@ class _MeasuredStream(Protocol):
 
 
 class MeasurementFactory(Factory):
-    """Factory of the serving side of a measurement."""
+    """Factory of the serving side of measurements."""
 
     noisy = False
 
     def __init__(self, reactor: Reactor, is_allowed: Callable[[IAddress], bool], longest: float) -> None:
-        """:param longest: maximum seconds of one measurement."""
+        """:param longest: maximum seconds for which a measurement may let this side send."""
         self._reactor = reactor
         self._longest = longest
         self.admits = self._allowed = is_allowed
@@ -145,7 +153,12 @@ async def measure(
     reverse: bool,
     timeout: float,
 ) -> None:
-    """Measure for ``seconds``, and print the throughput of each second and of the whole time."""
+    """Measure the throughput to a peer.  Print it each second, and at the end for the whole time.
+
+    :param parallel: number of parallel streams.
+    :param reverse: whether the peer sends.
+    :param timeout: seconds that opening a stream may take.
+    """
     from twisted.internet.task import LoopingCall
 
     measuring = _Measurement(reactor, reverse)
@@ -163,7 +176,7 @@ async def measure(
 
 
 class _Measurement:
-    """Measurement over parallel streams to one peer."""
+    """Measurement with parallel streams to one peer."""
 
     def __init__(self, reactor: Reactor, reverse: bool) -> None:
         self._reactor = reactor
@@ -173,7 +186,7 @@ class _Measurement:
         self._transports: list[StreamTransport] = []
         self._sources: list[_Source] = []
         self._acknowledged: list[int] = []
-        """Acknowledged bytes of each stream at the start of the measurement."""
+        """Number of bytes that each stream had acknowledged when the measurement started."""
         self._started = self._reported_at = 0.0
         self._reported_bytes = 0
 
@@ -181,7 +194,7 @@ class _Measurement:
         self._on_counted += size
 
     async def connect(self, client: Client, address: DmsgAddress, parallel: int, timeout: float) -> None:
-        """Open the streams, and print the round trip to the peer."""
+        """Open the streams, and print the round-trip time to the peer."""
         factory = Factory.forProtocol(lambda: _MeasuredStream(self._reactor, self._count))
         factory.noisy = False
         self._protocols = [
@@ -202,7 +215,7 @@ class _Measurement:
         )
 
     def begin(self, seconds: float) -> None:
-        """Send the peer the settings of the measurement, and start sending data unless the peer sends."""
+        """Send the settings of the measurement to the peer.  Start sending data, unless the peer is to send."""
         self._started = self._reported_at = time.perf_counter()
         self._acknowledged = [one.acknowledged_bytes or 0 for one in self._transports]
         header = json.dumps({"reverse": self._reverse, "seconds": seconds}).encode() + b"\n"
@@ -212,7 +225,9 @@ class _Measurement:
                 self._sources.append(_Source(self._reactor, transport))
 
     def _total(self) -> int:
-        """Return the number of bytes received or acknowledged so far."""
+        """Return the number of bytes that the receiving side has received since the start, as far as this side
+        knows.
+        """
         acknowledged = [transport.acknowledged_bytes for transport in self._transports]
         known = [size for size in acknowledged if size is not None]
         if self._reverse or len(known) < len(acknowledged):
@@ -230,7 +245,7 @@ class _Measurement:
     async def received(self) -> None:
         """Wait until the peer has sent all its data.
 
-        :raises DmsgError: a stream was lost before.
+        :raises DmsgError: a stream was lost.
         """
 
         ends = await gatherResults([protocol.lost for protocol in self._protocols])
@@ -239,7 +254,9 @@ class _Measurement:
             raise DmsgError(f"stream was lost: {broken}")
 
     async def sent(self, seconds: float) -> None:
-        """Wait until the time is over or a stream is lost, and then until all data are acknowledged."""
+        """Wait until the time is over or a stream is lost.  Then stop sending, and wait until all data is
+        acknowledged.
+        """
 
         waiting: Deferred[None] = Deferred()
 
@@ -254,12 +271,13 @@ class _Measurement:
         for source in self._sources:
             source.finish()
         for transport in self._transports:
-            await transport.send(b"")  # The acknowledgement of this frame covers all earlier ones.
+            # Frames are acknowledged in order, so the acknowledgement of this frame covers all earlier ones.
+            await transport.send(b"")
 
     def tell_result(self) -> None:
         """Print the throughput of the whole measurement, and close the streams.
 
-        :raises DmsgError: nothing was counted.
+        :raises DmsgError: this side sent, and the streams do not count acknowledged bytes.
         """
         passed, total = time.perf_counter() - self._started, self._total()
         if not self._reverse and self._transports[0].acknowledged_bytes is None:

@@ -1,4 +1,4 @@
-"""Command ``dmsg messaging``: uses the Messaging System, the protocol before dmsg."""
+"""Command ``dmsg messaging``: uses the Messaging System, the predecessor of dmsg."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MessagingSettings:
-    """Settings of a client, taken from the options."""
+    """Settings of a client of the Messaging System, which the options of a command set."""
 
     discovery: tuple[str, ...]
     key_file: str | None
@@ -54,7 +54,7 @@ class MessagingSettings:
     ids: str = "one"
 
     def make(self, reactor: Reactor) -> Client:
-        """Make a client that is not started."""
+        """Create the client.  It is not started yet."""
         from dmsg.messaging.client import Client
 
         return Client(
@@ -98,7 +98,9 @@ ids_option = click.option(
 
 
 def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Add the options that all commands with a client share; the command gets them as ``settings``."""
+    """Decorate a command with the options that all commands of ``dmsg messaging`` share.  The command gets their values
+    as the argument ``settings``.
+    """
 
     @functools.wraps(command)
     def with_settings(
@@ -208,8 +210,8 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
     """Measure the time to open a channel to PUBLIC_KEY.
 
     The protocol has no acknowledgements, so the measured time is one round trip through the server plus the key
-    agreement of both ends. The peer's client answers, and its program need not listen. The program of a Go
-    client sees channels open and close.
+    agreement of both ends. The peer's client answers; its program need not listen. If the peer is a Go client, its
+    program sees channels open and close.
 
     \b
     Example:

@@ -32,9 +32,9 @@ port_option = click.option(
 
 
 def target_and_port(target: tuple[PubKey, int | None], port: int | None) -> tuple[PubKey, int | None]:
-    """Combine ``KEY:PORT`` and ``--port``.
+    """Return the key and the port to measure, from the argument ``KEY:PORT`` and the option ``--port``.
 
-    :raises click.UsageError: they name two different ports.
+    :raises click.UsageError: argument and option name different ports.
     """
     key, said = target
     if said is not None and port not in (None, said):
@@ -43,7 +43,7 @@ def target_and_port(target: tuple[PubKey, int | None], port: int | None) -> tupl
 
 
 class _PingPrinter:
-    """Printer of round-trip times and of their summary."""
+    """Printer of the round-trip times of a measurement, and of their summary."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -66,7 +66,7 @@ class _PingPrinter:
     def end(self) -> None:
         """Print the summary.
 
-        :raises SystemExit: some round trips were lost.
+        :raises SystemExit: some round trips had no answer.
         """
         lost = self._count - len(self._times)
         if self._times:
@@ -95,7 +95,7 @@ def ping(
 ) -> None:
     """Measure round-trip times to PUBLIC_KEY or KEY:PORT through its server.
 
-    The peer's client answers; its programs do not notice, and none of them must listen unless you name a port.
+    The peer's client answers, and its programs do not notice. A program must listen there only if you name a port.
 
     \b
     Examples:

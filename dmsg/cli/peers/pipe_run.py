@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Console(Protocol):
-    """Protocol of standard input and output; input and stream pause each other."""
+    """Protocol of standard input and output.  Each direction is paused while its receiver does not accept data."""
 
     def __init__(self, stream: _Stream, wait: float | None) -> None:
         self._stream = stream
@@ -48,27 +48,29 @@ class _Console(Protocol):
             self._stream.transport.write(data)
 
     def readConnectionLost(self) -> None:
-        """Handle the end of input."""
+        """Handle the end of standard input."""
         self._stream.end_of_input(self._wait)
 
     def writeConnectionLost(self) -> None:
-        """Handle that standard output is closed or cannot be written."""
+        """Abort the stream, because standard output was closed or cannot be written."""
         if not self._stream.output_ended:
             self._stream.output_failed()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if not reason.check(ConnectionDone):
-            # This is an error: the output was lost before all received data were written.
+            # Standard output was lost before all received data was written.
             self._stream.output_lost()
         self._stream.end_of_input(0)
 
 
 @implementer(IHalfCloseableProtocol)
 class _Stream(Protocol):
-    """Protocol of the stream; ``done`` fires when it has ended, and fails if the end was not clean.
+    """Protocol of the stream that is connected to standard input and output.
 
-    :param wait: seconds to continue after the end of input.  With None, the stream continues until the other side ends
-        if it knows half-close, and otherwise ends at once.
+    :param done: Deferred that fires when the stream has ended, and fails if data was lost.
+    :param wait: seconds until this side closes the stream after the end of input.  With None, the stream is
+        half-closed, and continues until the other side ends; if the other side cannot half-close, the stream is closed
+        at once.
     """
 
     def __init__(self, reactor: Reactor, done: Deferred[None], wait: float | None) -> None:
@@ -86,8 +88,9 @@ class _Stream(Protocol):
         from twisted.internet.stdio import StandardIO
 
         class Console(StandardIO):
-            """Standard input and output that report a failure of the last write, which Twisted's do not when
-            half-closing."""
+            """Standard input and output that also report a failure of the last write.  Twisted's class does not report
+            it while half-closing.
+            """
 
             def childConnectionLost(self, fd: str, reason: Failure) -> None:
                 if fd == "write" and not reason.check(ConnectionDone):
@@ -104,7 +107,7 @@ class _Stream(Protocol):
         self._console.write(data)
 
     def end_of_input(self, wait: float | None) -> None:
-        """Half-close the stream and let the other side finish, or close it after ``wait`` seconds."""
+        """Half-close the stream, so that the other side can finish, or close it after ``wait`` seconds."""
         if self._ending or self.transport is None:
             return
         self._ending = True
@@ -115,22 +118,24 @@ class _Stream(Protocol):
         self._close_call = self._reactor.callLater(wait or 0, self._close)
 
     def readConnectionLost(self) -> None:
-        """Close standard output, because the other side sends no more data; at a terminal, end the whole command."""
+        """Close standard output, because the other side sends no more data.  At a terminal, close the whole stream."""
         assert self._console is not None
         self.output_ended = True
         self._console.unregisterProducer()
         self._console.loseWriteConnection()  # type: ignore[attr-defined]
-        # If this side has ended, too, the stream is closed.  At a terminal it is closed in any case: otherwise a person
-        # would have to type an end of input.
+        # The stream is closed if this side has ended, too. At a terminal it is closed in any case, because a person
+        # would otherwise have to type an end of input.
         if self._ending or os.isatty(0):
             self._ending = True
             self._close()
 
     def writeConnectionLost(self) -> None:
-        """Do nothing, because this only says that the other side knows that no more data follow."""
+        """Do nothing: this event only means that the other side knows that no more data follows."""
 
     def output_failed(self) -> None:
-        """Abort the stream because its data cannot be written; the peer then knows that the data did not arrive."""
+        """Abort the stream, because received data cannot be written.  The peer thus learns that the data did not
+        arrive.
+        """
         if self._is_closed or self.transport is None:
             return
         self._ending = True
@@ -138,7 +143,7 @@ class _Stream(Protocol):
         self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def interrupt(self) -> None:
-        """End the stream early, for example after Ctrl-C."""
+        """Abort the stream, because the command was cancelled, for example by Ctrl-C."""
         if not self._is_closed and self.transport is not None:
             self._ending = True
             self.transport.abortConnection()  # type: ignore[attr-defined]
@@ -149,7 +154,7 @@ class _Stream(Protocol):
 
     def _close(self) -> None:
         assert self.transport is not None
-        # Like TCP, a stream closes only after its producer is unregistered.
+        # Like a TCP connection, a stream closes only after its producer is unregistered.
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
         self.transport.loseConnection()
 
@@ -162,7 +167,7 @@ class _Stream(Protocol):
         if self._console is not None:
             self._console.unregisterProducer()
             self._console.loseConnection()
-        # The output is closed only after the printed data are written.
+        # The delay lets standard output write the received data first.
         self._reactor.callLater(0.05, self._tell, None if reason.check(ConnectionDone) else reason)
 
     def _tell(self, reason: Failure | None) -> None:
@@ -171,7 +176,7 @@ class _Stream(Protocol):
 
 
 def _Half(console: _Console) -> object:
-    """Mark a protocol as half-closable, so that the end of input is distinguished from the end of both directions."""
+    """Declare a protocol half-closable.  Twisted then reports the end of input separately from the end of output."""
     from zope.interface import directlyProvides
 
     directlyProvides(console, IHalfCloseableProtocol)
@@ -179,7 +184,7 @@ def _Half(console: _Console) -> object:
 
 
 class OneStreamFactory(Factory):
-    """Factory that builds one protocol and refuses further connections."""
+    """Factory that accepts one stream, and refuses further ones."""
 
     noisy = False
 
@@ -201,22 +206,25 @@ class OneStreamFactory(Factory):
         return self._stream
 
     async def wait_until_ended(self, client: object) -> None:
-        """Wait until the stream has ended, with notices while the other side cannot be reached."""
+        """Wait until the stream has ended.  Print notices while the other side cannot be reached."""
         with watch_connection(
             self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice
         ):
             try:
                 await self.done
             except CancelledError:
-                # The stream is aborted here: the client would close it, which tells the other side that all data were
-                # sent and received.
+                # The stream is aborted here. If the client closed it, the other side would believe that all data had
+                # been sent.
                 if self._stream is not None:
                     self._stream.interrupt()
                 raise
 
 
 async def take_one(reactor: Reactor, client: AnyClient, wait: float | None, access: Access, port: int = 0) -> None:
-    """Accept one stream and join it to standard input and output, to its end."""
+    """Accept one stream, and connect it to standard input and output until it ends.
+
+    :param wait: seconds until this side closes the stream after the end of input, see :class:`_Stream`.
+    """
 
     factory = OneStreamFactory(reactor, wait, access)
     listening = await listening_at(client, factory, port, access=access, offers="standard input and output")
@@ -231,7 +239,11 @@ async def take_one(reactor: Reactor, client: AnyClient, wait: float | None, acce
 async def open_one(
     reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float | None
 ) -> None:
-    """Open a stream and join it to standard input and output, to its end."""
-    factory = OneStreamFactory(reactor, wait, Access(()))  # The user has named the peer, so the access list is empty.
+    """Open a stream, and connect it to standard input and output until it ends.
+
+    :param timeout: seconds that opening the stream may take.
+    :param wait: seconds until this side closes the stream after the end of input, see :class:`_Stream`.
+    """
+    factory = OneStreamFactory(reactor, wait, Access(()))  # The user has named the peer, so an empty rule admits it.
     await client.connect(remote, factory, timeout=timeout)
     await factory.wait_until_ended(client)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 SAMPLES = 5
-"""Number of round trips measured through each server; the shortest is shown."""
+"""Number of round trips that are measured through each server.  The shortest one is printed."""
 MAX_CAUSE = 40
 """Maximum characters of an error in a table cell."""
 
@@ -91,7 +91,7 @@ def _key_and_name(key: PubKey) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """Return the last cause of an error, short enough for a table cell."""
+    """Return the cause of an error, short enough for a table cell."""
     if isinstance(error, ConnectFailed) and error.attempts:
         text = error.attempts[-1][1]
     else:
@@ -110,7 +110,12 @@ async def _show_servers(
     cipher: str | None,
     timeout: float,
 ) -> None:
-    """Print a table with a row for each server, and why carriers failed."""
+    """Print a table with a row for each server, and the reasons why carriers failed.
+
+    :param servers: keys of the servers through which the peer is reachable.
+    :param used: server through which a first stream went, or None.
+    :param cipher: cipher of that stream.
+    """
     from rich.table import Table
 
     from dmsg.cli.screen import print_table, screen
@@ -137,7 +142,7 @@ async def _show_servers(
 async def _row(
     reactor: Reactor, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
 ) -> tuple[tuple[str, str, str, str, str], dict[str, str]]:
-    """Return the cells of a server's row, and why carriers failed, by carrier."""
+    """Return the cells of a server's row, and the reasons why carriers failed, by carrier."""
     from twisted.internet.defer import CancelledError
 
     from dmsg.apps.pings import open_probe
