@@ -161,7 +161,7 @@ class MistakeTests(WordsCase):
             (f"name add no_name {KEY}", "is not a name"),
             (f"name add {KEY} {KEY}", "is a public key: choose a name that is not one"),
             ("name show nobody", "neither a public key"),
-            ("config set nonsense x", "there is no setting"),
+            ("config set nonsense x", "cannot be set for all commands"),
             ("config set ping.nonsense x", "has no option"),
             ("send no-file -d http://x", "no-file: No such file"),
             (f"ping {KEY}:99999 -d http://x", "is not a port"),
