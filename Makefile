@@ -154,11 +154,12 @@ long-fuzz: $(VENV)/.test ## the property tests with many examples (EXAMPLES=2000
 	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m tests.run -j$(JOBS) --temp-directory=_trial_temp_$(@) $(subst /,.,$(FUZZED:.py=))
 	@$(BIN)/python -m tests.run --summary _trial_temp_$(@)
 
-long-lab: $(VENV)/.test ## random walks of streams and of the bus over faults and lies, and networks in network namespaces (SECONDS=600; root)
+long-lab: $(VENV)/.test ## random walks of each protocol family over faults and lies, and networks in network namespaces (SECONDS=600; root)
 	$(TRIAL) tests.testing.long_namespaces tests.testing.long_machines
 	$(BIN)/python -m dmsg.testing.walk --seconds $(SECONDS)
 	$(BIN)/python -m dmsg.testing.walk --seconds $(SECONDS) --lies
 	$(BIN)/python -m dmsg.testing.bus_walk --seconds $(SECONDS)
+	$(BIN)/python -m dmsg.testing.messaging_walk --seconds $(SECONDS)
 
 $(VENV)/.spark-s3: $(VENV)/.spark
 	@echo "installing an object store for tests into $(VENV)"
@@ -183,7 +184,7 @@ long-mutate: $(VENV)/.mutation ## whether tests notice seeded mutants of the cor
 	$(BIN)/python -m tests.mutation $(FAMILIES) --sample $(SAMPLE)
 
 WALKS ?= 100
-long-mutate-walks: $(VENV)/.test ## in how many walks each hand-made mutant of streams and of the bus is found (WALKS=100)
+long-mutate-walks: $(VENV)/.test ## in how many walks each hand-made mutant is found (WALKS=100)
 	$(BIN)/python -m tests.mutation.by_walks --walks $(WALKS)
 
 long-proofs: $(VENV)/.test ## the models of docs/proofs in all their states (spin, gcc)

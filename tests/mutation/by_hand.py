@@ -188,7 +188,28 @@ OF_THE_BUS: dict[str, tuple[str, Sequence[Change]]] = {
     ),
 }
 """Mutants of the message bus, by name. Walks of the bus find them."""
-MUTANTS = {**OF_STREAMS, **OF_THE_BUS}
+_ACKS = "dmsg.messaging.core.acks"
+_RELAY = "dmsg.messaging.core.relay"
+_SESSION = "dmsg.messaging.session"
+_TABLE = "dmsg.messaging.core.table"
+
+OF_MESSAGING: dict[str, tuple[str, Sequence[Change]]] = {
+    "a server does not close the channels of a lost client": (
+        _RELAY,
+        [("            self._close(end, notify=False)\n        self.congestion", "        self.congestion")],
+    ),
+    "a client does not end the channels of a lost connection": (
+        _SESSION,
+        [("call_isolated(stream.carrier_closed, CloseReason.PEER_DISCONNECTED)", "pass")],
+    ),
+    "messages that are read together are reordered": (
+        _TABLE,
+        [("                joined.append(data)", "                joined.insert(0, data)")],
+    ),
+    "read payloads are not acknowledged": (_ACKS, [("        self._due += self._read\n", "")]),
+}
+"""Mutants of the Messaging System, by name. Walks of that family find them."""
+MUTANTS = {**OF_STREAMS, **OF_THE_BUS, **OF_MESSAGING}
 INVISIBLE = {
     "frames without data are kept at RESUME": "an empty frame that is sent again is acknowledged and delivers nothing",
     "a stream that moved sends nothing": "both ends also send when they count the ACKs of a move",

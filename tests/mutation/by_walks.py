@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tests.mutation.by_hand import INVISIBLE, MUTANTS, OF_THE_BUS
+from tests.mutation.by_hand import INVISIBLE, MUTANTS, OF_MESSAGING, OF_THE_BUS
 
 FOUND = 10
 """Exit status of the process of a mutant that was found."""
@@ -78,10 +78,21 @@ def _walk_of_the_bus(seed: int) -> None:
     follow(draw(seed, STEPS, FAULTS))
 
 
+def _walk_of_messaging(seed: int) -> None:
+    from dmsg.testing.messaging_walk import FAULTS, STEPS, follow
+    from dmsg.testing.plan import draw
+
+    follow(draw(seed, STEPS, FAULTS))
+
+
 def try_one(name: str, first: int, walks: int) -> int:
     """Walk with the code of a mutant; print and return the number of walks until one failed, or 0 if none did."""
     sys.meta_path.insert(0, _Finder(name))
-    walk = _walk_of_the_bus if name in OF_THE_BUS else _walk_with_lies
+    walk = _walk_with_lies
+    if name in OF_THE_BUS:
+        walk = _walk_of_the_bus
+    elif name in OF_MESSAGING:
+        walk = _walk_of_messaging
     started = time.process_time()
     for number in range(walks):
         try:

@@ -1,0 +1,346 @@
+"""Random walk of the Messaging System through faults. The guarantees of channels are checked at every step.
+
+``python -m dmsg.testing.messaging_walk --seconds 60`` does one walk after another, each with another seed, until a walk
+fails, and prints the seed of this walk.
+
+A channel ends with its connection. So the guarantee is weaker than that of streams: what arrives is a beginning of what
+was sent, acknowledged data has arrived, and no channel hangs: after the faults, each channel either delivers everything
+or has ended at both ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from random import Random
+
+from twisted.internet.interfaces import IAddress, IProtocol
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError
+from dmsg.messaging.client import Client
+from dmsg.messaging.core.wire import Profile
+from dmsg.messaging.server import Server
+from dmsg.net.streams.transports import stream_of
+from dmsg.servers.settings import ServerSettings
+from dmsg.testing import faults
+from dmsg.testing.determinism import Trace
+from dmsg.testing.faults import Faults
+from dmsg.testing.lab import SERVER_PORT, Lab, repeatable_lab
+from dmsg.testing.logged_errors import no_logged_errors
+from dmsg.testing.plan import Plan, Step, draw
+from dmsg.testing.promise import Pattern, PromiseBroken
+
+SERVERS = ("server-1", "server-2", "server-3")
+CLIENTS = ("alice", "bob", "carol")
+STEPS = 60
+NUMBER = 8
+"""Size in bytes of the number with which the opening end of a channel begins. Channels have no ports, so the other end
+learns from it which channel it is."""
+CHANNELS = 6
+"""Maximum number of channels that are open at the same time."""
+UNACKNOWLEDGED = 1_000_000
+"""Maximum number of bytes that an end has sent and the other end has not received, with which the end sends more."""
+PATIENCE = 400.0
+"""Maximum seconds of the lab's time in which everything must recover after the last fault."""
+LEFT_OUT = frozenset({"poison", "slow reader", "reader goes on"})
+"""Faults that do not apply."""
+OPEN, CLOSE = "open", "close"
+FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), OPEN, OPEN, OPEN, CLOSE)
+"""Names of the faults of a walk. A fault that is listed twice happens twice as often."""
+
+
+class ChannelEnd(Protocol):
+    """End of a channel under test. It sends one pattern, and checks that the received bytes are another pattern.
+
+    :ivar acknowledged: number of bytes that the other end's program has acknowledged, if it acknowledges any.
+    :ivar received: number of bytes that arrived and were correct.
+    """
+
+    other: ChannelEnd
+
+    def __init__(self, sends: int, expects: int) -> None:
+        self._sends, self._expects = Pattern(sends), Pattern(expects)
+        self.sent = self.acknowledged = self.received = 0
+        self.lost: Failure | None = None
+
+    def say(self, size: int) -> None:
+        """Send ``size`` more bytes of the pattern."""
+        stream = stream_of(self)
+        self.sent += size
+
+        def arrived(_: object) -> None:
+            if stream.confirms:
+                self.acknowledged += size
+
+        stream.send(self._sends.take(size)).addCallbacks(arrived, lambda failure: failure.trap(DmsgError))
+
+    def dataReceived(self, data: bytes) -> None:
+        if data != self._expects.take(len(data)):
+            raise PromiseBroken(f"wrong bytes arrived after byte {self.received}")
+        self.received += len(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.lost = reason
+
+    def check(self) -> None:
+        """Check the guarantee for the bytes that this end has sent.
+
+        :raises PromiseBroken: more bytes are acknowledged than have arrived, or more bytes have arrived than were sent.
+        """
+        arrived = self.other.received
+        if not self.acknowledged <= arrived <= self.sent:
+            raise PromiseBroken(f"{self.sent} bytes were sent, {arrived} arrived and {self.acknowledged} acknowledged")
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all bytes have arrived, or both ends know that the channel has ended."""
+        if self.transport is None or self.other.transport is None:
+            return self.transport is None or self.lost is not None
+        return self.other.received == self.sent if self.lost is None else self.other.lost is not None
+
+
+class _Accepted(Protocol):
+    """Accepting end of a channel, until it has read the number of the channel."""
+
+    def __init__(self, ends: Sequence[ChannelEnd]) -> None:
+        self._ends = ends
+        self._data = b""
+        self._end: ChannelEnd | None = None
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._end is None:
+            self._data += data
+            if len(self._data) < NUMBER:
+                return
+            data, number = self._data[NUMBER:], int.from_bytes(self._data[:NUMBER], "big")
+            if number >= len(self._ends):
+                raise PromiseBroken("wrong bytes arrived at the beginning of a channel")
+            self._end = self._ends[number]
+            self._end.transport = self.transport
+        if data:
+            self._end.dataReceived(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._end is not None:
+            self._end.connectionLost(reason)
+
+
+class _Accepting(Factory):
+    noisy = False
+
+    def __init__(self, ends: Sequence[ChannelEnd]) -> None:
+        self._ends = ends
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol:
+        return _Accepted(self._ends)
+
+
+class _Opening(Factory):
+    noisy = False
+
+    def __init__(self, end: ChannelEnd) -> None:
+        self._end = end
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol:
+        return self._end
+
+
+class MessagingWalk:
+    """Random walk of a network of the Messaging System.
+
+    :param lab: lab in which only discovery runs.
+    :ivar faults: names of the faults so far, in order.
+    :ivar delivered: number of bytes that have arrived.
+    """
+
+    def __init__(self, lab: Lab, plan: Plan) -> None:
+        self.lab = lab
+        self.plan = plan
+        self.faults: list[str] = []
+        self._profile = Random(f"profile {plan.seed}").choice(list(Profile))
+        self._faults = Faults(_Servers(lab, self._profile), SERVERS, CLIENTS, [])
+        self._clients: dict[str, Client] = {}
+        self._accepting: list[ChannelEnd] = []
+        """Accepting ends, by the numbers of their channels."""
+
+    @property
+    def delivered(self) -> int:
+        """Number of bytes that have arrived."""
+        return sum(end.received + end.other.received for end in self._accepting)
+
+    def run(self) -> None:
+        """Do the walk, repair all faults, and check that no channel hangs.
+
+        :raises PromiseBroken: a channel has broken its guarantee.
+        :raises AssertionError: a channel hangs.
+        """
+        lab = self.lab
+        servers = _Servers(lab, self._profile)
+        for name in SERVERS:
+            servers.add_server(name)
+        for name in CLIENTS:
+            host = lab.network.host(name)
+            client = Client(
+                host.reactor, lab.key(name), lab.lookups(host), profile=self._profile, random=lab.random, min_servers=2
+            )
+            client.startService()
+            lab.clients[name] = self._clients[name] = client  # type: ignore[assignment]  # The lab only stops it.
+            client.listen(_Accepting(self._accepting))
+        lab.settle()
+        for step in self.plan.steps:
+            self._do(step)
+        self._faults.repair()
+        try:
+            lab.network.run_until(
+                lambda: all(end.is_settled and end.other.is_settled for end in self._accepting), PATIENCE
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self._hanging()}") from error
+        self.check()
+
+    def check(self) -> None:
+        """Check the guarantee of all channels.
+
+        :raises PromiseBroken: a channel has broken it.
+        """
+        for end in self._ends():
+            end.check()
+
+    def _hanging(self) -> str:
+        texts = [
+            f"sent {end.sent}, received {end.other.received}, ended: {bool(end.lost)}, {bool(end.other.lost)}"
+            for end in self._ends()
+            if not end.is_settled
+        ]
+        return f"{len(texts)} ends hang: {'; '.join(texts[:4])}; profile {self._profile.value}"
+
+    def _ends(self) -> list[ChannelEnd]:
+        return [one for end in self._accepting for one in (end.other, end)]
+
+    def _open_ends(self) -> list[ChannelEnd]:
+        return [end for end in self._ends() if end.transport is not None and end.lost is None]
+
+    def _do(self, step: Step) -> None:
+        ends = self._open_ends()
+        for number, size in step.says:
+            if number < len(ends) and ends[number].sent - ends[number].other.received < UNACKNOWLEDGED:
+                ends[number].say(size)
+        if step.fault:
+            self.faults.append(step.fault)
+            random = Random(step.chance)
+            if step.fault == OPEN:
+                self._open(random)
+            elif step.fault == CLOSE:
+                self._close(random)
+            else:
+                self._faults.make(step.fault, random)
+        self.lab.network.run(step.seconds)
+        self.check()
+
+    def _open(self, random: Random) -> None:
+        if len(self._open_ends()) >= 2 * CHANNELS:
+            return
+        number = len(self._accepting)
+        opening, accepting = ChannelEnd(number * 2, number * 2 + 1), ChannelEnd(number * 2 + 1, number * 2)
+        opening.other, accepting.other = accepting, opening
+        self._accepting.append(accepting)
+        one, two = random.sample(CLIENTS, 2)
+
+        def opened(_: IProtocol) -> None:
+            stream_of(opening).write(number.to_bytes(NUMBER, "big"))
+
+        connecting = self._clients[one].connect(self._clients[two].public_key, _Opening(opening))
+        connecting.addCallbacks(opened, lambda failure: failure.trap(DmsgError))
+
+    def _close(self, random: Random) -> None:
+        ends = self._open_ends()
+        if ends:
+            stream_of(random.choice(ends)).loseConnection()
+
+
+class _Servers:
+    """The lab's servers, of the Messaging System instead of the family of 2019."""
+
+    def __init__(self, lab: Lab, profile: Profile) -> None:
+        self._lab = lab
+        self._profile = profile
+        self.network, self.clock = lab.network, lab.clock
+        self.servers = lab.servers
+        self.kill, self.leave = lab.kill, lab.leave
+
+    def add_server(self, name: str) -> Server:
+        """Start a server on the host of that name."""
+        host = self.network.host(name)
+        host.revive()
+        server = Server(
+            host.reactor,
+            self._lab.key(name),
+            [f"tcp:{SERVER_PORT}:interface={host.address}"],
+            ServerSettings(
+                public_address=f"{host.address}:{SERVER_PORT}",
+                discovery=self._lab.lookups(host),
+                random=self._lab.random,
+            ),
+            profile=self._profile,
+        )
+        server.startService()
+        self.servers[name] = server  # type: ignore[assignment]  # The lab only stops and kills it.
+        return server
+
+
+def follow(plan: Plan) -> tuple[MessagingWalk, Trace]:
+    """Do the walk of a plan.
+
+    :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
+    """
+    trace = Trace()
+    with repeatable_lab(plan.seed, trace=trace) as lab:
+        walk = MessagingWalk(lab, plan)
+        try:
+            with no_logged_errors():
+                walk.run()
+                lab.stop()
+        except AssertionError as error:
+            last = "\n".join(trace.last)
+            text = f"seed {plan.seed}: {error}; faults: {', '.join(walk.faults)}; the last events:\n{last}"
+            raise type(error)(text) from error
+    return walk, trace
+
+
+def main() -> None:
+    """Do random walks for ``--seconds`` seconds, or until a walk fails. With ``--seed``, do only the walk of this
+    seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each walk")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        walk, trace = follow(draw(arguments.seed, arguments.steps, FAULTS))
+        sys.stdout.write(
+            f"seed {arguments.seed}: {walk.delivered} bytes arrived; faults: {', '.join(walk.faults)}\n"
+            f"{trace.count} events, hash {trace.digest()}\n"
+        )
+        return
+    end = time.monotonic() + arguments.seconds
+    first = int.from_bytes(os.urandom(4), "big")
+    count = delivered = 0
+    while time.monotonic() < end:
+        try:
+            delivered += follow(draw(first + count, arguments.steps, FAULTS))[0].delivered
+        except BaseException:
+            options = f"--seed {first + count} --steps {arguments.steps}"
+            sys.stdout.write(f"failed: python -m dmsg.testing.messaging_walk {options}\n")
+            raise
+        count += 1
+    seeds = f"{first} to {first + count - 1}"
+    sys.stdout.write(f"{count} walks, seeds {seeds}: {delivered} bytes arrived, all correct, and no channel hangs\n")
+
+
+if __name__ == "__main__":
+    main()

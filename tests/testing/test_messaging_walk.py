@@ -1,0 +1,63 @@
+"""Random walks of the Messaging System through faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.messaging.core.relay import Relay
+from dmsg.messaging.core.secure import ChannelCiphers
+from dmsg.testing.messaging_walk import FAULTS, follow
+from dmsg.testing.plan import Plan, draw
+from dmsg.testing.promise import PromiseBroken
+
+SEEDS = range(4)
+STEPS = 30
+
+
+def plan(seed: int) -> Plan:
+    return draw(seed, STEPS, FAULTS)
+
+
+class MessagingWalkTests(SynchronousTestCase):
+    """Walks with fixed seeds."""
+
+    def test_no_channel_breaks_its_guarantee(self) -> None:
+        delivered = 0
+        faults = set()
+        for seed in SEEDS:
+            walk, _ = follow(plan(seed))
+            delivered += walk.delivered
+            faults.update(walk.faults)
+        self.assertGreater(delivered, 100_000)
+        self.assertLessEqual({"kill", "leave", "pause", "reset", "open", "close"}, faults)
+
+    def test_a_seed_repeats_a_walk(self) -> None:
+        (_, one), (_, two) = follow(plan(1)), follow(plan(1))
+        self.assertEqual((one.count, one.digest()), (two.count, two.digest()))
+
+    def test_a_server_that_forgets_channels_is_found(self) -> None:
+        def forget(relay: Relay, peer: Any, limit: int = 0) -> bool:
+            peer.ends.clear()
+            return remove(relay, peer)
+
+        remove = Relay.remove
+        self.patch(Relay, "remove", forget)
+        self.found("ends hang")
+
+    def test_wrong_bytes_are_found(self) -> None:
+        decrypt = ChannelCiphers.open
+        self.patch(ChannelCiphers, "open", lambda ciphers, data: decrypt(ciphers, data)[::-1])
+        self.found("wrong bytes arrived")
+        self.assertTrue(self.flushLoggedErrors(PromiseBroken))
+
+    def found(self, text: str) -> None:
+        """Check that one of the walks fails with this text."""
+        errors = []
+        for seed in SEEDS:
+            try:
+                follow(plan(seed))
+            except AssertionError as error:
+                errors.append(str(error).partition("; faults")[0])
+        self.assertTrue(any(text in error for error in errors), errors)
