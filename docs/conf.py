@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     # modules that have no page
     ("py:class", r"dmsg\.(servers\.(relays|registration)|collector\.status_page)\b.*"),
     ("py:class", r"dmsg\.(analytics\.parquet|discovery\.checks\.overrides)\b.*"),
-    ("py:(exc|class)", r"CannotListenError|IPv4Address|IPv6Address|Handler"),
+    ("py:(exc|class)", r"CannotListenError|IPv4Address|IPv6Address|Handler|HTTPClient"),
 ]
 
 

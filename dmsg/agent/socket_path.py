@@ -72,7 +72,7 @@ def agent_path() -> Path | None:
 def find_agent(path: Path | None = None) -> FoundAgent | None:
     """Return the running agent, or None if no agent is running.
 
-    :param path: path of the agent's socket; None stands for the result of :func:`agent_path`.
+    :param path: path of the agent's socket; None stands for the result of ``agent_path``.
     :raises AgentError: the socket belongs to another user, or the agent does not answer or has another version.
     """
     path = path or agent_path()

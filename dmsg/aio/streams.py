@@ -25,7 +25,7 @@ class Stream(NamedTuple):
 
     :ivar reader: reader of the data that the peer sends.
     :ivar writer: writer of data to the peer. ``writer.get_extra_info("peername")`` returns the peer's
-    :class:`~dmsg.DmsgAddress`, and ``writer.get_extra_info("dmsg")`` returns the :class:`~dmsg.StreamTransport`.
+        :class:`~dmsg.DmsgAddress`, and ``writer.get_extra_info("dmsg")`` returns the :class:`~dmsg.StreamTransport`.
     """
 
     reader: asyncio.StreamReader

@@ -126,7 +126,7 @@ class Stream:
 
         :raises ConnectionError: the stream was lost before the peer ended its data. Data received before the loss is
             returned first.
-        :raises TimeoutError: no data arrived within :attr:`timeout`.
+        :raises TimeoutError: no data arrived within ``timeout`` seconds.
         """
         protocol = self._protocol
         with protocol.changed:

@@ -34,7 +34,7 @@ class Trace:
     """Hash of the events of a lab, in order.
 
     :ivar count: number of events.
-    :ivar last: the last events as text, at least :data:`KEPT` of them, or all events with ``keep_all``.
+    :ivar last: the last events as text, at least ``KEPT`` of them, or all events with ``keep_all``.
     """
 
     def __init__(self, *, keep_all: bool = False) -> None:
@@ -75,7 +75,7 @@ def _refuse_thread(thread: threading.Thread) -> NoReturn:
 class Determinism:
     """Context manager in which the process gets its random numbers from a seed, and its time from a clock.
 
-    :param clock: clock of the lab. The date is :data:`START` plus the seconds of this clock.
+    :param clock: clock of the lab. The date is ``START`` plus the seconds of this clock.
     :ivar ahead: function that returns by how many seconds the date of the present host is ahead of the lab's date. The
         present host is the one whose code runs.
     """

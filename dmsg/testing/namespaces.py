@@ -172,7 +172,7 @@ class Namespaces:
 
 
 class NamespaceLab(Namespaces):
-    """Lab of network namespaces, one for each host. The process :mod:`dmsg.testing.wire` forwards packets between them.
+    """Lab of network namespaces, one for each host. The process ``dmsg.testing.wire`` forwards packets between them.
 
     :param hosts: names of the hosts.
     :param seed: seed of the random events of the network.

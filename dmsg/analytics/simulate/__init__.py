@@ -67,7 +67,7 @@ class Simulation:
     def write(self, directory: Path) -> dict[str, int]:
         """Write a spool, its receipts as ``dmsg analytics verify`` would write them, and the list of planted anomalies.
 
-        :param directory: directory in which to create ``spool/``, ``checked/`` and the file :data:`TRUTH`.
+        :param directory: directory in which to create ``spool/``, ``checked/`` and the file ``TRUTH``.
         :returns: number of files written to ``spool`` and to ``checked``.
         """
         written = {"spool": 0, "checked": 0}

@@ -96,7 +96,7 @@ def check_iteration(head: Head | None, entry: Entry) -> bool:
 
     :returns: whether this is the first entry of the key.
     :raises EntryInvalid: the entry has not the next sequence, or no later timestamp. The error is
-    :class:`DeletedLater` if the key's previous entry was deleted after this timestamp.
+        :class:`DeletedLater` if the key's previous entry was deleted after this timestamp.
     """
     if head is None or head.deleted:
         if entry.sequence != 0:
