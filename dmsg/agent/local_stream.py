@@ -163,7 +163,7 @@ class OpenedStream:
             self.host = DmsgAddress(PubKey.from_hex(answer["host"]), int(answer["port"]))
             self.server = None if answer["server"] is None else PubKey.from_hex(answer["server"])
             self.secure = bool(answer["secure"])
-            # The member may be missing, because agents before 0.2 do not send it.
+            # Agents before 0.2 do not send this field.
             self.half_close = answer.get("half_close") is True
             self.binding = None if answer["binding"] is None else bytes.fromhex(answer["binding"])
         except (KeyError, TypeError, ValueError):

@@ -1,15 +1,15 @@
 """Protocol between a program and the agent over the agent's socket. No I/O.
 
-A connection begins with one request of the program, an object of JSON in one line, whose member ``do`` names the
-request.  The agent answers with one line: an object without ``error``, or ``{"error": NAME, "text": ...}``.  The data
-that follow depend on the request (docs/protocol/agent.md).  After ``connect`` and ``accept``, both sides send frames:
+A connection begins with one request of the program: a JSON object in one line, whose field ``do`` names the request.
+The agent answers with one line: an object without ``error``, or ``{"error": NAME, "text": ...}``.  What follows depends
+on the request (docs/protocol/agent.md).  After ``connect`` and ``accept``, both sides send frames:
 
 ====== ==== =========================================
 offset size field
 ====== ==== =========================================
 0      1    type, a :class:`Kind`
-1      4    length of the rest, big-endian
-5      n    the rest
+1      4    length of the payload, big-endian
+5      n    payload
 ====== ==== =========================================
 """
 

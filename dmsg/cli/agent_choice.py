@@ -69,8 +69,9 @@ def key_in(path: str | None) -> PubKey | None:
 
 
 def _is_suitable(settings: ClientSettings, agent: FoundAgent) -> bool:
-    """Whether the agent's connections satisfy the settings.  That is so if the settings are the defaults or the agent's
-    own.
+    """Whether the agent's connections satisfy the settings.
+
+    That is so if discovery and encryption are the agent's, and the other settings are the defaults.
     """
     usual = (ServerChoice(), RESUME_TIMEOUT, False, False, AUTO)
     asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share, settings.cipher)

@@ -36,9 +36,9 @@ VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: 
 def config(ctx: click.Context) -> None:
     """Show and change default option values.
 
-    The configuration file is ~/.config/dmsg/config.toml, or the file that DMSG_CONFIG names. Options of the
-    network stand at the top and apply to all commands; a table holds the options of one command. The command
-    line overrides the environment, and the environment overrides the file.
+    The configuration file is ~/.config/dmsg/config.toml, or the file that DMSG_CONFIG names. Network options are at its
+    top and apply to all commands; a table has the options of one command. The command line overrides the environment,
+    and the environment overrides the file.
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def _show_all() -> None:
 @click.argument("name")
 @click.argument("values", nargs=-1, required=True, metavar="VALUE...")
 def set_(name: str, values: tuple[str, ...]) -> None:
-    """Set NAME, or COMMAND.NAME; several VALUEs are a list."""
+    """Set the option NAME for all commands, or COMMAND.NAME for one; several VALUEs are a list."""
     parsed = [_parse(value) for value in values]
     _change(name, parsed[0] if len(parsed) == 1 else parsed)
 

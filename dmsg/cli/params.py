@@ -258,7 +258,7 @@ create_option = click.option("--create", is_flag=True, help="Create the key file
 share_option = click.option(
     "--share",
     is_flag=True,
-    help="Use the key although another program uses it; peers reach only the program that started last.",
+    help="Use the key even if another program uses it; peers then reach only the program that started last.",
 )
 servers_option = click.option(
     "--min-servers",
@@ -307,7 +307,7 @@ words_option = click.option(
     default=WORDS,
     show_default=True,
     type=click.IntRange(MIN_WORDS, MAX_WORDS),
-    help="Number of words in the code, each one of 2048.",
+    help="Number of words in the code; more words are harder to guess.",
 )
 
 
@@ -348,9 +348,9 @@ lan_option = click.option(
     default="off",
     show_default=True,
     type=click.Choice(["only", "also", "off"]),
-    help="Codes on this machine's own networks: only there, also there, or not there.",
+    help="Use codes on the local network: 'only' there, 'also' there, or not there ('off').",
 )
-qr_option = click.option("--no-qr", is_flag=True, help="Do not show the code as a QR code.")
+qr_option = click.option("--no-qr", is_flag=True, help="Do not show a QR code.")
 
 agent_option = click.option(
     "--agent/--no-agent",
@@ -361,7 +361,7 @@ agent_option = click.option(
 receipts_option = click.option(
     "--receipts/--no-receipts",
     default=False,
-    help="Sign receipts for servers that ask for them: the number of bytes delivered, and between which keys.",
+    help="Sign receipts for servers that ask for them; a receipt says how many bytes went between which keys.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Child processes of a command: starts them, waits for lines of their output, and makes sure that they end."""
+"""Child processes of a command: starts them, waits for lines of their output, and ends them with the command."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
 
 START_TIMEOUT = 30.0
-"""Seconds to wait until an entity says where it listens."""
+"""Seconds to wait until an entity has logged where it listens."""
 STOP_TIMEOUT = 12.0
-"""Seconds to wait until an entity stops; longer than the time that a server takes to shut down."""
+"""Seconds to wait until an entity has stopped.  A server needs less time to shut down."""
 KEPT_OUTPUT = 64 * 1024
-"""Bytes of output kept to be searched and shown."""
+"""Maximum bytes of a process's last output that are stored, to be searched and printed."""
 
 
 class Child(ProcessProtocol):
-    """Process protocol of a child.
+    """Process protocol of a child process.
 
-    :param log: called with each line of its output.
-    :ivar ended: Deferred that fires with the exit status, which is 128 plus the signal for a process that a signal
-        ended.
+    :param name: name of the process in messages.
+    :param log: callback invoked with each line of its output.
+    :ivar ended: Deferred that fires with the exit status.  If a signal ended the process, that is 128 plus the signal's
+        number.
     """
 
     def __init__(self, name: str, log: Callable[[str], object] | None = None) -> None:
@@ -41,7 +42,10 @@ class Child(ProcessProtocol):
         self._patterns: list[tuple[re.Pattern[bytes], Deferred[re.Match[bytes]]]] = []
 
     def line(self, pattern: str) -> Deferred[re.Match[bytes]]:
-        """Return a Deferred that fires with the first match in the output."""
+        """Return a Deferred that fires with the first match of a regular expression in the output.
+
+        It fails if the process ends before.
+        """
         found: Deferred[re.Match[bytes]] = Deferred()
         self._patterns.append((re.compile(pattern.encode()), found))
         self._search()
@@ -58,7 +62,7 @@ class Child(ProcessProtocol):
 
     @property
     def last_line(self) -> str:
-        """Last line of the output."""
+        """Last line of the output, or ``no output``."""
         return (self._output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"])[0]
 
     errReceived = outReceived
@@ -74,7 +78,7 @@ class Child(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         if reason.check(ProcessDone):
             self.status = 0
-        else:  # As in a shell, the status of a process that a signal ended is 128 plus the signal.
+        else:  # If a signal ended the process, the status is 128 plus its number, as in a shell.
             signal = getattr(reason.value, "signal", None)
             self.status = 128 + signal if signal else getattr(reason.value, "exitCode", None) or 1
         for _, found in self._patterns:
@@ -84,7 +88,10 @@ class Child(ProcessProtocol):
         self.ended.callback(self.status)
 
     def signal(self, name: str) -> None:
-        """Send a signal, unless the process has ended."""
+        """Send a signal to the process, unless it has ended.
+
+        :param name: name of the signal without SIG, such as ``TERM``.
+        """
         try:
             assert self.transport is not None
             self.transport.signalProcess(name)
@@ -93,7 +100,7 @@ class Child(ProcessProtocol):
 
 
 def start_twistd(reactor: Reactor, name: str, *arguments: str, directory: str) -> Child:
-    """Start ``twistd -n NAME ARGUMENTS`` with this interpreter."""
+    """Start an entity as ``twistd --nodaemon NAME ARGUMENTS``."""
     child = Child(name)
     command = [sys.executable, "-P", "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
     reactor.spawnProcess(child, sys.executable, [*command, name, *arguments], env=None, path=directory)
@@ -101,7 +108,7 @@ def start_twistd(reactor: Reactor, name: str, *arguments: str, directory: str) -
 
 
 async def address_of(reactor: Reactor, child: Child) -> str:
-    """Return ``host:port`` at which an entity says that it listens."""
+    """Return ``HOST:PORT`` at which an entity listens, once its log says so."""
 
     def too_late(_: object, seconds: float) -> None:
         raise DmsgError(f"{child.name} did not start within {seconds:g} s")
@@ -114,7 +121,7 @@ async def address_of(reactor: Reactor, child: Child) -> str:
 
 
 async def stop(reactor: Reactor, child: Child) -> int:
-    """Stop the process with SIGTERM, or after a while with SIGKILL, and return its exit status."""
+    """Stop a process with SIGTERM, or with SIGKILL if it does not end in time, and return its exit status."""
     if child.status is None:
         child.signal("TERM")
         waiting: Deferred[None] = Deferred()
@@ -135,9 +142,9 @@ async def stop(reactor: Reactor, child: Child) -> int:
 
 
 class Entities:
-    """Set of a discovery and servers, each a process of its own on a free port of loopback.
+    """Discovery, servers and other entities, each in a process of its own, with random ports on loopback.
 
-    :ivar children: processes in the order of their start.
+    :ivar children: processes in the order of their start.  :meth:`stop` stops them in reverse order.
     """
 
     def __init__(self, reactor: Reactor, directory: Path) -> None:
@@ -146,7 +153,10 @@ class Entities:
         self.children: list[Child] = []
 
     def start(self, name: str, *options: str) -> Child:
-        """Start an entity."""
+        """Start an entity.
+
+        :param name: name of its plugin of twistd.
+        """
         child = start_twistd(self._reactor, name, *options, directory=str(self._directory))
         self.children.append(child)
         return child
@@ -160,7 +170,10 @@ class Entities:
         return f"http://{await address_of(self._reactor, child)}"
 
     def server(self, name: str, url: str, *options: str) -> Child:
-        """Start a server with the key file of that name."""
+        """Start a server, with a key file of this name.
+
+        :param url: URL of the discovery with which the server registers.
+        """
         return self._start(
             "dmsg-server", f"--discovery={url}", f"--key-file={self._directory / name}.key", "--create", *options
         )

@@ -1,4 +1,4 @@
-"""Questions to the user at the terminal, asked without blocking the reactor."""
+"""Questions to the user at the terminal, which do not block the reactor."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 def can_ask() -> bool:
-    """Whether a user can answer questions."""
+    """Whether there is a terminal at which a user can answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def check_can_ask() -> None:
     """Check that a user can answer the question of ``--verify``.
 
-    :raises click.UsageError: no user can answer.
+    :raises click.UsageError: there is no terminal.
     """
     if not can_ask():
         raise click.UsageError("--verify asks whether two numbers are the same: it needs a terminal")
 
 
 def ask_code() -> Code:
-    """Ask for a code at the terminal, with completion of its words, until a valid one is typed.
+    """Ask the user for a code until a valid one is typed.  The Tab key completes its words.
 
     :raises click.UsageError: the input has ended.
     """
     from dmsg.apps.codes.words import Code, CodeError, completions
 
-    # Standard output is redirected meanwhile, because readline would write the prompt among the results.
+    # readline writes the prompt to standard output, so it is used only if that is a terminal.
     edited = sys.stdout.isatty() and not state.json
     if edited:
         import readline
@@ -49,9 +49,9 @@ def ask_code() -> Code:
             return found[number] if number < len(found) else None
 
         readline.set_completer(complete)
-        # No character separates words, so that completion treats the whole code as one word.
+        # Without delimiters, completion treats the whole code as one word.
         readline.set_completer_delims("")
-        readline.set_auto_history(False)  # The code is removed from the history, because it is secret.
+        readline.set_auto_history(False)  # A code is secret, so it must not be in the history.
         libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
         with suppress(AttributeError):
@@ -70,8 +70,9 @@ def ask_code() -> Code:
 
 
 def _read_line(prompt: str, edited: bool) -> str:
-    """Read a line.
+    """Print a prompt and read a line.
 
+    :param edited: whether to use readline.
     :raises EOFError: the input has ended.
     """
     if edited:
@@ -85,14 +86,16 @@ def _read_line(prompt: str, edited: bool) -> str:
 
 
 def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
-    """Ask a yes-or-no question and wait for a line; an empty one means ``default``, and the end of input means no.
+    """Ask a yes-or-no question, and return a Deferred that fires with the answer.  Cancelling it withdraws the
+    question.
 
-    Cancelling withdraws the question.
+    :param default: answer that an empty line gives.  The end of input means no.
     """
     from dmsg.cli.line_input import LineReader
 
-    with suppress(termios.error, OSError):  # The error is ignored, because the input may be no terminal.
-        # Pending input is dropped, because text that was typed before the question appeared is no answer to it.
+    # Text that the user typed before the question appeared is no answer to it, so it is dropped. That fails if
+    # standard input is not a terminal.
+    with suppress(termios.error, OSError):
         termios.tcflush(0, termios.TCIFLUSH)
     sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Notices to the user when the connection to the peer is lost for long."""
+"""Notices to the user while a stream has been without a connection to the peer for some time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dmsg.net.reactor import Reactor
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 CHECK_INTERVAL = 0.5
-"""Seconds between checks of the connection."""
+"""Seconds between two checks of the stream."""
 NOTICE_AFTER = 2.0
-"""Seconds of a lost connection after which a notice is printed."""
+"""Seconds without a connection after which a notice is printed."""
 
 
 def clock_time(seconds: float) -> str:
@@ -23,8 +23,9 @@ def clock_time(seconds: float) -> str:
 
 
 def patience_of(client: object) -> float:
-    """Return the seconds after which a lost stream of a client ends; for a client through the agent, the default of
-    clients."""
+    """Return the seconds after which a lost stream of a client ends.  A client that works through the agent does not
+    know them, so the default is returned.
+    """
     streams = getattr(client, "streams", None)
     return float(getattr(streams, "resume_timeout", RESUME_TIMEOUT))
 
@@ -33,11 +34,14 @@ def patience_of(client: object) -> float:
 def watch_connection(
     reactor: Reactor, transport_of: Callable[[], object], patience: float, print_notice: Callable[[str], None]
 ) -> Iterator[None]:
-    """Print a notice when the connection to the other side has been lost for long, which says how long the command
-    waits for it, and another one when it is back.
+    """Context manager that prints a notice when a stream has lost its connection for some time, and another when it is
+    back.
 
-    :param transport_of: returns the stream, or None while there is none.
-    :param patience: seconds after which the stream ends by itself.
+    The first notice says until when the command waits.
+
+    :param transport_of: function that returns the stream, or None while there is none.
+    :param patience: seconds after which a lost stream ends.
+    :param print_notice: function that prints a notice.
     """
     away = False
 

@@ -13,7 +13,7 @@ from dmsg.cli.output import EXIT_PIPE, writing_output
 
 
 class Screen(Console):
-    """Console that ends the command if its output cannot be written or its reader has ended."""
+    """Console of rich that ends the command if standard output cannot be written."""
 
     def print(self, *objects: object, **options: Any) -> None:
         """Print like rich's console, and end the command if this fails."""
@@ -30,18 +30,18 @@ class Screen(Console):
 def screen(width: int | None = None) -> Console:
     """Return the console for standard output.
 
-    :param width: number of columns if the output is no terminal.
+    :param width: number of columns if standard output is not a terminal; None for rich's default.
     """
     found = Screen()
     return found if found.is_terminal or width is None else Screen(width=width)
 
 
 UNBOUNDED = 10_000
-"""Number of columns that is enough for any table."""
+"""Number of columns that suffices for any table."""
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table, or, on a terminal that is too narrow for it, each row as lines of ``header: cell``."""
+    """Print a table.  If the terminal is too narrow for it, print each cell as a line ``HEADER: CELL``."""
     needed = Measurement.get(console, console.options.update(max_width=UNBOUNDED), table).maximum
     if not console.is_terminal or needed <= console.width:
         console.print(table)

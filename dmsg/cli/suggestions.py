@@ -1,4 +1,4 @@
-"""Suggestions for users who type the commands of another program out of habit."""
+"""Suggestions for users who type a command, or arguments, of another program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMMANDS = {
     "server": "twistd -n dmsg-server --help",
     "version": "dmsg --version",
 }
-"""Advice for commands of other programs, by the name of the command."""
+"""Text with the command of dmsg to use, by the command of another program."""
 BELOW = {
     "rm": "remove",
     "del": "remove",
@@ -59,14 +59,15 @@ BELOW = {
     "generate": "new",
     "gen": "new",
 }
-"""Names of subcommands, by the names that other programs use for the same purpose."""
+"""Names of subcommands of dmsg, by the names that other programs use for the same purpose."""
 
 
 def instead_of(given: str, path: str, commands: Iterable[str]) -> str | None:
-    """Return what to type in place of an unknown command, or None if nothing is similar.
+    """Return a suggestion what to type in place of an unknown command; None if no command is similar.
 
-    :param path: group in which the command was looked for, as in ``dmsg name``.
-    :param commands: commands of that group.
+    :param given: command that the user typed.
+    :param path: group to which the command would belong, such as ``dmsg name``.
+    :param commands: names of the commands in that group.
     """
     names = list(commands)
     if path == "dmsg" and given in COMMANDS:
@@ -78,11 +79,11 @@ def instead_of(given: str, path: str, commands: Iterable[str]) -> str | None:
 
 
 def arguments_instead(command: str, arguments: Sequence[str]) -> str | None:
-    """Return the correct line for arguments that follow another program's conventions, or None.
+    """Return the correct command line if the arguments follow the conventions of another program; else None.
 
-    :param command: first command, as in ``nc``.
+    :param command: command of dmsg, such as ``nc``.
     """
-    # Only words before the first option are used, because a word after an option may be the option's value.
+    # A word after an option may be the option's value, so only words before the first option are used.
     plain = list(takewhile(lambda one: not one.startswith("-"), arguments))
     if command in ("nc", "ping", "iperf", "trace") and len(plain) == 2 and plain[1].isdigit():
         return f"dmsg {command} {plain[0]}:{plain[1]}"

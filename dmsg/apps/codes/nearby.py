@@ -124,8 +124,9 @@ class AgreementRace:
             self._go_on()
 
     def source_ended(self, error: Failure | None = None) -> None:
-        """Record that a source adds no further candidates.  After the last source, the race ends with its running
-        agreements.
+        """Record that a source adds no further candidates.
+
+        Once all sources have ended, the race ends with the last running agreement.
 
         :param error: reason why the source found no candidate.
         """

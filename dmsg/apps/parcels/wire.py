@@ -8,8 +8,8 @@ Messages are ``length(4) || JSON``, big endian.  The sender offers one of::
 
 The receiver answers ``{"take": true}``, or ``{"take": false, "why": TEXT}``.
 
-A pipe follows as pieces ``length(4) || bytes``, of which the last has length 0, and the SHA-256 (32 bytes) of all
-bytes.  Files follow in these steps:
+The content of a pipe follows in pieces ``length(4) || bytes``.  The last piece has length 0, and the SHA-256 (32 bytes)
+of the whole content comes after it.  Files follow in these steps:
 
 * The sender lists the entries in messages ``{"entries": [...]}``, and ends the list with ``{"whole": true}``.
 * The receiver says which parts it has, ``{"have": [[INDEX, BYTES, SHA256], ...]}``, and ends with ``{"whole": true}``.

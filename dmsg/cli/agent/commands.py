@@ -126,7 +126,7 @@ def down() -> None:
     """Stop the agent.  Commands that use the agent wait until it is started again."""
     found = _found()
     try:
-        # The agent answers at once, and closes the connection when it has stopped. The loop ends then.
+        # The agent answers at once, and closes the connection when it has stopped. The call returns only then.
         list(lines(found.path, {"do": "down"}, patience=DOWN_TIME))
     except ConnectionError:
         pass

@@ -85,7 +85,7 @@ def _twins(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
     "--timeout", default=30.0, show_default=True, type=Seconds(0.1, 1800), help="Seconds to wait for the answer."
 )
 @click.option("--session", metavar="NAME", callback=_text, help="Session of the called twin.")
-@click.option("--keep", is_flag=True, help="Let the relay keep the request until the twin connects.")
+@click.option("--keep", is_flag=True, help="Let the relay queue the request until the twin connects.")
 @click.option("--schema", default="application/json", show_default=True, callback=_text, help="Media type of PAYLOAD.")
 @click.option("--no-encryption", is_flag=True, help="Send the request without end-to-end encryption.")
 @click.option("--no-update", is_flag=True, help="Do not update the twin's relays and keys in the registry.")
@@ -105,8 +105,8 @@ def call(
 ) -> None:
     """Call COMMAND of TWIN with PAYLOAD and print the answer.
 
-    PAYLOAD is a text, ``@FILE``, or ``-`` for standard input. If you call several twins, each answer is one
-    line of JSON.
+    PAYLOAD is a text, ``@FILE`` for the content of a file, or ``-`` for standard input. If you call several twins, each
+    answer is printed as one line of JSON.
     """
 
     from dmsg.cli.bus.rmb_run import client_for, line_of, payload_of

@@ -66,7 +66,11 @@ def _relays(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 
 relay_option = click.option(
-    "--relay", multiple=True, callback=_relays, metavar="RELAY", help="Domain or URL of a relay; repeatable."
+    "--relay",
+    multiple=True,
+    callback=_relays,
+    metavar="RELAY",
+    help="Domain or URL of a relay through which the twin is reached; repeatable.",
 )
 
 
@@ -253,7 +257,7 @@ def show(who: str, registry: str) -> None:
 def set_twin(
     registry: str, key_file: str | None, relay: tuple[str, ...], strict: bool | None, no_encryption: bool
 ) -> None:
-    """Change the relays or keys of a twin; the change is signed with its secret."""
+    """Change the relays or keys of a twin; the change is signed with the twin's secret."""
 
     from dmsg.cli.client_run import run
     from dmsg.rmb.registry.service import open_registry

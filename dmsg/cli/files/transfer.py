@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     "--receivers",
     type=click.IntRange(1, MAX_RECEIVERS),
     metavar="N",
-    help=f"With --to-many: number of receivers for whom the code is good.  Default: {MAX_RECEIVERS} until --expires.",
+    help=f"With --to-many: number of receivers that may use the code.  Default with --expires: {MAX_RECEIVERS}.",
 )
 @expires_option
 @click.option("--verify", is_flag=True, help="Show a number to compare with the peer's before anything is sent.")

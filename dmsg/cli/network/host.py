@@ -49,7 +49,7 @@ class CarrierType(click.ParamType[Carrier]):
     default=9180,
     show_default=True,
     type=click.IntRange(1, 65534),
-    help="TCP port of the server's live page, for this machine alone; discovery's page has the port after it.",
+    help="TCP port of the server's status page, for this machine alone; discovery's status page has the next port.",
 )
 @click.option(
     "--allow",

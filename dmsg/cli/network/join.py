@@ -30,10 +30,10 @@ class _OtherNetwork(DmsgError):
 
 @command()
 @click.argument("invitation", nargs=-1, required=True)
-@click.option("--name", help="Name for the network here.  Default: the name in the invitation.")
+@click.option("--name", help="Your name for the network.  Default: the name in the invitation.")
 @proxy_option
 @click.option(
-    "--no-check", is_flag=True, help="Do not ask discovery first whether it is the network of the invitation."
+    "--no-check", is_flag=True, help="Join without the check that discovery has the entry of the invited server."
 )
 def join(invitation: tuple[str, ...], name: str | None, no_check: bool) -> None:
     """Join the network of an invitation that 'dmsg host' has printed.

@@ -24,7 +24,13 @@ SIZES = (64, 1024, 16 * 1024, 60_000)
 @command()
 @click.argument("public_key", type=PUBLIC_KEY, required=False)
 @click.option("--serve", is_flag=True, help="Receive the messages that other 'dmsg bench' commands send.")
-@click.option("--size", "sizes", multiple=True, type=click.IntRange(1, 10**7), help="Bytes per message; repeatable.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.IntRange(1, 10**7),
+    help=f"Bytes per message; repeatable.  Default: {', '.join(map(str, SIZES))}.",
+)
 @click.option(
     "--seconds", default=2.0, show_default=True, type=Seconds(0.1, 3600), help="Seconds to measure each size."
 )

@@ -84,7 +84,7 @@ acks_option = click.option(
     show_default=True,
     type=click.Choice(list(ACKS)),
     help=(
-        "With skywire: whether the Go program acknowledges data, as Go programs did until "
+        "With --profile skywire: whether the Go program acknowledges data, as Go programs did until "
         "2019-04-15; auto decides by its first frame."
     ),
 )
@@ -93,7 +93,7 @@ ids_option = click.option(
     default="one",
     show_default=True,
     type=click.Choice(list(IDS)),
-    help="With skywire: number of ids in the answer to OpenChannel; Go programs read two since 2019-03-13.",
+    help="With --profile skywire: number of ids in the answer to OpenChannel; Go programs read two since 2019-03-13.",
 )
 
 
@@ -144,10 +144,10 @@ def messaging_options(command: Callable[..., object]) -> Callable[..., object]:
 
 @group()
 def messaging() -> None:
-    """Use the Messaging System, the predecessor of dmsg, whose servers are `twistd dmsg-messaging-server`.
+    """Use the Messaging System, the predecessor of dmsg.
 
-    Do not use the key of a dmsg client: the entry of a key in discovery can belong to only one of the two
-    protocols.
+    Its servers run as `twistd dmsg-messaging-server`. Do not use the key of a dmsg client: the entry of a key in
+    discovery can belong to only one of the two protocols.
     """
 
 

@@ -25,8 +25,8 @@ port_option = click.option(
     "-p",
     type=click.IntRange(0, 65535),
     help=(
-        "Connect to this port, on which the peer must listen.  Default: the peer's client "
-        "answers, whatever listens there."
+        "Connect to this port, on which a program of the peer must listen.  Default: no port; the peer's client "
+        "answers itself."
     ),
 )
 
@@ -95,7 +95,7 @@ def ping(
 ) -> None:
     """Measure round-trip times to PUBLIC_KEY or KEY:PORT through its server.
 
-    The peer's client answers, and its programs do not notice. A program must listen there only if you name a port.
+    The peer's client answers, and its programs do not notice. If you name a port, a program must listen there.
 
     \b
     Examples:

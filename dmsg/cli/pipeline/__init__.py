@@ -1,1 +1,1 @@
-"""Command group ``dmsg analytics``: runs the pipeline, maintains its tables, and answers questions from them."""
+"""Command group ``dmsg analytics``: runs the data pipeline, maintains its tables, and answers questions from them."""

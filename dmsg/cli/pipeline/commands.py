@@ -38,9 +38,9 @@ from dmsg.cli.pipeline.watch import attention, watch
 from dmsg.errors import DmsgError, WrongUse
 
 RECEIPTS = "receipts"
-"""Directory of verified receipts below the directory of the tables."""
+"""Directory for verified receipts, inside the directory of the tables."""
 SMALL_SIMULATION = 300_000
-"""Number of transports up to which a simulation is short."""
+"""Maximum number of transports of a simulation for which Spark is configured for little work."""
 
 receipts_option = directory_option(
     "--receipts", "Directory of verified receipts.  Default: verify the receipts in the spool.", required=False
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def _load_of(spool: str, receipts: str | None, out: str) -> Load:
-    """Return the expected amount of work of a run, from the size of the files that it may have to read."""
+    """Return the expected amount of work of a run, estimated from the sizes of the files that it may read."""
     from dmsg.analytics.listing import DirectoriesRead, recent_bytes
     from dmsg.analytics.main import sources
     from dmsg.analytics.session import Load
@@ -70,7 +70,11 @@ def _load_of(spool: str, receipts: str | None, out: str) -> Load:
 
 
 def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Verification]:
-    """Verify new receipts, and return the directory of the verified ones."""
+    """Verify new receipts.
+
+    :param clear: whether to store public keys instead of pseudonyms.
+    :returns: directory of the verified receipts, or None if a directory is not on this machine; and the result.
+    """
     from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
     from dmsg.telemetry.verify import Verification, verify_spool
 
@@ -84,7 +88,7 @@ def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, V
 
 
 def _check_separate(spool: str, out: str) -> None:
-    """Check that the tables are not inside the spool, where they would be read as events."""
+    """Check that the tables are not inside the spool, where their files would be read as events."""
     source, tables = local_directory(spool), local_directory(out)
     if source is not None and tables is not None and tables.resolve().is_relative_to(source.resolve()):
         raise WrongUse(f"--out {out} lies in --spool {spool}")
@@ -150,7 +154,7 @@ def run(
 
 
 def _fields(outcome: RunOutcome) -> dict[str, object]:
-    """Return the summary of a run for ``--json``."""
+    """Return the fields of a run's result for ``--json``."""
     return {
         "run": outcome.state.run,
         "events": outcome.events,
@@ -163,7 +167,7 @@ def _fields(outcome: RunOutcome) -> dict[str, object]:
 
 
 def _say_left(left: Left) -> None:
-    """Print a line for each reason for which files could not be read."""
+    """Print a line for each reason why files could not be read."""
     from dmsg.telemetry.spool_listing import left_lines
 
     for line in left_lines(left):
@@ -186,8 +190,10 @@ def _outcome_text(outcome: RunOutcome) -> str:
 
 @contextlib.contextmanager
 def _one_stream(out: str) -> Iterator[None]:
-    """Context manager that excludes other streams, because Spark's checkpoints allow only one.  Runs are possible
-    between its batches."""
+    """Context manager that prevents a second stream over the same tables, because Spark's checkpoints allow only one.
+
+    Runs are still possible, between two batches of the stream.
+    """
     directory = local_directory(out)
     if directory is None:
         yield
@@ -255,7 +261,7 @@ def stream(
     if receipts is None:
         receipts, _ = _check_receipts(spool, out, clear=clear_keys)
     with _one_stream(out), session(master, memory, conf, _load_of(spool, receipts, out)) as spark:
-        # These handlers are set after Spark has started, because Spark sets its own at its start.
+        # Spark sets handlers of its own when it starts, so these are set afterwards.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
 
@@ -281,8 +287,8 @@ def stream(
 def verify(spool: Path, out: Path, clear_keys: bool) -> None:
     """Verify the signatures of receipts, for a later run on another machine.
 
-    --out gets a file of checked receipts for each file of the spool; give it to
-    run with --receipts.
+    For each file of the spool, a file of verified receipts is written into --out. Use that directory as --receipts of
+    `dmsg analytics run`.
     """
     from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
     from dmsg.telemetry.spool_listing import merge
@@ -365,14 +371,14 @@ def demo(directory: Path | None, seconds: float) -> None:
     from dmsg.cli.client_run import run as run_reactor
     from dmsg.cli.demos.pipeline import PipelineDemo, compute
 
-    find_java()  # A missing Java is reported before anything is started.
+    find_java()  # If Java is missing, the command fails here, before it starts anything.
     place = (directory or Path(tempfile.mkdtemp(prefix="dmsg-pipeline-"))).absolute()
     place.mkdir(parents=True, exist_ok=True)
 
     async def network(reactor: Reactor) -> None:
         shown = PipelineDemo(reactor, place, seconds)
         await shown.run()
-        # Spark starts after the network has stopped, as it would for a person who runs one command after the other.
+        # Spark starts after the network has stopped, as for a user who runs one command after the other.
         await deferToThread(compute, shown, place)
 
     run_reactor(network)

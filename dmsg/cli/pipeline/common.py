@@ -1,4 +1,4 @@
-"""Parts that all commands of ``dmsg analytics`` share: a session, options, one-line errors."""
+"""Parts that the commands of ``dmsg analytics`` share: Spark's session, options, and errors printed as one line."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 ARCHIVES = "spark"
-"""Directory of archives of Java's classes, below the user's cache directory."""
+"""Directory for archives of Java classes, inside the user's cache directory."""
 TEMPORARY = "spark.local.dir="
-"""Start of a value of --conf that names the directories of Spark's temporary files."""
+"""Beginning of a value of --conf that sets the directories of Spark's temporary files."""
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
 def errors_in_one_line(command: Callable[..., object]) -> Callable[..., object]:
-    """Decorate a command so that an error that the user can fix is one line and the exit status 1."""
+    """Decorate a command so that errors that a user can fix are printed as one line, with exit status 1."""
 
     @functools.wraps(command)
     def wrapped(*args: object, **options: object) -> object:
@@ -50,7 +50,7 @@ def errors_in_one_line(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def _fail_if_disk_is_full(error: Exception, options: dict[str, object]) -> None:
-    """End the command with an explanation if a full disk is the cause of the error.
+    """If a full disk has caused an error, print an explanation and end the command.
 
     :param options: options of the command, which name the directories that it writes.
     """
@@ -67,7 +67,7 @@ def _fail_if_disk_is_full(error: Exception, options: dict[str, object]) -> None:
 
 
 def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
-    """Decorate a command that reads tables, so that its errors are one line and a missing package is explained."""
+    """Decorate a command that reads tables.  Errors are printed as one line, and a missing package is explained."""
 
     @functools.wraps(command)
     @errors_in_one_line
@@ -92,7 +92,7 @@ def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def needs_spark(command: Callable[..., object]) -> Callable[..., object]:
-    """Decorate a command that uses Spark, so that the errors of Spark and of tables are one line."""
+    """Decorate a command that uses Spark.  Errors of Spark and of tables are printed as one line."""
 
     @functools.wraps(command)
     @needs_tables
@@ -140,20 +140,31 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Check that a value is not empty, because an empty value, as from an unset shell variable, would mean the present
-    directory."""
+    """Check that a value is not empty.
+
+    An empty value, as from a shell variable that is not set, would otherwise mean the working directory.
+    """
     if value is not None and not value.strip():
         raise click.BadParameter("is empty")
     return value
 
 
 def directory_option(name: str, text: str, *, required: bool = True) -> Callable[[_Command], _Command]:
-    """Return the option for a directory or a URI."""
+    """Return the decorator of an option whose value is a directory or a URI.
+
+    :param name: name of the option.
+    :param text: help text of the option.
+    """
     return click.option(name, required=required, metavar="DIR", help=text, callback=not_empty)
 
 
 def local_directory_option(name: str, text: str, *, exists: bool = False) -> Callable[[_Command], _Command]:
-    """Return the required option for a directory of this machine, whose value is a Path."""
+    """Return the decorator of a required option whose value is a directory of this machine, as a Path.
+
+    :param name: name of the option.
+    :param text: help text of the option.
+    :param exists: whether the directory must exist.
+    """
     kind = click.Path(exists=exists, file_okay=False, path_type=Path)
     return click.option(name, required=True, type=kind, metavar="DIR", help=text)
 
@@ -171,7 +182,7 @@ def as_of_option(command: Callable[..., object]) -> Callable[..., object]:
 
 
 def _end_of_day(ctx: click.Context, param: click.Parameter, value: datetime | None) -> datetime | None:
-    """Return the end of the day for a time that is only a day."""
+    """Return a time in UTC.  If the value is only a day, the time is the end of that day."""
     if value is None:
         return None
     if value.time() == datetime.min.time():
@@ -185,8 +196,10 @@ def tables_option(text: str = "Directory or URI of the tables.") -> Callable[[_C
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Context manager with a progress bar; yields a function to call with the name of a step, the amount done, and the
-    whole amount."""
+    """Context manager that shows a progress bar.
+
+    It yields a function to call with the name of the present step, the amount done, and the total amount or None.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -224,7 +237,7 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], load: Load) 
             )
     except SparkFailed as error:
         raise SparkFailed(f"{error}{words.why()}") from None
-    # Spark's handler is replaced, because it would ask Java to stop in the middle of another request.
+    # Spark's own handler would send Java a request in the middle of another one.
     signal.signal(signal.SIGINT, _interrupted)
     try:
         yield spark
@@ -234,16 +247,20 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], load: Load) 
 
 
 def _interrupted(number: int, frame: object) -> None:
-    """End the process at once on Ctrl-C.  The tables survive this, as they survive kill -9, and Spark's Java process
-    ends by itself."""
+    """End the process at once, because of Ctrl-C.
+
+    The tables survive this, as they survive kill -9.  Spark's Java process ends by itself.
+    """
     os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + b"dmsg: interrupted\n")
     os._exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager
 def silence_java() -> Iterator[_ErrorOutput]:
-    """Context manager within which the output of Java is hidden, unless --verbose is given; an error can be taken from
-    it."""
+    """Context manager within which the output of Java is hidden, unless --verbose was given.
+
+    It yields the buffer of this output, which tells why Java has failed.
+    """
     words = _ErrorOutput()
     if click.get_current_context().find_root().params.get("verbose"):
         yield words
@@ -253,7 +270,7 @@ def silence_java() -> Iterator[_ErrorOutput]:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    # The thread reads until Java ends, because Java keeps its end of the pipe open until then.
+    # Java keeps its end of the pipe open until it ends, so the thread has to read until then.
     threading.Thread(target=words.read, args=(reading,), daemon=True).start()
     try:
         yield words
@@ -264,7 +281,7 @@ def silence_java() -> Iterator[_ErrorOutput]:
 
 
 class _ErrorOutput:
-    """Buffer of the first 64 KiB of standard error."""
+    """Buffer of the first 64 KiB that Java has written to standard error."""
 
     LIMIT = 65536
 
@@ -273,14 +290,17 @@ class _ErrorOutput:
         self._at_end = threading.Event()
 
     def read(self, descriptor: int) -> None:
-        """Read the output in a thread of its own until all writers have closed it."""
+        """Read the output until all writers have closed the pipe.  Called in a thread of its own.
+
+        :param descriptor: descriptor of the pipe's reading end.
+        """
         with open(descriptor, "rb", buffering=0) as pipe:
             while piece := pipe.read(self.LIMIT):
                 self._output += piece[: self.LIMIT - len(self._output)]
         self._at_end.set()
 
     def why(self) -> str:
-        """Return why the process ended: the root cause of its first error, or else its last line."""
+        """Return a text that says why Java ended: the root cause of its first error, or else its last line."""
         if not self._at_end.wait(1) and not self._output:
             return ""
         lines = [line.strip() for line in self._output.decode(errors="replace").splitlines() if line.strip()]
@@ -291,5 +311,5 @@ class _ErrorOutput:
 
 
 def local_directory(uri: str) -> Path | None:
-    """Return the path of a directory of this machine, or None for another URI."""
+    """Return the path of a directory of this machine; None if the URI is of another kind."""
     return Path(uri) if "://" not in uri else None

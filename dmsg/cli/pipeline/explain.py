@@ -1,4 +1,4 @@
-"""Command ``dmsg analytics explain``: explains the verdict on a server for a day."""
+"""Command ``dmsg analytics explain``: explains the pipeline's verdict on a server for a day."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from dmsg.errors import DmsgError
 
 
 def _full_name(known: list[str], beginning: str) -> str:
-    """Return the full name of the server that a prefix, or a name of the address book, stands for.
+    """Return the full name, in the tables, of the server that the user means.
 
+    :param known: names of all servers in the tables.
+    :param beginning: beginning of a name, or a name of the address book.
     :raises DmsgError: no server matches, or several do.
     """
     from dmsg.analytics.explain import find_server
@@ -45,7 +47,7 @@ def _full_name(known: list[str], beginning: str) -> str:
 @tables_option()
 @click.argument("server")
 @click.argument("day", required=False, metavar="[DAY]", type=click.DateTime(["%Y-%m-%d"]))
-@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each section.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for each section.")
 @as_of_option
 @needs_tables
 def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: datetime | None) -> None:

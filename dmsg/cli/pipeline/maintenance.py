@@ -1,4 +1,4 @@
-"""Command group ``dmsg analytics``: the commands that maintain the tables (install, optimize, forget)."""
+"""Commands of ``dmsg analytics`` that maintain the tables: ``install``, ``optimize`` and ``forget``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dmsg.directories import cache_directory
 from dmsg.errors import DmsgError
 
 SMALL_FILES = 2
-"""Number of small files of one table and day from which ``optimize`` merges them."""
+"""Minimum number of small files of one table and day for which ``optimize`` merges them."""
 
 
 @command()
@@ -22,8 +22,8 @@ SMALL_FILES = 2
 def install() -> None:
     """Make Spark start faster on this machine.
 
-    Java writes an archive of the classes that Spark loads, about 180 MB in the cache directory, and starts from it with
-    half of the CPU time. Nothing needs the archive. Repeat the command after an update of Spark or Java.
+    Java writes an archive of the classes that Spark loads, about 180 MB in the cache directory. With the archive, a
+    start takes half of the CPU time. Spark also works without it. Repeat the command after an update of Spark or Java.
     """
     from dmsg.analytics.class_archive import make_archive
     from dmsg.analytics.session import find_java
@@ -57,9 +57,8 @@ def optimize(out: str) -> None:
 def forget(out: str, before: datetime) -> None:
     """Remove old days from all tables; needs no Java.
 
-    Event files that were already read are not read again, even if they still exist. The disk space becomes free
-    after eight days, when `--as-of` can no longer ask for the old state, or earlier with `dmsg analytics
-    optimize`.
+    Event files that were already read are not read again, even if they still exist. The disk space becomes free after
+    eight days, when `--as-of` can no longer show the old state, or earlier with `dmsg analytics optimize`.
     """
     from dmsg.analytics.store import Store
 

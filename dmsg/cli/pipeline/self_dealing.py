@@ -23,8 +23,8 @@ from dmsg.errors import DmsgError
 def self_dealing(out: str, day: datetime | None, as_of: datetime | None) -> None:
     """List servers whose credit may come from their operator's own clients; needs no Java.
 
-    A flag is a reason to ask, and no proof: keys cost nothing. No credit and no ranking depends on it. DAY defaults
-    to the newest day.
+    A flag is a reason to ask the operator, but no proof, because anybody can create many keys. Credits and rankings do
+    not depend on flags. DAY defaults to the newest day.
     """
     from dmsg.analytics.self_dealing import find_dealings, lines_of
     from dmsg.analytics.store import Store

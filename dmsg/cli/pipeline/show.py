@@ -58,9 +58,12 @@ def report(out: str, html: Path, as_of: datetime | None) -> None:
 @click.option("--day", metavar="DAY", help="Show only this day, as in 2026-01-31.  Default: the newest day.")
 @as_of_option
 @needs_tables
-# The function has many branches: three checks of options, and two layouts of the table.
+# The function has many branches: it checks three options, and has two layouts of the table.
 def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of: datetime | None) -> None:  # noqa: C901
-    """Show a gold table in the terminal; needs no Java.  `dmsg analytics tables` lists their names."""
+    """Show a gold table in the terminal; needs no Java.
+
+    TABLE defaults to placement. `dmsg analytics tables` lists the names of all gold tables.
+    """
     from pyarrow import compute
     from rich.table import Table
     from rich.text import Text
@@ -96,7 +99,7 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
         return
     for row in shown:
         grid.add_row(*(Text(_cell_text(row[name])) for name in names))
-    console = screen(10_000)  # Lines are not wrapped, which suits other programs and less -S.
+    console = screen(10_000)  # Without wrapping, the output suits other programs and less -S.
     if not console.is_terminal:
         grid.expand = False
     elif console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
@@ -165,7 +168,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
         try:
             PubKey.from_hex(row["server"])
         except DmsgError:
-            continue  # The key is left out, because nobody can have posted an entry with it.
+            continue  # The name is not a key, so no server can have posted an entry with it.
         servers.append({"static": row["server"], "weight": row["weight"], "reasons": row["reasons"].split(", ")})
     if len(servers) < len(rows):
         click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)
@@ -181,7 +184,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     "--secret",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File that the server was given as --telemetry-secret.",
+    help="File with the secret, if the server has --telemetry-secret FILE.",
 )
 @click.option("--day", type=click.DateTime(["%Y-%m-%d"]), help="Day for which to name networks.  Default: today.")
 @click.argument("names", nargs=-1, required=True, metavar="KEY|ADDRESS...")
@@ -189,7 +192,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
 def name(telemetry: Path, secret: Path | None, day: datetime | None, names: tuple[str, ...]) -> None:
     """Print the pseudonym that an entity's events use for a key or a network.
 
-    To find out which key a pseudonym stands for, give all keys that are possible.
+    To find out which key a pseudonym stands for, pass all keys that may be meant, and compare.
     """
     from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret, read_secret_file
 

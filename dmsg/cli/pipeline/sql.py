@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROWS = 100
 MAX_ROWS = 1_000_000
-"""Maximum number of rows of an answer, which is kept in memory."""
+"""Maximum number of rows of an answer.  An answer is held in memory."""
 
 
 @command()
@@ -38,7 +38,8 @@ MAX_ROWS = 1_000_000
 def sql(out: str, query: str, rows: int, as_csv: bool, as_of: datetime | None) -> None:
     """Run an SQL query of the silver and gold tables; needs no Java.
 
-    DuckDB runs QUERY, which must be one SELECT: tables are only read. Times are in UTC. It needs dmsg's extra "sql".
+    DuckDB runs QUERY, which must be one SELECT, EXPLAIN or SHOW, because the tables are only read. Times are in UTC.
+    The command needs dmsg's extra "sql".
 
     \b
     Examples:
@@ -70,7 +71,7 @@ def sql(out: str, query: str, rows: int, as_csv: bool, as_of: datetime | None) -
 
 
 def _plain(value: object) -> object:
-    """Return a value in a form that JSON allows; infinity and NaN become null."""
+    """Return a value in a form that JSON allows.  Infinity and NaN become null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

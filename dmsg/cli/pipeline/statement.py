@@ -1,5 +1,7 @@
-"""Commands ``dmsg analytics statement`` and ``verify-statement``: signed statements of the bytes that servers delivered
-on a day, as both ends confirm."""
+"""Commands ``dmsg analytics statement`` and ``verify-statement``.
+
+A statement is a signed list of the bytes that servers delivered on a day, as receipts of both ends confirm.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from dmsg.telemetry.statements import Statement
 
 SHOWN = 20
-"""Maximum number of lines of each kind that are shown to people."""
+"""Maximum number of lines of each kind that are printed for people."""
 _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "bytes_ab", "bytes_ba")
 
 
@@ -41,16 +43,16 @@ _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "byt
 @click.option(
     "--days-before",
     type=click.IntRange(0, 365),
-    help="Days before DAY whose receipts count as handed in before.  [default: 30]",
+    help="Number of days before DAY whose receipts are read, too; DAY credits none of them again.  [default: 30]",
 )
 @errors_in_one_line
 def statement(
     day: datetime, inputs: Path, key_file: str, create: bool, file: Path | None, days_before: int | None
 ) -> None:
-    """Sign what each server delivered on DAY by the word of both ends; needs no Java.
+    """Sign a statement of what each server delivered on DAY, as receipts of both ends confirm; needs no Java.
 
-    Receipts of both ends prove each byte that is credited. Anybody with the same files of receipts makes the same
-    statement: dmsg analytics verify-statement.
+    Only bytes that receipts of both ends confirm are credited. From the same files of receipts, anybody can compute the
+    same statement, and so check it with `dmsg analytics verify-statement`.
 
     \b
     Example:
@@ -92,7 +94,7 @@ def statement(
 
 
 def _files(inputs: Path) -> list[Path]:
-    """Return all files of receipts below a directory, and report the files that cannot be read."""
+    """Return all sealed files of receipts below a directory, and print which files cannot be read."""
     from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
     from dmsg.telemetry.spool_listing import left_lines, list_sealed, merge
 
@@ -117,9 +119,11 @@ def _warn(credits: Credits) -> None:
     "--inputs",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Directory with files of receipts, from which the statement is made again.",
+    help="Directory with files of receipts, from which the statement is computed again.",
 )
-@click.option("--operator", metavar="KEY", help="Key of the operator who must have signed, or its address book name.")
+@click.option(
+    "--operator", metavar="KEY", help="Key of the operator who must have signed, or a name of the address book."
+)
 @click.option(
     "--key",
     "about",
@@ -128,10 +132,10 @@ def _warn(credits: Credits) -> None:
 )
 @errors_in_one_line
 def verify_statement(file: Path, inputs: Path | None, operator: str | None, about: str | None) -> None:
-    """Check a signed statement, and with --inputs make it again; needs no Java.
+    """Check a signed statement, and with --inputs compute it again; needs no Java.
 
-    Without --operator the command says who signed, and anybody may have. With --key, --inputs needs no files but
-    those of that server.
+    Without --operator, the command prints who signed the statement, which may be anybody. With --key, --inputs needs to
+    contain only the receipts of that server or client.
 
     \b
     Examples:
@@ -164,9 +168,11 @@ def verify_statement(file: Path, inputs: Path | None, operator: str | None, abou
 
 
 def _remake(statement: Statement, inputs: Path) -> None:
-    """Compute the statement again from the files that it names.
+    """Compute the statement again from the files of receipts that it names, and compare the results.
 
-    :raises DmsgError: files are missing, or the computed statement differs.
+    :param inputs: directory with the files.
+    :raises DmsgError: files are missing.
+    :raises StatementError: the computed statement differs.
     """
     from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError, body_of
@@ -194,7 +200,9 @@ def _remake(statement: Statement, inputs: Path) -> None:
 
 
 def _lines_of(credits: Credits) -> dict[str, Mapping[str, Any]]:
-    """Return the lines of servers and pairs that a statement would have, by the names of servers and clients."""
+    """Return the lines that a statement of these credits has, by a text that names the server or the pair of
+    clients.
+    """
     lines: dict[str, Mapping[str, Any]] = {}
     for server, total in credits.servers.items():
         counts = {name: getattr(total, name) for name in _COUNTS if hasattr(total, name)}
@@ -214,8 +222,12 @@ def _name(line: Mapping[str, Any]) -> str:
 
 
 def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]) -> int:
-    """Print in which lines the receipts differ from the statement; return the number of these lines."""
-    # The sums of servers come first, because they are more informative than those of pairs.
+    """Print in which lines a statement differs from the receipts, and return the number of these lines.
+
+    :param stated: lines of the statement, by name.
+    :param ours: lines computed from the receipts, by name.
+    """
+    # Lines of servers come first, because they say more than those of pairs.
     names = sorted(stated.keys() | ours.keys(), key=lambda name: (not name.startswith("server "), name))
     different = [name for name in names if stated.get(name) != ours.get(name)]
     for name in different[:SHOWN]:
@@ -229,7 +241,11 @@ def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str
 
 
 def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> None:
-    """Show the lines of one server or client, and compare them with its receipts."""
+    """Print the lines of one server or client.  With ``inputs``, compare them with its receipts.
+
+    :param about: key of the server or client.
+    :param inputs: directory with its receipts, or None.
+    """
     from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError
 
@@ -248,7 +264,7 @@ def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> N
     _warn(own)
     ours = {name: line for name, line in _lines_of(own).items() if about.hex() in name}
     if len([one for one in stated if one.startswith("server ")]) == 0 and stated:
-        # The statement of a client has no lines of servers, because its receipts do not show a server's whole sum.
+        # A client's own receipts do not show the whole sum of a server, so lines of servers are not compared.
         ours = {name: line for name, line in ours.items() if line["kind"] == "pair"}
     named = {line["sha256"] for line in statement.lines() if line["kind"] == "input"}
     left = own.inputs.keys() - named

@@ -1,5 +1,4 @@
-"""Commands ``dmsg analytics attention`` and ``watch``: show what needs an operator's attention, once or after each
-run."""
+"""Commands ``dmsg analytics attention`` and ``watch``, which show what needs an operator's attention."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from dmsg.analytics.runs import State
 
 SHOWN = 8
-"""Number of characters shown of a key."""
+"""Number of characters of a key that are shown."""
 
 
 @command()
@@ -68,7 +67,7 @@ def watch(out: str, every: float) -> None:
     if output.state.json:
         _say_each_run(out, every, state, found)
     shown = _fit_findings(console, state, found, at)
-    # In a file or a pipe, the findings of each run are printed once.
+    # If the output is a file or a pipe, the findings of each run are printed once.
     with Live(shown, console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         if live is None:
             console.print(shown)
@@ -79,7 +78,7 @@ def watch(out: str, every: float) -> None:
             run, problem = state.run, ""
             try:
                 state, found, at = _read_findings(out, None)
-            # The error is ignored: the last result stays on the screen, and the next check is tried as planned.
+            # After an error, the last result stays on the screen, and the next check comes at its usual time.
             except (LakeError, DeltaError, OSError) as error:
                 problem = str(error).partition("\n")[0]
             shown = _fit_findings(console, state, found, at, problem)
@@ -108,7 +107,7 @@ def _say_findings(findings: list[Finding]) -> None:
 
 
 def _say_each_run(out: str, every: float, state: State, findings: list[Finding]) -> NoReturn:
-    """Print the findings of each run once."""
+    """Print the findings of each run once, as JSON.  Ends only with the process."""
     from deltalake.exceptions import DeltaError
 
     from dmsg.analytics.delta import LakeError
@@ -121,12 +120,12 @@ def _say_each_run(out: str, every: float, state: State, findings: list[Finding])
             if _reader_is_gone():
                 raise SystemExit(output.EXIT_PIPE)
             with suppress(LakeError, DeltaError, OSError):
-                # The error is ignored, and the next check is tried as planned.
+                # After an error, the next check comes at its usual time.
                 state, findings, _ = _read_findings(out, None)
 
 
 def _reader_is_gone() -> bool:
-    """Whether standard output is a pipe whose other end is closed."""
+    """Whether standard output is a pipe whose reader has closed it."""
     poll = select.poll()
     poll.register(1, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
@@ -144,14 +143,18 @@ def _read_findings(out: str, as_of: datetime | None) -> tuple[State, list[Findin
 
 
 def _short(name: str) -> str:
-    """Return a key or pseudonym shortened, and other names unchanged."""
+    """Return the beginning of a key or pseudonym; other names unchanged."""
     return name[:SHOWN] if re.fullmatch("[0-9a-f]{16,}", name) else printable(name)
 
 
 def _fit_findings(
     console: Console, state: State, findings: list[Finding], read_at: datetime, problem: str = ""
 ) -> Group:
-    """Return as many findings as the terminal has lines for, most urgent first, and the number of the others."""
+    """Return the most urgent findings, as many as the terminal has lines for, and the number of the others.
+
+    :param read_at: time at which the tables were read.
+    :param problem: error of the last attempt to read the tables; empty if there was none.
+    """
     from dmsg.analytics.attention import shorten_findings
 
     lines = shorten_findings(findings)

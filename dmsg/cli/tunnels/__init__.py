@@ -1,1 +1,1 @@
-"""Commands that carry TCP connections through streams: ``dmsg forward``, ``expose`` and ``socks``."""
+"""Commands that carry TCP connections over streams: ``dmsg forward``, ``expose`` and ``socks``."""

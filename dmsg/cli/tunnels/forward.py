@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def warn(failure: Failure, target: str = "") -> None:
-    """Print one line about a connection that failed; other connections continue.
+    """Print one line about a connection that has failed.  The command continues to accept connections.
 
     :param target: destination of the connection, if the error does not name it.
     """
@@ -72,7 +72,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
 def expose(
     tcp_port: int, host: str, port: int | None, allow: tuple[AllowOption, ...], settings: ClientSettings, timeout: float
 ) -> None:
-    """Expose TCP_PORT of this machine to peers under this client's key.
+    """Expose TCP_PORT of this machine to peers, at a port of your key.
 
     \b
     Examples:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class NotAPeer(UnknownName):
-    """Error: the host is neither a key nor a name of a peer, and the proxy reaches no other hosts."""
+    """Error: the requested host is neither KEY.dmsg nor NAME.dmsg.  The proxy reaches no other hosts."""
 
 
 def peer_of(host: str, port: int) -> DmsgAddress:
-    """Return the peer that ``KEY.dmsg`` or ``NAME.dmsg`` names; see
+    """Return the address of the peer that ``KEY.dmsg`` or ``NAME.dmsg`` names; see
     :meth:`~dmsg.clients.address_book.AddressBook.find_host`.
 
     :raises UnknownName: there is no such peer.
@@ -54,7 +54,7 @@ def _code_of(failure: Failure) -> int:
 
 
 class SocksFactory(Factory):
-    """Factory of the proxy's connections, whose number is limited."""
+    """Factory of the connections from programs to the proxy.  Their number is limited."""
 
     noisy = False
 
