@@ -25,6 +25,7 @@ from coincurve._libsecp256k1 import ffi, lib
 
 from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
+from dmsg.renames import rename_to_new
 
 PUBKEY_SIZE = 33
 PUBKEY_TEXT_SIZE = 53
@@ -339,12 +340,8 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        try:
-            # The file gets its name by a hard link, because a rename could replace an existing file.
-            os.link(temporary, target)
-        except PermissionError:  # The file system has no hard links, so rename.
-            os.rename(temporary, target)
-            temporary = None
+        rename_to_new(temporary, target)
+        temporary = None
     except FileExistsError:
         raise KeyFileError(f"{path}: exists already") from None
     except OSError as error:

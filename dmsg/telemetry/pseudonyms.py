@@ -17,6 +17,7 @@ from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from pathlib import Path
 
 from dmsg.errors import DmsgError
+from dmsg.renames import rename_to_new
 
 SECRET_NAME = "secret"  # noqa: S105  # the name of a file
 SECRET_SIZE = 32
@@ -42,9 +43,9 @@ def load_or_create_secret(directory: Path) -> bytes:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(os.urandom(SECRET_SIZE))
-            os.link(fresh, path)
+            rename_to_new(fresh, path)
         finally:
-            fresh.unlink()
+            fresh.unlink(missing_ok=True)
     except FileExistsError:
         pass
     return read_secret(directory)

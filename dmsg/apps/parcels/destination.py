@@ -23,6 +23,7 @@ from dmsg.apps.paths import find_replaced, umask
 from dmsg.apps.sources import open_regular
 from dmsg.apps.transfer import TransferError
 from dmsg.directories import free_bytes
+from dmsg.renames import rename_to_new
 
 CHUNK = 256 * 1024
 HELD_PARTS = 64
@@ -328,14 +329,9 @@ class Destination:
             raise _replaced_error(entry.path)
         if entry.kind == FILE and not self._overwrite:
             try:
-                # A hard link, unlike a rename, never replaces an existing file.
-                os.link(part, target, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+                rename_to_new(part, target, at=at)
             except FileExistsError:
                 raise _exists(entry.path) from None
-            except OSError:
-                os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # The file system has no hard links.
-            else:
-                os.unlink(part, dir_fd=at)
         else:
             os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)
 

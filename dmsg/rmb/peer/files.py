@@ -31,6 +31,7 @@ from twisted.logger import Logger
 from dmsg.base.units import human_size
 from dmsg.directories import free_bytes
 from dmsg.net.reactor import cancel_call
+from dmsg.renames import rename_to_new
 from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.peer.local_json import MAX_COMMAND, LocalRequest, incoming_request, incoming_response, may_be_called
@@ -372,7 +373,7 @@ class FileUploads:
         received, answer = close
         # If one of these calls fails, the upload is cancelled, as after any other error.
         os.fsync(incoming.file)
-        os.rename(incoming.part, incoming.path)
+        rename_to_new(incoming.part, incoming.path)
         del self._incoming[key]
         self._release(incoming)
         outcome = None if incoming.command is not None else json.dumps(str(incoming.path)).encode()
