@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
@@ -183,9 +184,9 @@ class NamespaceLab(Namespaces):
     def __init__(self, hosts: Sequence[str], *, seed: int = 0, ipv6: bool = False) -> None:
         super().__init__(hosts)
         self._seed = seed
-        network = "fd77::" if ipv6 else "10.77.0."
-        # For up to nine hosts the number has one digit, which is the same in decimal and hexadecimal notation.
-        self.addresses = {name: f"{network}{number}" for number, name in enumerate(hosts, 1)}
+        # The sum carries over into the next byte, and is hexadecimal for IPv6.
+        first = ip_address("fd77::1" if ipv6 else "10.77.0.1")
+        self.addresses = {name: str(first + number) for number, name in enumerate(hosts)}
         self._wire: subprocess.Popen[str] | None = None
 
     def _connect(self) -> None:

@@ -40,7 +40,11 @@ _TUNSETOFFLOAD = 0x400454D0
 _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
 _CLONE_NEWNET = 0x40000000
 _RST = 0x04
+_ACK = 0x10
+_SYN_FIN_RST_ACK = 0x17
 _TCP = 6
+_TCP_SIZE = 20
+"""Size in bytes of a TCP header without options."""
 
 
 def open_tun(namespace: str, device: str, address: str) -> int:
@@ -166,8 +170,8 @@ class Wire:
                 continue
             source, target = header.source, header.target
             now = time.monotonic()
-            if self._reset_until and packet[0] >> 4 == 4 and self._is_reset(packet, source, target, now):
-                packet = _as_reset(packet)
+            if self._reset_until and self._is_reset(header, now):
+                packet = _as_reset(packet, header)
                 data = bytes(VNET) + packet
             path = self.path(source, target)
             if path.port and path.port not in header.ports:
@@ -179,9 +183,9 @@ class Wire:
             path.waiting += len(packet)
             heapq.heappush(self._waiting, (at, self._count, data, path))
 
-    def _is_reset(self, packet: bytes, source: bytes, target: bytes, now: float) -> bool:
-        until = max(self._reset_until.get(source, 0.0), self._reset_until.get(target, 0.0))
-        return now < until and packet[9] == _TCP and packet[(packet[0] & 15) * 4 + 13] & 0x17 == 0x10
+    def _is_reset(self, header: _Header, now: float) -> bool:
+        until = max(self._reset_until.get(header.source, 0.0), self._reset_until.get(header.target, 0.0))
+        return now < until and header.flags & _SYN_FIN_RST_ACK == _ACK
 
     def _deliver(self) -> None:
         now = time.monotonic()
@@ -204,12 +208,16 @@ class _Header(NamedTuple):
 
     :ivar source: packed address.
     :ivar target: packed address.
+    :ivar size: size in bytes of the IP header.
     :ivar ports: source and target port of TCP; empty for another protocol, and for fragments after the first one.
+    :ivar flags: flags of TCP; 0 where ``ports`` is empty.
     """
 
     source: bytes
     target: bytes
+    size: int
     ports: tuple[int, ...]
+    flags: int
 
     @classmethod
     def parse(cls, packet: bytes) -> _Header | None:
@@ -221,8 +229,9 @@ class _Header(NamedTuple):
             source, target, size, is_tcp = packet[8:24], packet[24:40], 40, packet[6] == _TCP
         else:
             return None
-        ports = struct.unpack_from(">HH", packet, size) if is_tcp and len(packet) >= size + 4 else ()
-        return cls(source, target, ports)
+        if not is_tcp or len(packet) < size + _TCP_SIZE:
+            return cls(source, target, size, (), 0)
+        return cls(source, target, size, struct.unpack_from(">HH", packet, size), packet[size + 13])
 
 
 def _pack(address: str) -> bytes:
@@ -238,21 +247,27 @@ def _checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def _as_reset(packet: bytes) -> bytes:
-    """Return a TCP reset that seems to come from the sender of an IPv4 packet."""
-    start = (packet[0] & 15) * 4
-    segment = bytearray(packet[start : start + 20])
-    segment[12] = 5 << 4
+def _as_reset(packet: bytes, header: _Header) -> bytes:
+    """Return a TCP reset that seems to come from the sender of a TCP packet."""
+    segment = bytearray(packet[header.size : header.size + _TCP_SIZE])
+    segment[12] = _TCP_SIZE // 4 << 4
     segment[13] = _RST
     segment[16:18] = b"\0\0"
-    pseudo = packet[12:20] + bytes((0, _TCP)) + len(segment).to_bytes(2, "big")
+    is_ipv6 = len(header.source) == 16
+    length = len(segment).to_bytes(4, "big")
+    # IPv4 and IPv6 differ in the widths of these two numbers, but not in the sum.
+    pseudo = header.source + header.target + length + _TCP.to_bytes(4, "big")
     segment[16:18] = _checksum(pseudo + bytes(segment)).to_bytes(2, "big")
-    header = bytearray(packet[:20])
-    header[0] = 0x45
-    header[2:4] = (20 + len(segment)).to_bytes(2, "big")
-    header[10:12] = b"\0\0"
-    header[10:12] = _checksum(bytes(header)).to_bytes(2, "big")
-    return bytes(header + segment)
+    if is_ipv6:
+        ip = bytearray(packet[:40])
+        ip[4:6] = length[2:]
+    else:
+        ip = bytearray(packet[:20])
+        ip[0] = 0x45
+        ip[2:4] = (20 + len(segment)).to_bytes(2, "big")
+        ip[10:12] = b"\0\0"
+        ip[10:12] = _checksum(bytes(ip)).to_bytes(2, "big")
+    return bytes(ip + segment)
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ for _ in range(3):
 """
 ECHO = """
 import socket, sys
-s = socket.create_server((sys.argv[1], 5000)); print('listens', flush=True)
+s = socket.create_server((sys.argv[1], 5000), family=socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+print('listens', flush=True)
 while True:
     c, _ = s.accept()
     try:
@@ -34,11 +35,12 @@ class NamespaceCase(SynchronousTestCase):
     """Discovery and relays, alice and bob, each a namespace."""
 
     hosts: tuple[str, ...] = ("hub", "relay1", "relay2", "alice", "bob")
+    ipv6 = False
 
     def setUp(self) -> None:
         if problem := available():
             raise SkipTest(problem)
-        self.lab = NamespaceLab(self.hosts, seed=1)
+        self.lab = NamespaceLab(self.hosts, seed=1, ipv6=self.ipv6)
         self.lab.__enter__()
         self.addCleanup(self.lab.__exit__)
 
@@ -68,6 +70,20 @@ class NamespaceCase(SynchronousTestCase):
 
     def dmsg(self, host: str, *arguments: str) -> Running:
         return self.lab.run(host, *DMSG, *arguments, environment={"DMSG_DISCOVERY": self.url})
+
+
+class AddressTests(SynchronousTestCase):
+    """Addresses of the hosts of a lab."""
+
+    def addresses(self, number: int, *, ipv6: bool) -> list[str]:
+        return list(NamespaceLab([f"host{one}" for one in range(number)], ipv6=ipv6).addresses.values())
+
+    def test_addresses_are_consecutive(self) -> None:
+        """IPv6 addresses are hexadecimal, and the last number of an IPv4 address is at most 255."""
+        ipv6 = self.addresses(16, ipv6=True)
+        self.assertEqual(["fd77::1", "fd77::9", "fd77::a", "fd77::10"], [ipv6[at] for at in (0, 8, 9, 15)])
+        ipv4 = self.addresses(256, ipv6=False)
+        self.assertEqual(["10.77.0.1", "10.77.0.255", "10.77.1.0"], [ipv4[at] for at in (0, 254, 255)])
 
 
 class FaultTests(NamespaceCase):
@@ -101,3 +117,9 @@ class FaultTests(NamespaceCase):
         self.assertEqual(pinging.wait(), 1)
         self.assertIn("ConnectionResetError", pinging.output)
         del echo
+
+
+class FaultIPv6Tests(FaultTests):
+    """Faults on the wire between hosts that have only IPv6 addresses."""
+
+    ipv6 = True
