@@ -127,7 +127,7 @@ class Relay(ConnectionTable[RelayPeer]):
     def remove(self, peer: RelayPeer, limit: int = ID_COUNT) -> bool:
         """Remove a link that has ended, and close its channels at their other ends.
 
-        :param limit: ignored, because a link has at most 256 channels.
+        :param limit: ignored, because a link has at most 256 channels, fewer than a server closes in one reactor turn.
         :returns: True, because all channels are closed in this call, so it need not be repeated.
         """
         if peer not in self.peers:

@@ -26,6 +26,7 @@ from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
     CLOSE_CHANNEL,
+    ID_COUNT,
     OPEN_BODY_SIZE,
     OPEN_CHANNEL,
     SEND,
@@ -35,6 +36,7 @@ from dmsg.messaging.core.wire import (
     encode_frame,
 )
 from dmsg.messaging.session import LEFT_LIMIT, STALL_TIMEOUT
+from dmsg.servers.serving import CLOSED_AT_ONCE
 from tests.messaging.support import KEYS, Network
 from tests.support import Accepting
 
@@ -596,6 +598,10 @@ class CountTests(RelayCase):
         self.assertEqual((self.ports[a].take(), self.relay.channel_count), ([], 0))
         self.assertEqual(self.ports[b].take(), [(CHANNEL_CLOSED, bytes((there,)))])
         self.assertEqual(self.relay.drops, {DropReason.PEER_DISCONNECTED: 1})
+
+    def test_one_turn_suffices_for_the_channels_of_a_lost_client(self) -> None:
+        """``remove`` ignores its limit, because no client has as many channels as a server may close in one turn."""
+        self.assertLessEqual(ID_COUNT, CLOSED_AT_ONCE)
 
     def test_a_server_that_leaves(self) -> None:
         """Every channel is closed at both ends, also one to oneself's other link; no new one is opened."""
