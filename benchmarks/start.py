@@ -28,6 +28,13 @@ STARTS = 4
 SETTLE = 0.3
 """Seconds until an entity that is ready has done what follows."""
 _DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()")
+_REPORT = (
+    "import atexit, sys; atexit.register(lambda: sys.stderr.write([line for line in open('/proc/self/status') "
+    "if line.startswith('VmHWM')][0])); "
+)
+"""Code with which a program reports its peak of resident memory. The figure that ``wait4`` returns includes the memory
+of this process, from which the program was forked."""
+_PEAK = re.compile(rb"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 _IMPORTED = re.compile(rb"^import time: +\d+ \|", re.MULTILINE)
 REPORT_IMPORTS = {"PYTHONPROFILEIMPORTTIME": "1"}
 """Variable with which Python writes a line to standard error for each module that it imports."""
@@ -89,32 +96,35 @@ def _rows(stack: ExitStack, directory: Path) -> list[Row]:
 def _measure(commands: dict[str, Command]) -> list[Row]:
     """Run each command in each round, so that other work of the machine affects all commands alike."""
     seconds: dict[str, list[float]] = {name: [] for name in commands}
-    rows: list[Row] = [{"program": name, "modules": _modules(*command)} for name, command in commands.items()]
-    peaks: dict[str, float] = {}
+    rows: list[Row] = [{"program": name, **_reported(*command)} for name, command in commands.items()]
     for _ in range(ROUNDS):
         for name, command in commands.items():
-            used, peaks[name] = _run(*command)
-            seconds[name].append(used)
+            seconds[name].append(_run(*command))
     for row in rows:
         name = row["program"]
-        row |= {"cpu_s_least": min(seconds[name]), "cpu_s_median": median(seconds[name]), "mib": peaks[name]}
+        row |= {"cpu_s_least": min(seconds[name]), "cpu_s_median": median(seconds[name])}
     return rows
 
 
-def _run(command: tuple[str, ...], environment: Mapping[str, str]) -> tuple[float, float]:
-    """Return CPU seconds of a command, and the peak of its resident memory in MiB."""
+def _run(command: tuple[str, ...], environment: Mapping[str, str]) -> float:
+    """Return the CPU seconds of a command."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, preexec_fn=begin_child)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{command[-5:]} ended with {process.returncode}")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    return usage.ru_utime + usage.ru_stime
 
 
-def _modules(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
-    """Return the number of modules that a command imports."""
-    ran = subprocess.run(command, capture_output=True, check=True, env={**environment, **REPORT_IMPORTS})
-    return len(_IMPORTED.findall(ran.stderr))
+def _reported(command: tuple[str, ...], environment: Mapping[str, str]) -> Row:
+    """Return the number of modules that a command imports, and the peak of its resident memory in MiB."""
+    python, option, code, *rest = command
+    ran = subprocess.run(
+        [python, option, _REPORT + code, *rest], capture_output=True, check=True, env={**environment, **REPORT_IMPORTS}
+    )
+    peak = _PEAK.search(ran.stderr)
+    assert peak is not None
+    return {"modules": len(_IMPORTED.findall(ran.stderr)), "mib": int(peak[1]) / 1024}
 
 
 def _entity(ready: str, *arguments: str) -> tuple[Entity, list[Row]]:
