@@ -190,6 +190,10 @@ long-mutate-walks: $(VENV)/.test ## in how many walks each hand-made mutant is f
 long-proofs: $(VENV)/.test ## the models of docs/proofs in all their states (spin, gcc)
 	$(TRIAL) tests.streams.long_model
 
+CHANGES ?= 400000
+long-power-cuts: $(VENV)/.test ## what the stores of bus and discovery lose in power cuts, on a simulated disk (CHANGES=400000)
+	$(BIN)/python -m tests.testing.power_cuts --changes $(CHANGES) --seed $$(date +%s)
+
 long-docs: $(VENV)/.test ## every command and program of README and docs
 	$(BIN)/python -m tests.run -j2 --temp-directory=_trial_temp_$(@) tests.docs.suite
 	@$(BIN)/python -m tests.run --summary _trial_temp_$(@)

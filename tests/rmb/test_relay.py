@@ -24,7 +24,7 @@ from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from tests.rmb.network import MemoryCase, RawTwin, RmbCase, queue_of
-from tests.support import asynchronous
+from tests.support import asynchronous, some
 
 
 class _Pair(RmbCase):
@@ -277,6 +277,13 @@ class DurableTests(PairCase):
         for number in (1, 2, 3):
             b.socket.pong(number.to_bytes(8, "big"))
         await self.until(lambda: not len(self.one.switch.queue))
+
+    @asynchronous
+    async def test_only_a_durable_relay_waits_for_the_disk(self) -> None:
+        for durable, synchronous in ((False, 1), (True, 2)):  # NORMAL and FULL
+            relay = await self.relay(durable=durable, queue=f"sqlite:{self.mktemp()}")
+            queue: Any = some(relay.switch).queue
+            self.assertEqual((synchronous,), queue._db.execute("PRAGMA synchronous").fetchone())
 
     @asynchronous
     async def test_a_client_of_the_reference_gets_no_duplicates(self) -> None:

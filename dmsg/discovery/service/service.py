@@ -97,7 +97,9 @@ class Discovery(ListeningService):
         clock, moves = clock_of(description, self._reactor)
         drops = DropLog(self._reactor.seconds, self.metrics)
         limit = settings.limit_of(description)
-        store = await open_store(description, self._reactor, limit, self._random, clock, drops.count)
+        store = await open_store(
+            description, self._reactor, limit, self._random, clock, drops.count, durable=settings.durable
+        )
         self._running = running = self._make(store, clock, moves)
         if self._settings.ranking is not None:
             self._settings.ranking.watch(self._reactor)

@@ -102,6 +102,9 @@ class DiscoverySettings(PageSettings):
         default_text="4096, in memory a quarter of the machine's",
         group=LIMITS,
     )
+    durable: bool = option(
+        False, "Answer a POST or DELETE only once it is on the disk (sqlite: only)", FLAG, group=STORAGE
+    )
     entry_ttl: float = option(
         ENTRY_TTL,
         "Days to keep an entry after its last post or, for a server, after its last successful check",

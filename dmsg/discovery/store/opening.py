@@ -58,6 +58,8 @@ async def open_store(
     random: Random | None = None,
     now: Callable[[], float] = time.time,
     on_dropped: Dropped = ignore_dropped,
+    *,
+    durable: bool = False,
 ) -> IEntryStore:
     """Open the store that ``--store`` names.
 
@@ -67,6 +69,7 @@ async def open_store(
     :param random: random numbers with which a store in memory draws the servers that it returns.
     :param now: clock of the store, see :func:`clock_of`.
     :param on_dropped: called for entries that the store drops.
+    :param durable: whether changes in an SQLite file survive a power cut; Redis has its own settings for that.
     :raises ~dmsg.discovery.store.base.StoreError: the description is unknown, the store cannot be opened, or Redis does
         not answer.
     """
@@ -74,7 +77,7 @@ async def open_store(
     if kind == "memory":
         return SQLiteStore(":memory:", limit, random, on_dropped)
     if kind == "sqlite":
-        file = SQLiteStore(rest, limit, on_dropped=on_dropped)
+        file = SQLiteStore(rest, limit, on_dropped=on_dropped, durable=durable)
         try:
             await file.shift_times(now())
         except file.failures as error:

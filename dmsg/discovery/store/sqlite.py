@@ -131,20 +131,28 @@ _POST = (
 class SQLiteStore:
     """Store of entries in an SQLite file with a write-ahead log, or in memory.
 
-    A statement takes some tens of microseconds and does not wait for the disk (``synchronous=NORMAL``), so statements
-    run in the reactor thread. A change for which the client has got an answer survives ``kill -9``. A power failure may
-    lose the changes of the last seconds, but never damages the file.
+    A statement takes some tens of microseconds, so statements run in the reactor thread. A change for which the client
+    has got an answer survives ``kill -9``. A change does not wait for the disk (``synchronous=NORMAL``), so a power
+    failure loses the changes that the operating system has not written yet, at most those since the last checkpoint. It
+    never damages the file. In a durable store each change waits for the disk (``synchronous=FULL``), and none is lost.
 
     :param path: path of the file; ``:memory:`` stores entries in memory until the store is closed.
     :param limit: maximum number of bytes of entries that are kept; the file becomes about twice as large.
     :param random: random numbers with which servers are drawn, if the draw has to be repeatable.
     :param on_dropped: called for entries that the store drops.
+    :param durable: whether a change waits until it is on the disk.
     """
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
 
     def __init__(
-        self, path: str, limit: float = math.inf, random: Random | None = None, on_dropped: Dropped = ignore_dropped
+        self,
+        path: str,
+        limit: float = math.inf,
+        random: Random | None = None,
+        on_dropped: Dropped = ignore_dropped,
+        *,
+        durable: bool = False,
     ) -> None:
         """Open or create the file.
 
@@ -155,7 +163,7 @@ class SQLiteStore:
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             if random is not None:
                 self._db.create_function("random", 0, lambda: random.getrandbits(63))
             with transaction(self._db):

@@ -35,7 +35,9 @@ class TableRegistry:
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
+            # A number that a power cut took back would be given to the next account, and messages for the first twin
+            # would go to the second one.
+            self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute(
                 """CREATE TABLE IF NOT EXISTS twins (
                     id INTEGER PRIMARY KEY AUTOINCREMENT, account BLOB NOT NULL UNIQUE, relay TEXT, pk BLOB,

@@ -54,16 +54,17 @@ CHECK_INTERVAL = 0.02
 _log = Logger()
 
 
-async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> RelayQueue:
+async def open_queue(description: str, reactor: Reactor, limits: QueueLimits, *, durable: bool = False) -> RelayQueue:
     """Open the queue that ``--queue`` describes.
 
+    :param durable: whether messages in an SQLite file survive a power cut; Redis has its own settings for that.
     :raises DmsgError: the description is invalid, the file cannot be opened, or Redis does not answer.
     """
     kind, _, rest = description.partition(":")
     if kind == "redis":
         return await RedisQueue.open(reactor, description, limits)
     if kind == "sqlite" and rest:
-        return SQLiteQueue(rest, reactor, limits)
+        return SQLiteQueue(rest, reactor, limits, durable=durable)
     raise QueueUnavailable(f"{description[:80]!r} is neither sqlite:PATH nor redis://HOST:PORT")
 
 
@@ -116,7 +117,8 @@ class RmbRelay(ListeningService):
 
     async def _start(self) -> None:
         self.started = self._wall_clock()
-        queue = await open_queue(self.settings.queue, self._reactor, self.settings.queue_limits)
+        settings = self.settings
+        queue = await open_queue(settings.queue, self._reactor, settings.queue_limits, durable=settings.durable)
         try:
             self._running = running = self._make(queue)
         except BaseException:  # The registry, for example, could not be opened.

@@ -79,7 +79,11 @@ class RelaySettings(PageSettings):
     )
     token_reuse: bool = option(False, "Accept a token for more than one connection", FLAG, group=LIMITS)
     durable: bool = option(
-        False, "Store messages of clients that do not resend before delivering them", FLAG, group=STORAGE
+        False,
+        "Store messages of clients that do not resend before delivering them, and confirm a stored message only once "
+        "it is on the disk",
+        FLAG,
+        group=STORAGE,
     )
     memory: int | None = option(
         None,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.internet import reactor
+from twisted.internet.defer import maybeDeferred
 from twisted.trial.unittest import TestCase
 
+from dmsg.discovery.service.service import Discovery
+from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.discovery.store.base import StoreError
 from dmsg.discovery.store.opening import open_store
 from tests.support import asynchronous
@@ -21,6 +26,18 @@ class OpenStoreTests(TestCase):
             except StoreError:
                 continue
             self.fail(f"{description} was opened")
+
+    @asynchronous
+    async def test_only_a_durable_discovery_waits_for_the_disk(self) -> None:
+        for durable, synchronous in ((False, 1), (True, 2)):  # NORMAL and FULL
+            settings = DiscoverySettings(durable=durable)
+            listen = ["tcp:0:interface=127.0.0.1"]
+            service = Discovery(reactor, listen, f"sqlite:{self.mktemp()}", settings)
+            service.startService()
+            await service.ready
+            store: Any = service._running and service._running.store
+            self.assertEqual((synchronous,), store._db.execute("PRAGMA synchronous").fetchone())
+            await maybeDeferred(service.stopService)
 
     @asynchronous
     async def test_a_redis_that_is_not_there(self) -> None:

@@ -58,18 +58,22 @@ def _rows_within_limit(cursor: sqlite3.Cursor, column: int) -> list[Any]:
 class SQLiteQueue:
     """Queues in an SQLite file, for one process.
 
-    The appends of a reactor turn are committed together at its end. Commits do not wait for the disk
-    (``synchronous=NORMAL``). So committed messages survive ``kill -9``, but a power cut may lose those of the last
-    seconds.
+    The appends of a reactor turn are committed together at its end. A commit does not wait for the disk
+    (``synchronous=NORMAL``) unless the queue is durable (``synchronous=FULL``). Committed messages survive ``kill -9``,
+    and in a durable queue also a power cut. Without it, a power cut loses the messages that the operating system has
+    not written yet, at most those since the last checkpoint. It never damages the file.
 
     While the file cannot be written, for example because the disk is full, appends are refused. Messages that are
     delivered meanwhile are remembered, not returned again, and deleted as soon as possible. Disk space is reserved for
     their deletion.
 
+    :param durable: whether an append waits until the message is on the disk.
     :ivar trouble: reason why appends are refused now, or None.
     """
 
-    def __init__(self, path: str, clock: IReactorTime, limits: QueueLimits | None = None) -> None:
+    def __init__(
+        self, path: str, clock: IReactorTime, limits: QueueLimits | None = None, *, durable: bool = False
+    ) -> None:
         """:raises QueueUnavailable: the database cannot be opened, or another process uses it."""
         self._path = path
         self._clock = clock
@@ -80,7 +84,7 @@ class SQLiteQueue:
             # The lock prevents a second process from using the file. Both would deliver every message.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._db.execute("BEGIN EXCLUSIVE")
             self._db.execute(
                 """CREATE TABLE IF NOT EXISTS messages (
