@@ -12,7 +12,7 @@ from dmsg.testing.messaging_walk import FAULTS, follow
 from dmsg.testing.plan import Plan, draw
 from dmsg.testing.promise import PromiseBroken
 
-SEEDS = range(4)
+SEEDS = range(3)
 STEPS = 60
 
 
@@ -55,10 +55,12 @@ class MessagingWalkTests(SynchronousTestCase):
 
     def found(self, text: str) -> None:
         """Check that one of the walks fails with this text."""
-        errors = []
+        errors: list[str] = []
         for seed in SEEDS:
             try:
                 follow(plan(seed))
             except AssertionError as error:
                 errors.append(str(error).partition("; faults")[0])
-        self.assertTrue(any(text in error for error in errors), errors)
+                if text in errors[-1]:
+                    return
+        self.fail(f"no walk found it, but: {errors}")
