@@ -141,7 +141,7 @@ def check_ours(status: os.stat_result, at: int, name: str) -> None:
     :raises NotOurs: the file belongs to another user.
     """
     if not is_ours(status, at):
-        text = f"{name} is another user's (uid {status.st_uid}) and not used: remove it, or take another directory"
+        text = f"{name} is another user's (uid {status.st_uid}), and is not used: remove it, or use another directory"
         raise NotOurs(errno.EPERM, text, name)
 
 

@@ -48,7 +48,9 @@ class OwnFile(OSError):
     """Error: a file or directory belongs to dmsg itself, so it is not sent and not overwritten."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(errno.EACCES, "is dmsg's own (a secret key, settings, logs): never given, never written", name)
+        super().__init__(
+            errno.EACCES, "is dmsg's own (a secret key, settings, logs), and is never sent or overwritten", name
+        )
 
 
 # --- names that begin with a dot ---

@@ -67,7 +67,7 @@ async def open_probe(
     try:
         protocol = await client.probe(key, port, timeout=timeout, via=via)
     except PingUnavailable as error:
-        on_seen(f"{error}: its program sees this one")
+        on_seen(f"{error}, so the program notices this measurement")
         protocol = await client.connect(key, Factory.forProtocol(Protocol), port or 0, timeout=timeout, via=via)
     return stream_of(protocol)
 

@@ -29,7 +29,7 @@ class SourceChanged(TransferError):
 
 def changed_text(name: str) -> str:
     """Return the warning about a file that arrived but was written to during the transfer."""
-    return f"{name} was written to while it was sent: what has arrived is what was read"
+    return f"{name} was written to while it was sent, so the copy may mix old and new content"
 
 
 def resized_error(name: str, new_size: int, old_size: int) -> SourceChanged:

@@ -11,25 +11,25 @@ from pathlib import Path
 import click
 
 STATUSES = (
-    ("0", "It is done."),
-    ("1", "It failed."),
-    ("2", "The command line cannot be."),
-    ("3", "Nobody is there, or is reached."),
-    ("4", "The other side was reached and does not want it."),
-    ("5", "It was interrupted; the same command goes on where it was."),
-    ("130, 143", "It was ended by Ctrl-C, by SIGTERM."),
+    ("0", "Success."),
+    ("1", "The command failed."),
+    ("2", "The command line is invalid."),
+    ("3", "The peer does not exist or cannot be reached."),
+    ("4", "The other side was reached, and refused the request."),
+    ("5", "The transfer was interrupted; the same command resumes it."),
+    ("130, 143", "The command was ended by Ctrl-C (130) or by SIGTERM (143)."),
 )
 FILES = (
-    ("~/.config/dmsg/config.toml", "what options are that are not given; see dmsg-config(1)"),
+    ("~/.config/dmsg/config.toml", "default values of options; see dmsg-config(1)"),
     ("~/.config/dmsg/names", "the address book; see dmsg-name(1)"),
-    ("~/.config/dmsg/key", "the key of the agent; see dmsg-up(1)"),
+    ("~/.config/dmsg/key", "the default key of the agent; see dmsg-up(1)"),
 )
 ENVIRONMENT = (
     ("DMSG_DISCOVERY", "URLs of discoveries, separated by blanks"),
-    ("DMSG_KEY_FILE", "the secret key"),
-    ("DMSG_CONFIG, DMSG_NAMES", "other places for the configuration and the address book"),
-    ("DMSG_AGENT", "the socket of the agent; off: none is used"),
-    ("NO_COLOR", "no colours, whatever it says"),
+    ("DMSG_KEY_FILE", "path of the key file"),
+    ("DMSG_CONFIG, DMSG_NAMES", "paths of the configuration file and of the address book, in place of those below"),
+    ("DMSG_AGENT", "path of the agent's socket; off to work without an agent"),
+    ("NO_COLOR", "print no colours if this is set to any value"),
 )
 
 

@@ -51,7 +51,7 @@ def watch_connection(
         if not away and since is not None and (gone := reactor.seconds() - since) >= NOTICE_AFTER:
             away = True
             until = clock_time(max(0.0, patience - gone))
-            print_notice(f"the other side is away; it is waited for until {until}, Ctrl-C gives up")
+            print_notice(f"the other side is away; waiting for it until {until}, Ctrl-C gives up")
         elif away and since is None:
             away = False
             print_notice("the other side is back")

@@ -99,4 +99,4 @@ def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
     except ValueError:
         # Python allows handlers only in the main thread. In another thread, the program that runs the entity there
         # handles signals itself.
-        _log.debug("this system has no SIGHUP: settings cannot be reloaded")
+        _log.debug("SIGHUP is not handled outside the main thread: settings cannot be reloaded")

@@ -200,7 +200,7 @@ class ReplacedTests(DirectoryCase):
             part.rename(self.root / "aside")
             part.write_bytes(b"theirs") if kind == FILE else part.mkdir()
             error = self.assertRaises(TransferError, list, place.finish([entry]))
-            self.assertIn("a: somebody has put something else in its place", str(error))
+            self.assertIn("a: somebody has replaced it", str(error))
             place.release()
             self.assertFalse((self.root / "a").exists())
             for path in (part, self.root / "aside"):

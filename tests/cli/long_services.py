@@ -100,7 +100,7 @@ class SixServicesTests(AgentCase):
         self.assertFalse(copying.ended.called)
         await self.up()
         self.assertEqual(await copying.ended, 0, copying.err)
-        self.assertRegex(copying.err.decode(), r"is back, big goes on at \d")
+        self.assertRegex(copying.err.decode(), r"is back, big resumes at \d")
         self.assertEqual((inbox / "big").read_bytes(), big.read_bytes())
 
 

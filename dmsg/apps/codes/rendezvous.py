@@ -89,7 +89,7 @@ def offer_code(
     if not 1 <= receivers <= MAX_RECEIVERS:
         raise ValueError(f"a code is good for 1 to {MAX_RECEIVERS} receivers, not {receivers}")
     if client is None and nearby is None:
-        raise ValueError("the code has to be offered somewhere")
+        raise ValueError("offer_code needs a client, nearby, or both")
 
     async def offer() -> OfferedCode:
         nameplate = None if client is None else await client.claim_nameplate()

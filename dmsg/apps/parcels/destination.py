@@ -378,4 +378,4 @@ def _exists(name: str) -> TransferError:
 
 
 def _replaced_error(path: str) -> TransferError:
-    return TransferError(f"{path}: somebody has put something else in its place while it came")
+    return TransferError(f"{path}: somebody has replaced it during the transfer")

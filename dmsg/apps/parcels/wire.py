@@ -72,7 +72,7 @@ def lost_error(reason: Failure, moved: int) -> TransferError:
     gone = reason.check(ConnectionDone) or getattr(reason.value, "close_reason", None) == CloseReason.ABORTED
     why = GAVE_UP if gone else lost_text(reason)
     if moved:
-        return PartKept(f"{why}; what has arrived is kept: sent again, it goes on from there")
+        return PartKept(f"{why}; what has arrived is kept, and a repeated transfer resumes there")
     return GivenUp(why) if gone else ParcelCut(why)
 
 

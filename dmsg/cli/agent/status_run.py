@@ -110,7 +110,7 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
 
 def _path_text(names: AddressBook, stream: Answer) -> str:
     if stream["away"] is not None:
-        return f"no way for {human_time(stream['away'])}"
+        return f"no transport for {human_time(stream['away'])}"
     kind = f", {stream.get('cipher', 'encrypted')}" if stream["secure"] else ", not encrypted"
     return f"by {_name(names, stream['server'])}{kind}" if stream["server"] else "?"
 
@@ -118,7 +118,7 @@ def _path_text(names: AddressBook, stream: Answer) -> str:
 def _open_to(names: AddressBook, stream: Answer) -> str:
     """Return a text that says which peers may connect to a service."""
     if stream.get("anyone") is None:
-        return "its program says who may"
+        return "its program decides who may connect"
     if stream["anyone"]:
         return "open to anyone who knows the key"
     shown = [_name(names, key) for key in stream["allow"][:SHOWN_ALLOWED]]

@@ -134,6 +134,6 @@ def _say_last_words(log: Path, began: int) -> None:
     except OSError:
         lines = []
     said = [line for line in lines if line.startswith("dmsg: ")] or lines[-3:]
-    said = said or [f"dmsg: it has ended, and {log} does not say why: is there room on the disk?"]
+    said = said or [f"dmsg: the agent has ended, and {log} does not say why: is the disk full?"]
     for line in said[-3:]:
         say(line, err=True)

@@ -347,7 +347,7 @@ class _CopyProgress:
         if self._bar is None:
             self._bar = self._progress.add_task(name, total=size, completed=offset)
         if offset and self._since is not None:
-            self._say(f"{self._peer_name} is back, {name} goes on at {human_size(offset)} of {human_size(size)}")
+            self._say(f"{self._peer_name} is back, {name} resumes at {human_size(offset)} of {human_size(size)}")
         self._name, self._size, self._done = name, size, offset
         self._note_back()
         return self._on_progress
@@ -379,7 +379,7 @@ class _CopyProgress:
     def resume_hint(self) -> str:
         """Return the end of an error message, which says at which byte the same command would resume."""
         return (
-            f"; the same command goes on at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""
+            f"; the same command resumes at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""
         )
 
     def update(self) -> None:

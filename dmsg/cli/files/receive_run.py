@@ -66,7 +66,7 @@ async def receive_at_key(
 
     with transfer_progress() as progress:
         factory = _Inbox(progress, access, directory, overwrite, hidden, max_size, ended)
-        offers = f"takes files into {directory.absolute()}"
+        offers = f"receives files into {directory.absolute()}"
         port = await listening_at(client, factory, access=access, offers=offers)
         key = str(client.public_key)
         tell(f"receiving at {client.public_key.text}", receiving=key, **access.fields)
@@ -142,7 +142,7 @@ class _IncomingTransfer:
     def asked(self, offer: Offer) -> str | None:
         """Decide about an offer; see :data:`~dmsg.apps.parcels.receiver.Asked`."""
         if offer.kind == "pipe":
-            return "what a pipe sends is taken by a code, or by dmsg nc -l"
+            return "a pipe can only be received by a code, or with dmsg nc -l"
         if self._max_size is not None and offer.size > self._max_size:
             return f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}"
         if offer.kind == "files":

@@ -255,7 +255,7 @@ class _TransferDialogue:
             asked = ask(self._reactor, question, default=True)
         else:
             notice(f"{question} Standard input is not a terminal, so nobody can answer: use --yes to accept")
-            return succeed("there is nobody who could be asked")
+            return succeed("nobody can answer the question whether to accept it")
 
         def answered(accepted: bool) -> str | None:
             if not accepted:
@@ -304,7 +304,7 @@ class _Output(Protocol):
         """End the transfer, because standard output was closed or cannot be written."""
         self._ended()
         if not self._receiver.done.called:
-            self._receiver.refuse("its standard output takes no more")
+            self._receiver.refuse("its standard output cannot be written")
             self._receiver.done.errback(Failure(cannot_write()))
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
@@ -324,7 +324,7 @@ class _Output(Protocol):
 def describe_offer(offer: Offer) -> str:
     """Return a text that describes an offer to the user."""
     if offer.kind == "pipe":
-        return f"a pipe ({printable(offer.text)}) to standard output, of a length that nobody knows"
+        return f"a pipe ({printable(offer.text)}) to standard output, of unknown size"
     named = [
         f"{quoted(name)}{'/' if kind == DIRECTORY else ''}"
         + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")

@@ -12,7 +12,7 @@ from dmsg.clients.groups import Groups
 from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
 
-LATER = "commands that run already go on with the group as it was when they started"
+LATER = "running commands continue to use the group as it was when they started"
 """End of the notice that is printed when a group loses a member."""
 
 

@@ -37,7 +37,7 @@ def _with_key(settings: ClientSettings) -> ClientSettings:
     settings = default_key_file(settings)
     if agent is not None and key_in(settings.key_file) != agent.key:
         raise click.UsageError(
-            f"the agent has the key {agent.key.text}: name its file with --key-file, or say --no-agent"
+            f"the agent has the key {agent.key.text}: name its file with --key-file, or use --no-agent"
         )
     return settings
 
@@ -125,7 +125,8 @@ def pair(
                 await pairing.done
             except DmsgError as error:
                 say(
-                    f"dmsg: {name} is {other.short}... here; pair again if the other side has not stored your key",
+                    f"dmsg: this side stored {other.short}... as {name}; if the other side has not stored your key, "
+                    "pair again",
                     err=True,
                 )
                 raise error from None

@@ -129,7 +129,7 @@ def _write(name: str, invitation: Invitation) -> None:
             f"use it with --network {name}; {before} stays the default (dmsg config set discovery {name} changes it)"
         )
     elif os.environ.get("DMSG_DISCOVERY"):
-        notice(f"DMSG_DISCOVERY is set and goes before {config_path()}: unset it, or use --network {name}")
+        notice(f"DMSG_DISCOVERY is set and overrides {config_path()}: unset it, or use --network {name}")
 
 
 @command()

@@ -29,7 +29,7 @@ wait_option = click.option(
 
 
 @command()
-@click.option("--port", "-p", default=0, type=click.IntRange(0, 65535), help="Port to listen on.")
+@click.option("--port", "-p", default=0, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on.")
 @allow_option
 @client_options
 @wait_option

@@ -91,7 +91,7 @@ def _check_separate(spool: str, out: str) -> None:
     """Check that the tables are not inside the spool, where their files would be read as events."""
     source, tables = local_directory(spool), local_directory(out)
     if source is not None and tables is not None and tables.resolve().is_relative_to(source.resolve()):
-        raise WrongUse(f"--out {out} lies in --spool {spool}")
+        raise WrongUse(f"--out {out} is inside --spool {spool}")
 
 
 @group(context_settings={"help_option_names": ["-h", "--help"]})

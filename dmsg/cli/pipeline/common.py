@@ -115,7 +115,7 @@ def needs_spark(command: Callable[..., object]) -> Callable[..., object]:
                 raise
             lines = [line for line in str(error).splitlines() if not line.startswith("An error occurred while")]
             first = "".join(lines[:1]).lstrip(": ")[:400]
-            click.echo(f"dmsg: Spark failed: {first} (dmsg --verbose analytics ... shows all)", err=True)
+            click.echo(f"dmsg: Spark failed: {first} (for the whole error: dmsg --verbose analytics ...)", err=True)
         raise SystemExit(1)
 
     return wrapped

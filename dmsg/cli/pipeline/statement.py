@@ -33,7 +33,7 @@ _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "byt
 @command()
 @click.argument("day", metavar="DAY", type=click.DateTime(["%Y-%m-%d"]))
 @local_directory_option(
-    "--inputs", "Directory with sealed files of receipts, with all its subdirectories.", exists=True
+    "--inputs", "Directory with sealed files of receipts; its subdirectories are read, too.", exists=True
 )
 @click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
 @create_option
@@ -79,8 +79,8 @@ def statement(
     write_atomically(target, sign_statement(body_of(found), key))
     credited = sum(total.credited for total in found.servers.values())
     output.tell(
-        f"wrote {target}: {len(found.servers):,} servers delivered {human_size(credited)} on {wanted} by the word of "
-        f"both ends, from {len(found.inputs):,} files; signed by {key.public.text}",
+        f"wrote {target}: {len(found.servers):,} servers delivered {human_size(credited)} on {wanted}, as both "
+        f"ends confirm, from {len(found.inputs):,} files; signed by {key.public.text}",
         wrote=str(target),
         day=str(wanted),
         servers=len(found.servers),

@@ -177,7 +177,7 @@ class RefusingTests(CodeCase):
         for arguments, here, there in (
             (["--yes"], "a exists already", "a exists already"),
             (["--yes", "--overwrite", "--max-size=3"], "4 B is too much", "4 B is too much"),
-            (["--overwrite"], "nobody can answer", "nobody who could be asked"),
+            (["--overwrite"], "nobody can answer", "nobody can answer the question"),
         ):
             sender, code = await self.sends("a")
             status, _, err = await self.receives(code, *arguments)
