@@ -37,6 +37,7 @@ from dmsg.net.websocket.byte_stream import NORMAL, close_frame
 from dmsg.tap import messaging as messaging_tap
 from dmsg.v2019.core.wire import CLOSE, OK, PONG, encode_frame
 from tests.net.links.support import Carried
+from tests.net.nginx import STREAM_MODULE, part, tcp_proxy, web_server
 from tests.net.support import LOOPBACK, PATIENCE, EntityCase
 from tests.support import Accepting, RawClient, Recorder, asynchronous
 
@@ -310,43 +311,6 @@ class SecureTests(CarrierCase):
         self.assertEqual({session.link.address for session in server.factory.sessions}, {"127.0.0.1"})
 
 
-NGINX = """
-daemon off; master_process off; pid {home}/pid; error_log stderr warn;
-events {{ worker_connections 64; }}
-http {{
-    access_log off;
-    client_body_temp_path {home}/b; proxy_temp_path {home}/p; fastcgi_temp_path {home}/f;
-    uwsgi_temp_path {home}/u; scgi_temp_path {home}/s;
-    server {{
-        listen 127.0.0.1:{port} ssl;
-        ssl_certificate {home}/pem; ssl_certificate_key {home}/pem;
-        location /dmsg {{
-            proxy_pass http://127.0.0.1:{server};
-            proxy_http_version 1.1;
-            proxy_set_header Host $host;
-            proxy_set_header Upgrade $http_upgrade;
-            proxy_set_header Connection upgrade;
-            proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
-            proxy_buffering off;
-        }}
-    }}
-}}
-"""
-"""Configuration of nginx as docs/howto/operate.md gives it, on ports and in a directory of the test."""
-NGINX_STREAM = """
-load_module {module};
-daemon off; master_process off; pid {home}/pid; error_log stderr warn;
-events {{ worker_connections 64; }}
-stream {{
-    server {{
-        listen 127.0.0.1:{port};
-        proxy_pass 127.0.0.1:{server};
-        proxy_protocol on;
-    }}
-}}
-"""
-"""Configuration of nginx as a proxy of TCP, as docs/howto/operate.md gives it."""
-_STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 _NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
@@ -361,14 +325,23 @@ class NginxCase(CarrierCase):
         with socket.create_server(("127.0.0.1", 0)) as free:
             return int(free.getsockname()[1])
 
-    async def start_nginx(self, configuration: str = NGINX) -> tuple[int, int]:
-        """Start nginx; return its port, and the port at which it looks for the server."""
+    async def start_nginx(self, *, stream: bool = False) -> tuple[int, int]:
+        """Start nginx; return its port, and the port at which it looks for the server.
+
+        :param stream: whether it is a proxy of TCP, and no web server.
+        """
         assert _NGINX is not None
         home = Path(self.mktemp()).absolute()
         port, inside = self.free_port(), self.free_port()
         home.mkdir()
-        (home / "pem").write_text(certificate())
-        (home / "conf").write_text(configuration.format(home=home, port=port, server=inside, module=_STREAM))
+        pem = home / "pem"
+        pem.write_text(certificate())
+        listen, server = f"127.0.0.1:{port}", f"127.0.0.1:{inside}"
+        if stream:
+            text = tcp_proxy(home, listen, server)
+        else:
+            text = web_server(home, listen, pem, part("server", {"127.0.0.1:8080": server}))
+        (home / "conf").write_text(text)
         ended: Deferred[None] = Deferred()
         nginx = reactor.spawnProcess(Ended(ended), _NGINX, ["nginx", "-c", str(home / "conf"), "-p", str(home)])
         self.addCleanup(lambda: ended)
@@ -378,7 +351,7 @@ class NginxCase(CarrierCase):
 
 
 class NginxTests(NginxCase):
-    """The documented configuration of nginx."""
+    """nginx as a web server, as contrib/nginx configures it."""
 
     @asynchronous
     async def test_nginx_with_tls_carries_links(self) -> None:
@@ -459,9 +432,9 @@ class ProxyProtocolTests(CarrierCase):
 
 
 class NginxStreamTests(NginxCase):
-    """The documented configuration of nginx as a proxy of TCP."""
+    """nginx as a proxy of TCP, as contrib/nginx configures it."""
 
-    if not _STREAM.exists():
+    if not STREAM_MODULE.exists():
         skip = "nginx has no module for streams"
 
     async def come(self, server: Any, port: int, source: str) -> RawClient:
@@ -474,7 +447,7 @@ class NginxStreamTests(NginxCase):
 
     @asynchronous
     async def test_clients_have_their_own_addresses_and_limits(self) -> None:
-        port, inside = await self.start_nginx(NGINX_STREAM)
+        port, inside = await self.start_nginx(stream=True)
         server = await self.start_server(
             f"--listen=tcp:{inside}:interface=127.0.0.1", "--proxy-protocol=127.0.0.1", "--max-per-address=2"
         )

@@ -15,42 +15,45 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.testing.namespaces import NamespaceLab, Running, available
+from tests.net.nginx import part, web_server
 from tests.testing.certificates import certificate_for
 from tests.testing.test_namespaces import DMSG
 
 CODE = r"code: (\d+(?:-\w+)+)"
 INVITATION = r"dmsg join (dmsg1[a-z2-7]+)"
 FILM = os.urandom(3_000_000)
-NGINX = """
-daemon off; pid {directory}/nginx.pid; error_log stderr; worker_processes 1;
-events {{ worker_connections 64; }}
-http {{
-  access_log off; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
-  fastcgi_temp_path {directory}/f; uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;
-  server {{
-    listen {address}:443 ssl; ssl_certificate {directory}/cert.pem; ssl_certificate_key {directory}/cert.pem;
-    location / {{
-      proxy_pass http://127.0.0.1:9090;
-      proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
-    }}
-    location /dmsg {{
-      proxy_pass http://127.0.0.1:8080;
-      proxy_http_version 1.1;
-      proxy_set_header Host $host;
-      proxy_set_header Upgrade $http_upgrade;
-      proxy_set_header Connection upgrade;
-      proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
-      proxy_buffering off;
-    }}
-  }}
-}}
-"""
 TINYPROXY = """
 Port 3128
 Listen {address}
 MaxClients 50
 Timeout 60
 PidFile "{directory}/tinyproxy.pid"
+"""
+SQUID = """
+http_port {address}:3128
+visible_hostname proxy
+auth_param basic program /usr/lib/squid/basic_fake_auth
+acl alice proxy_auth alice
+http_access allow alice
+http_access deny all
+cache deny all
+access_log none
+cache_log /dev/null
+pid_filename none
+coredump_dir /
+shutdown_lifetime 1 seconds
+"""
+"""Squid for a user of the name alice, with any password."""
+DANTE = """
+logoutput: stderr
+internal: {address} port = 1080
+external: {address}
+clientmethod: none
+socksmethod: none
+user.privileged: root
+user.unprivileged: nobody
+client pass {{ from: 0.0.0.0/0 to: 0.0.0.0/0 }}
+socks pass {{ from: 0.0.0.0/0 to: 0.0.0.0/0 }}
 """
 STUNNEL = """
 foreground = yes
@@ -217,7 +220,9 @@ class ThreeMachineTests(MachineCase):
     def test_a_network_that_lets_only_443_through(self) -> None:
         self.certify("hub")
         address, directory = self.lab.addresses["hub"], str(self.lab.directory)
-        config = self.write("nginx.conf", NGINX.format(address=address, directory=directory))
+        home = Path(directory)
+        text = web_server(home, f"{address}:443", home / "cert.pem", part("discovery", {}), part("server", {}))
+        config = self.write("nginx.conf", text)
         nginx = self.program("hub", "nginx", "-c", config)
         options = (f"--public-address={address}", f"--behind-proxy=https://{address}", "--carrier=wss:443")
         _, invitation = self.start_network("hub", *options)
@@ -233,10 +238,11 @@ class ProxyTests(MachineCase):
 
     hosts = ("hub", "proxy", "alice", "bob")
 
-    def start(self) -> None:
+    def start(self, program: str = "tinyproxy", config: str = TINYPROXY, *options: str) -> None:
+        """Start a proxy and a network, which Alice reaches only through the proxy."""
         address, directory = self.lab.addresses["proxy"], str(self.lab.directory)
-        config = self.write("tinyproxy.conf", TINYPROXY.format(address=address, directory=directory))
-        self.program("proxy", "tinyproxy", "-d", "-c", config)
+        path = self.write("proxy.conf", config.format(address=address, directory=directory))
+        self.program("proxy", program, *(options or ("-d", "-c")), path)
         _, invitation = self.start_network("hub")
         self.join(invitation, "bob")
         self.lab.partition("hub", "alice")
@@ -246,6 +252,24 @@ class ProxyTests(MachineCase):
     def test_a_network_that_lets_only_a_proxy_through(self) -> None:
         self.start()
         self.environment["HTTPS_PROXY"] = f"http://{self.lab.addresses['proxy']}:3128"
+        self.join(self.invitation, "alice")
+        self.transfer("alice", "bob")
+        self.transfer("bob", "alice")
+
+    def test_squid_lets_a_user_through_who_is_named_and_nobody_else(self) -> None:
+        self.start("squid", SQUID, "-N", "-f")
+        address = self.lab.addresses["proxy"]
+        self.environment["HTTPS_PROXY"] = f"http://{address}:3128"
+        refused = self.dmsg("alice", "join", self.invitation)
+        self.assertEqual(refused.wait(), 1)
+        self.assertIn("407", refused.output)
+        self.environment["HTTPS_PROXY"] = f"http://alice:secret@{address}:3128"
+        self.join(self.invitation, "alice")
+        self.transfer("alice", "bob")
+
+    def test_dante_leads_out_by_socks(self) -> None:
+        self.start("danted", DANTE, "-p", str(self.lab.directory / "danted.pid"), "-f")
+        self.environment["ALL_PROXY"] = f"socks5://{self.lab.addresses['proxy']}:1080"
         self.join(self.invitation, "alice")
         self.transfer("alice", "bob")
         self.transfer("bob", "alice")
