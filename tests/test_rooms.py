@@ -26,6 +26,7 @@ SCENARIOS = {
     "net": (
         "entities faults lost_receipts memory messaging old_programs openapi operate provoked resume sites telemetry"
     ),
+    "net/carriers": "tls_attacks",
     "net/links": "carrier_attacks",
     "noise": "oracle",
     "pages": "pages parts",

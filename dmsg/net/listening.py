@@ -33,6 +33,21 @@ def check_endpoint(description: str) -> str:
     return description
 
 
+async def open_port(reactor: Reactor, description: str, factory: IProtocolFactory) -> IListeningPort:
+    """Listen on an endpoint string, and return the port. Connections with TLS are guarded, see
+    :mod:`dmsg.net.tls_guard`.
+    """
+    endpoint = serverFromString(reactor, description)
+    port: IListeningPort = await endpoint.listen(factory)
+    options = getattr(endpoint, "_sslContextFactory", None)
+    if options is not None:
+        # The import is here, because OpenSSL takes a tenth of a second to import.
+        from dmsg.net.tls_guard import guard_tls
+
+        guard_tls(port, options.getContext())
+    return port
+
+
 ENDPOINT = Text("endpoint string", check_endpoint)
 
 
@@ -84,7 +99,7 @@ class ListeningService(Service):
         """
         tuned = True
         for description in self._descriptions:
-            port: IListeningPort = await serverFromString(self._reactor, description).listen(factory)
+            port = await open_port(self._reactor, description, factory)
             tuned = tune_listening(port) and tuned
             self.ports.append(port)
             _log.info("{who} listens on {address}", who=self.listens_as, address=str(port.getHost()))

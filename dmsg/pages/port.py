@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import maybeDeferred
-from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
+from dmsg.net.listening import open_port
 from dmsg.net.reactor import Reactor
 from dmsg.pages.access import Access
 from dmsg.pages.model import StatusSource
@@ -63,7 +63,7 @@ class StatusPort:
         sampling = Sampler(self._reactor, self._source, time.time)
         pages = StatusPages(self._metrics, self._health, sampling, self._access)
         site = status_site(self._reactor, pages, self._refuse)
-        self.port = await serverFromString(self._reactor, self._where).listen(site)
+        self.port = await open_port(self._reactor, self._where, site)
         self._sampling = sampling
         sampling.start()
         _log.info("status page, /metrics and /health are at {address}", address=str(self.port.getHost()))

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, connectProtocol, serverFromString
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, connectProtocol
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
 from twisted.internet.task import deferLater
@@ -33,6 +33,7 @@ from dmsg.net.carriers.endpoint import over_carrier
 from dmsg.net.carriers.names import Carrier
 from dmsg.net.carriers.websocket import WebSocketError
 from dmsg.net.links.acceptor import FAILED_RATE
+from dmsg.net.listening import open_port
 from dmsg.net.websocket.byte_stream import NORMAL, close_frame
 from dmsg.tap import messaging as messaging_tap
 from dmsg.v2019.core.wire import CLOSE, OK, PONG, encode_frame
@@ -158,7 +159,7 @@ class CarrierCase(EntityCase):
 
     async def start_gateway(self, gateway: GatewayFactory, description: str = LOOPBACK) -> int:
         """Listen, and return the port."""
-        port: Any = await serverFromString(reactor, description).listen(gateway)
+        port: Any = await open_port(reactor, description, gateway)
         self.addCleanup(port.stopListening)
         return int(port.getHost().port)
 

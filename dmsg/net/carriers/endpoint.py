@@ -5,13 +5,9 @@ from __future__ import annotations
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 
 from dmsg.net.addresses import parse_address
-from dmsg.net.carriers.names import SECURE_WEBSOCKET, TLS, WEBSOCKET, Carrier
+from dmsg.net.carriers.names import ALPN, SECURE_WEBSOCKET, WEBSOCKET, Carrier
 from dmsg.net.carriers.websocket import WebSocketEndpoint
 from dmsg.net.outgoing import outgoing_endpoint
-
-_HTTP = b"http/1.1"
-"""ALPN name of HTTP/1.1. If TLS does not negotiate HTTP/1.1, a web server may answer in HTTP/2, which opens websockets
-in another way."""
 
 
 def carrier_endpoint(
@@ -47,9 +43,9 @@ def over_carrier(
     if carrier.secure:
         # The import is inside the function, because importing OpenSSL takes a tenth of a second and plain TCP does not
         # need OpenSSL.
-        from dmsg.net.carriers.tls import ALPN, tls_endpoint
+        from dmsg.net.carriers.tls import tls_endpoint
 
-        endpoint = tls_endpoint(endpoint, host, ALPN if carrier.kind == TLS else _HTTP)
+        endpoint = tls_endpoint(endpoint, host, ALPN[carrier.kind])
     if carrier.kind not in (WEBSOCKET, SECURE_WEBSOCKET):
         return endpoint
     # The zone of an IPv6 address is removed, because the zone has a meaning on this machine only and web servers refuse

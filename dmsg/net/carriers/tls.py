@@ -11,9 +11,6 @@ from twisted.internet.ssl import CertificateOptions
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
-ALPN = b"dmsg"
-"""ALPN name that a client offers, by which a reverse proxy can share one port between servers of several protocols."""
-
 
 @implementer(IOpenSSLClientConnectionCreator)
 class _AnyCertificate:
@@ -25,17 +22,19 @@ class _AnyCertificate:
 
     def __init__(self, host: str, protocol: bytes) -> None:
         self._host = b"" if isIPAddress(host) or isIPv6Address(host) else host.encode("idna")
-        self._context = CertificateOptions(acceptableProtocols=[protocol]).getContext()
+        self._protocol = protocol
+        self._context = CertificateOptions().getContext()
 
     def clientConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
         """Return a TLS connection for ``tlsProtocol``."""
         connection = SSL.Connection(self._context, None)
+        connection.set_alpn_protos([self._protocol])
         if self._host:
             connection.set_tlsext_host_name(self._host)
         return connection
 
 
-def tls_endpoint(endpoint: IStreamClientEndpoint, host: str, protocol: bytes = ALPN) -> IStreamClientEndpoint:
+def tls_endpoint(endpoint: IStreamClientEndpoint, host: str, protocol: bytes) -> IStreamClientEndpoint:
     """Return an endpoint that starts TLS on the connections of another endpoint.
 
     :param host: server name that the client sends in TLS (SNI). An IP address is not sent.

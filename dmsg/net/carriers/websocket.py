@@ -17,6 +17,7 @@ from dmsg.errors import DropReason, HandshakeError
 from dmsg.net.carriers.requests import PATH
 from dmsg.net.carriers.transport import IUnpacks, TCPTransport, WebSocketTransport
 from dmsg.net.protocols import change_protocol
+from dmsg.net.tls_errors import tls_error_text
 from dmsg.net.websocket.byte_stream import StreamError
 from dmsg.net.websocket.upgrade import MAX_HEAD, accept_of
 
@@ -107,7 +108,8 @@ class _Upgrade(Protocol):
 
     def connectionLost(self, reason: Failure | None = None) -> None:
         if not self.opened.called:
-            self.opened.errback(WebSocketError("the connection was closed instead of becoming a websocket"))
+            text = tls_error_text(reason.value if reason is not None else None)
+            self.opened.errback(WebSocketError(text or "the connection was closed instead of becoming a websocket"))
 
     def give_up(self) -> None:
         """Abort the connection."""

@@ -12,15 +12,17 @@ from collections import Counter
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IAddress, IReactorTime
+from twisted.internet.interfaces import IAddress, IProtocolNegotiationFactory, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from dmsg.base.buckets import RateLimit
 from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.carriers.names import ALPN
 from dmsg.net.carriers.requests import is_http
 from dmsg.net.isolate import call_isolated
 from dmsg.net.links.http_first import HTTPFirst
@@ -64,6 +66,9 @@ _SILENT = frozenset(
 )
 """Reasons of refusals that are counted and not logged one by one. For example, a port scan would fill the log."""
 
+_FAILURE_COSTS = {DropReason.HANDSHAKE_FAILED: 1.0, DropReason.SMALL_PIECES: 32.0}
+"""Number of failed handshakes for which a link counts that ended before its handshake was done, by reason."""
+
 _log = Logger()
 
 
@@ -84,6 +89,7 @@ class AcceptedSession(Protocol):
         server."""
 
 
+@implementer(IProtocolNegotiationFactory)
 class Acceptor(Factory):
     """Factory that accepts the connections of one server.
 
@@ -205,6 +211,10 @@ class Acceptor(Factory):
         return len(self._handshakes)
 
     # --- connections ---
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """Return the protocols of TLS (ALPN) that the server knows. Clients that name others are accepted as well."""
+        return list(ALPN.values())
 
     def _refusal(self, block: str | None) -> DropReason | None:
         # These checks run before the handshake, because the handshakes of an attacker could exhaust the processor. The
@@ -390,10 +400,11 @@ class Acceptor(Factory):
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
-        # An address is charged only for an invalid message, which costs a Diffie-Hellman operation. Lost or slow
-        # connections happen to honest clients as well.
-        if reason is DropReason.HANDSHAKE_FAILED and isinstance(link.owner, str):
-            self._failures.charge(link.owner, 1.0, self._reactor.seconds())
+        # Only what costs time is charged to the address.  An invalid message costs a Diffie-Hellman operation, and many
+        # small pieces cost up to 40 ms.  Lost or slow connections happen to honest clients, too.
+        cost = _FAILURE_COSTS.get(reason, 0.0)
+        if cost and isinstance(link.owner, str):
+            self._failures.charge(link.owner, cost, self._reactor.seconds())
         self._count_refusal(reason, self._address_for_log(link), link.erred)
         self._failed(reason, None if self.proxies.name_clients(link.address) else link.address or None)
 
@@ -460,7 +471,7 @@ class Acceptor(Factory):
         assert session.link is not None
         self._uncount(session.link)
         reason = session.link.ended_for
-        if reason is DropReason.FLOOD:
+        if reason in (DropReason.FLOOD, DropReason.SMALL_PIECES):
             self._floods.charge(str(session.link.remote), 1.0, self._reactor.seconds())
         if reason is not None and reason not in self._counted:
             self._drops[reason] += 1

@@ -37,6 +37,8 @@ from dmsg.net.socketopts import (
     unacknowledged_bytes,
     write_now,
 )
+from dmsg.net.tls_errors import tls_error_text
+from dmsg.net.tls_overhead import ITLSOverhead
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds from the TCP connection to the last handshake message. After that, the link is closed, as by the reference of
@@ -62,7 +64,7 @@ OnFirstBytes = Callable[["Link", bytes], bool]
 """Callback that is called with a link and its first received bytes."""
 
 
-@implementer(IPushProducer)
+@implementer(IPushProducer, ITLSOverhead)
 class Link(LinkReceiver):
     """Connection of two peers: a handshake, then frames. A relay core uses the link as its port to the peer.
 
@@ -192,7 +194,8 @@ class Link(LinkReceiver):
         elif self._on_failure is not None:
             on_failure, self._on_failure = self._on_failure, None
             if self.ended_for is None:
-                reason = Failure(HandshakeError("connection lost in the handshake", DropReason.HANDSHAKE_ABANDONED))
+                text = tls_error_text(reason.value) or "connection lost in the handshake"
+                reason = Failure(HandshakeError(text, DropReason.HANDSHAKE_ABANDONED))
             on_failure(self, reason)
         self._make_user = None
 
@@ -237,6 +240,10 @@ class Link(LinkReceiver):
     def _on_timeout(self) -> None:
         self._timer = None
         self._peer_erred(HandshakeError("handshake took too long", DropReason.HANDSHAKE_TIMEOUT))
+
+    def tls_overhead_exceeded(self) -> None:
+        """End the link: its peer sends messages of TLS that carry no data."""
+        self._peer_erred(RemoteProtocolError(DropReason.SMALL_PIECES, "TLS carries too little data"))
 
     def evict(self) -> None:
         """End the link during its handshake, to make room for other handshakes."""

@@ -16,9 +16,11 @@ from twisted.internet.protocol import connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
 from twisted.web.server import Site
+from zope.interface import implementer
 
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.reactor import cancel_call
+from dmsg.net.tls_overhead import ITLSOverhead
 
 MAX_CONNECTIONS = 4096
 """Maximum number of connections in all. The limit is lower if the process may open fewer file descriptors."""
@@ -42,6 +44,7 @@ def _descriptor_limit() -> int:
     return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit - RESERVE))
 
 
+@implementer(ITLSOverhead)
 class GuardedConnection:
     """Connection, with the state that the guard needs.
 
@@ -86,6 +89,11 @@ class GuardedConnection:
         """Close the connection at once."""
         if self.transport is not None:
             self.transport.abortConnection()
+
+    def tls_overhead_exceeded(self) -> None:
+        """Count a connection whose peer sends messages of TLS that carry no data, and close the connection."""
+        self.guard.on_refused("small_pieces")
+        self.drop()
 
     def failed(self) -> None:
         """Count a request for which Twisted's parser raised an exception, and close the connection."""
