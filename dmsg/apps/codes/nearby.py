@@ -10,7 +10,7 @@ with the true sender could both succeed.  A code for several receivers would the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -67,6 +67,10 @@ class NearbySearch(Stoppable, Protocol):
     @property
     def announcers(self) -> int:
         """Number of different keys whose owners have claimed to offer the code."""
+
+    @property
+    def drops(self) -> Mapping[str, int]:
+        """Number of received packets that were ignored, by reason."""
 
 
 class NearbyPeer(Protocol):
@@ -256,7 +260,9 @@ class NearbySource:
 def _nobody(search: NearbySearch, seconds: float) -> NobodyNearby:
     if not search.interfaces:
         return NobodyNearby("this machine is in no network where others can be asked for the code")
+    ignored = ", ".join(f"{reason}: {number}" for reason, number in sorted(search.drops.items()))
     return NobodyNearby(
         f"nobody on this network offers this code (asked for {seconds:g} s): is 'dmsg send' running with --lan, and "
-        "are both machines in one network that lets them reach each other?"
+        "do the network and the firewalls of both machines let them reach each other?"
+        + (f" (ignored answers: {ignored})" if ignored else "")
     )

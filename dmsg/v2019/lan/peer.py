@@ -50,7 +50,6 @@ class LanPeer:
 
     :param interfaces: returns the addresses to use.
     :param on_warning: called with a sentence for the user if an address cannot be used.
-    :ivar drops: number of refused connections at the ports of offers, by reason.
     """
 
     def __init__(
@@ -80,12 +79,21 @@ class LanPeer:
         self._running: list[LanOffer | LanSearch] = []
         self._holdings = StreamHoldings(reactor, memory or CLIENTS, self._all_streams)
         self._holdings.start()
-        self.drops: Counter[DropReason] = Counter()
+        self._refused: Counter[DropReason] = Counter()
+        """Number of refused connections at the ports of offers, by reason."""
 
     @property
     def public_key(self) -> PubKey:
         """Ephemeral key of this machine on its networks."""
         return self._key.public
+
+    @property
+    def drops(self) -> Counter[str]:
+        """Number of connections that were refused and of packets that were ignored, by reason."""
+        drops = Counter({reason.value: number for reason, number in self._refused.items()})
+        for one in self._running:
+            drops.update(one.drops)
+        return drops
 
     def _sessions(self) -> list[ClientSession]:
         accepted = (cast("ClientSession", session) for port in self._ports for session in port.sessions)
@@ -118,8 +126,7 @@ class LanPeer:
 
     async def stop(self) -> None:
         """End offers, searches and links. Closing streams get two seconds to send their data."""
-        running, self._running = self._running, []
-        await DeferredList([one.stop() for one in running], consumeErrors=True)
+        await DeferredList([one.stop() for one in self._running], consumeErrors=True)
         await let_close(self._reactor, self._all_streams)
         self._holdings.stop()
         self._streams.stop()
@@ -130,8 +137,10 @@ class LanPeer:
         await DeferredList(ending)
         for port in self._ports:
             port.strangers.stop()
-        if self.drops:
-            _log.debug("connections refused on the network: {drops}", drops=_texts(self.drops))
+        if drops := self.drops:
+            texts = ", ".join(f"{reason}: {number}" for reason, number in sorted(drops.items()))
+            _log.info("refused on the local networks: {drops}", drops=texts)
+        self._running.clear()
 
     # --- methods that offers and searches call ---
 
@@ -151,7 +160,7 @@ class LanPeer:
     def make_port(self, tickets: Tickets, interface: Interface) -> DirectPort:
         """Return the factory of a port on one network."""
         port = DirectPort(
-            self._reactor, self._turn, self._streams, tickets, self.drops, is_admitted=interface.has_on_link
+            self._reactor, self._turn, self._streams, tickets, self._refused, is_admitted=interface.has_on_link
         )
         # Each network that appears and disappears leaves a port behind. A closed port is dropped once the links that it
         # accepted have ended.
@@ -217,11 +226,14 @@ class LanOffer:
         """Addresses on which the code is offered."""
         return self._networks.interfaces
 
+    @property
+    def drops(self) -> Mapping[str, int]:
+        """Number of packets that were not answered, by reason."""
+        return _by_name(self._answers.drops)
+
     def stop(self) -> Deferred[None]:
         """End the offer. Open streams continue."""
         self._ended()
-        if self._answers.drops:
-            _log.debug("questions not answered on the network: {drops}", drops=_texts(self._answers.drops))
         return self._networks.stop()
 
     stopListening = stop
@@ -278,6 +290,11 @@ class LanSearch:
         """Number of keys announced so far to which the receiver connects."""
         return self._question.announcers
 
+    @property
+    def drops(self) -> Mapping[str, int]:
+        """Number of packets that were ignored, by reason."""
+        return _by_name(self._question.drops)
+
     def _open_on(self, interface: Interface) -> _SearchOnInterface:
         return _SearchOnInterface(self._peer.reactor, interface, self._question.packet, self._received)
 
@@ -288,8 +305,6 @@ class LanSearch:
 
     def stop(self) -> Deferred[None]:
         """End the search. Links to peers that were found stay open."""
-        if self._question.drops:
-            _log.debug("answers ignored on the network: {drops}", drops=_texts(self._question.drops))
         return self._networks.stop()
 
 
@@ -334,5 +349,5 @@ def _send(udp: Port, data: bytes, host: str, port: int) -> None:
         _log.debug("a packet to {host} was not sent: {error}", host=host, error=str(error))
 
 
-def _texts(drops: Mapping[DropReason, int] | Mapping[LanDrop, int]) -> str:
-    return ", ".join(f"{reason.value}: {number}" for reason, number in drops.items())
+def _by_name(drops: Mapping[LanDrop, int]) -> dict[str, int]:
+    return {reason.value: number for reason, number in drops.items()}

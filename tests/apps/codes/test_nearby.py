@@ -132,6 +132,7 @@ class FakeSearch:
         self.found = found
         self.announcers = 0
         self.interfaces: list[object] = ["wlan0"]
+        self.drops: dict[str, int] = {}
         self.stopped = 0
 
     def stop(self) -> Deferred[None]:
@@ -188,6 +189,12 @@ class SourceTests(SynchronousTestCase):
         text = str(self.failureResultOf(self.race.first, NobodyNearby).value)
         self.assertRegex(text, r"nobody on this network offers this code \(asked for 10 s\): .*--lan")
         self.assertEqual((self.nearby.search_.stopped, self.clock.getDelayedCalls()), (1, []))
+
+    def test_ignored_answers_are_named(self) -> None:
+        self.nearby.search_.drops = {"too_many": 2, "off_link": 1}
+        self.clock.advance(10.0)
+        text = str(self.failureResultOf(self.race.first, NobodyNearby).value)
+        self.assertTrue(text.endswith(" (ignored answers: off_link: 1, too_many: 2)"), text)
 
     def test_a_machine_without_a_network(self) -> None:
         self.nearby.search_.interfaces = []

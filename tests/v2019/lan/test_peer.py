@@ -7,6 +7,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Factory
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -100,6 +101,24 @@ class PeerTests(SynchronousTestCase):
     def test_another_number_finds_nobody(self) -> None:
         self.alice.offer(NUMBER, self.listening, STREAM_PORT)
         self.assertEqual(self.found(NUMBER + 1), [])
+
+    def test_what_was_refused_is_counted_after_its_end_too(self) -> None:
+        offer = self.alice.offer(NUMBER, self.listening, STREAM_PORT)
+        self.found(NUMBER + 1)
+        asked = self.alice.drops["other_code"]
+        self.assertGreaterEqual(asked, 2)
+        self.assertEqual(self.alice.drops, {"other_code": asked})
+        self.result_of(offer.stop())
+        self.assertEqual(self.alice.drops, {"other_code": asked})
+        # A stranger without a ticket comes to the port of the next offer.
+        self.alice.offer(NUMBER, self.listening, STREAM_PORT)
+        (port,) = self.network.host("alice").ports
+        stranger = Recorder()
+        endpoint = TCP4ClientEndpoint(self.network.host("bob").reactor, self.network.host("alice").address, port)
+        self.result_of(connectProtocol(endpoint, stranger))
+        stranger.transport.write(bytes(60))  # type: ignore[union-attr]
+        self.network.run(5.0)
+        self.assertEqual(self.alice.drops["handshake_failed"], 1)
 
     def test_a_search_finds_an_offer_that_is_made_later(self) -> None:
         found: list[FoundPeer] = []
