@@ -18,6 +18,7 @@ class Drop(Enum):
     TOO_MANY_CONNECTIONS = "too_many_connections"
     SLOW_REQUEST = "slow_request"
     UNREADABLE_REQUEST = "unreadable_request"
+    SMALL_PIECES = "small_pieces"
     UNKNOWN_TWIN = "unknown_twin"
     REGISTRY_DOWN = "registry_down"
     TOO_MANY_SESSIONS = "too_many_sessions"

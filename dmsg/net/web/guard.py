@@ -35,7 +35,7 @@ of another one."""
 WHOLE_WITHIN = 20.0
 """Maximum number of seconds from the first byte of a request to its last byte."""
 
-GuardReason = Literal["too_many_connections", "slow_request", "unreadable_request"]
+GuardReason = Literal["too_many_connections", "slow_request", "unreadable_request", "small_pieces"]
 """Reason for which a guard closes a connection."""
 
 
