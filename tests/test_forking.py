@@ -44,8 +44,8 @@ atexit.register(tell)
 late = Late()
 late.itself = late
 del late
-threading.Thread(target=lambda: (threading.Event().wait(0.05), print("thread"))).start()
-print("x" * 300_000)
+threading.Thread(target=lambda: (threading.Event().wait(0.05), sys.stdout.write("thread\\n"))).start()
+sys.stdout.write("x" * 300_000 + "\\n")
 sys.exit({status})
 """
 

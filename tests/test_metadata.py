@@ -34,7 +34,7 @@ class MetadataTests(SynchronousTestCase):
         self.assertEqual([link for link in re.findall(r"\]\(([^)]*)\)", text) if "://" not in link], [])
         self.assertNotIn("<!--", text)
         self.assertNotIn("![", text)
-        self.assertIn("One command runs a network", text)
+        self.assertIn("One command runs a discovery and a server", text)
         make = long_description()
         self.assertEqual(make("[a](b.md), [c](https://d/e), ![p](q.svg)"), "a, [c](https://d/e), !p")
         self.assertEqual(make("![picture](docs/x.svg)\n\nText\n<!-- needs: clone -->\nmore"), "Text\nmore")

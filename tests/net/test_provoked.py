@@ -34,9 +34,12 @@ class ProvokedTests(EntityCase):
         started = reactor.seconds()
         while any(not enemy.closed for enemy in enemies):
             if number == 10_000:
-                sent = number * CONNECTIONS / (reactor.seconds() - started)
-                if sent < FLOOD:
-                    raise SkipTest(f"this machine is too busy for a flood: {sent:.0f} REQUESTs a second, not {FLOOD}")
+                # What the server has read counts, because a busy machine leaves the rest in the buffers of sockets.
+                read = server.factory.relay.drops[DropReason.DESTINATION_RATE] / (reactor.seconds() - started)
+                if read < FLOOD:
+                    raise SkipTest(
+                        f"this machine is too busy for a flood: {read:.0f} refused REQUESTs a second, not {FLOOD}"
+                    )
                 self.fail("the flood ended nobody")
             number += 25
             # 10,000 a second, with a point where one belongs and no tag that fits
@@ -58,6 +61,6 @@ class ProvokedTests(EntityCase):
         protocol.transport.loseConnection()
 
 
-FLOOD = 9_000
-"""REQUESTs a second of all connections together below which the server need not end any of them."""
+FLOOD = 8_000
+"""Refused REQUESTs a second, of all connections together, below which the server need not end any of them."""
 SERVER_POINT = SecKey.from_seed(b"a point").public
