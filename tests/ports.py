@@ -19,8 +19,10 @@ def free_port() -> int:
     A program that connects repeatedly to a port of that range, while nothing listens there, is some day connected to
     itself, and then the port is in use.
     """
+    # Workers of the test runner are forked, so their shared generators would all draw the same ports.
+    drawn = random.SystemRandom()
     for _ in range(1000):
-        port = random.randrange(15_000, 30_000)
+        port = drawn.randrange(15_000, 30_000)
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
