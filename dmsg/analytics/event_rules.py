@@ -11,6 +11,10 @@ OLDEST = 1_577_836_800_000
 """Start of 2020, in ms since 1970. An earlier event comes from a machine whose clock is not set."""
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
 """Milliseconds by which the clock of an entity may be ahead. An event of a later time is invalid."""
+MIDNIGHT_MS = 10 * 60 * 1000
+"""Maximum time in ms between the event and the receipts with the counts of one transport. Only events this close to
+midnight can change the neighbouring day.
+"""
 SILENCE_SECONDS = 15 * 60
 """Seconds without an event after which a process counts as ended. Processes write an event every minute, and files are
 sealed every five minutes.

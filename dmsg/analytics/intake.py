@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -36,19 +36,22 @@ class Converted:
     refused: list[Sealed]
 
 
-def convert_files(spark: SparkSession, files: Sequence[tuple[Sealed, int]], target: Target, *, few: bool) -> Converted:
+def convert_files(
+    spark: Callable[[], SparkSession], files: Sequence[tuple[Sealed, int]], target: Target, *, few: bool
+) -> Converted:
     """Convert sealed files to Parquet.
 
+    :param spark: returns the session, if it is needed.
     :param files: the files, with their sizes in bytes.
     :param few: whether to convert the files in this process, because they are so small that starting Spark's Python
         workers would take longer.
     """
     tasks = os.cpu_count() or 1
-    if few or is_connect(spark):
+    if few or is_connect(spark()):
         with ThreadPoolExecutor(tasks) as pool:
             found = [one for some in pool.map(partial(_convert_all, target), _groups(files, tasks)) for one in some]
     else:
-        context = spark.sparkContext
+        context = spark().sparkContext
         tasks = max(context.defaultParallelism, sum(size for _, size in files) // GROUP_BYTES)
         groups = _groups(files, tasks)
         try:

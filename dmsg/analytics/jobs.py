@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
-from dmsg.analytics.event_rules import LACKING
+from dmsg.analytics.event_rules import LACKING, MIDNIGHT_MS
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import (
@@ -38,12 +38,13 @@ from dmsg.analytics.listing import (
     open_files,
     unreadable,
 )
-from dmsg.analytics.neighbour_days import MIDNIGHT_MS, concerned_days
+from dmsg.analytics.neighbour_days import concerned_days
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import Refinement
 from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
 from dmsg.analytics.sealed_files import Sealed, Target
+from dmsg.analytics.session import Spark, session_of
 from dmsg.analytics.store import FILES, batch_of, local_path
 from dmsg.analytics.tuning import Tuning
 from dmsg.telemetry.spool_listing import Left, Reason, merge
@@ -135,7 +136,7 @@ class Pipeline:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: Spark,
         out: str,
         *,
         now: datetime | None = None,
@@ -144,7 +145,7 @@ class Pipeline:
         left: Mapping[Reason, set[str]] | None = None,
     ) -> None:
         self.lake = Lake(spark, out)
-        self.spark = spark
+        self._spark = spark
         self.now = now or datetime.now(UTC)
         self._progress = progress
         self._left: list[Mapping[Reason, set[str]]] = [left or {}]
@@ -154,6 +155,11 @@ class Pipeline:
         self._done = 0
         self._tuning = Tuning(spark, may=tune)
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
+
+    @property
+    def spark(self) -> SparkSession:
+        """Spark session, which is started if necessary."""
+        return session_of(self._spark)
 
     @property
     def _now_ms(self) -> int:
@@ -289,7 +295,7 @@ class Pipeline:
             source.checked,
         )
         found = convert_files(
-            self.spark,
+            lambda: self.spark,
             [(Sealed(file.uri, str(place)), file.size) for file, place in places],
             target,
             few=sum(file.size for file in files) < SMALL_BYTES,
@@ -325,7 +331,7 @@ class Pipeline:
         self._lists = True
         self._directories = DirectoriesRead(local_path(self.lake.root), before.run)
         unread = self._drop_known(list_local(sources, self._left, self._directories), before)
-        if (elsewhere := list_remote(self.spark, sources)) is not None:
+        if (elsewhere := list_remote(lambda: self.spark, sources)) is not None:
             rows = elsewhere.join(self._known_files(before), "file", "left_anti").collect()
             unread += [Unread(row.file, row.path, row.length) for row in rows]
         # The run continues even without unread files if a killed run or stream has left lines in bronze that are not
@@ -373,14 +379,18 @@ class Pipeline:
         if days:
             table, near = lake.table("", "bronze"), days_around(days)
             files = [one for one in table.files() if one.values["family"] in FAMILIES and one.values["dt"] in near]
-            events = sum(one.rows or 0 for one in files if one.values["dt"] in days)
+            of_day = dict.fromkeys(days, 0)
+            for one in files:
+                if (day := one.values["dt"]) in of_day:
+                    of_day[day] += one.rows or 0
+            events = sum(of_day.values())
             few = self._tuning.may and lake.hold(table, files) is not None
             self._tuning.choose(small=events < SMALL_EVENTS, few=few, events=events)
             tables = Refinement(
                 *(lake, claim, before, state, days),
                 today=self.now.date(),
                 changed=taken.changed,
-                events=events,
+                events_of_day=of_day,
                 few=few,
                 memory=self._tuning.may,
                 small=self._tuning.is_small,

@@ -25,6 +25,7 @@ from dmsg.analytics.memory_tables import OF_EVENTS
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, read_small, write_part
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import BRONZE, QUARANTINE, REGISTER, write_options
+from dmsg.analytics.session import Spark, session_of
 from dmsg.analytics.store import BRONZE_KEY, FILES, Store, unrefined
 from dmsg.analytics.views import VIEWS
 
@@ -61,15 +62,20 @@ def columns_of(schema: StructType, there: Container[str]) -> list[str]:
 class Lake(Store):
     """Tables under one directory or URI, read and written by Spark."""
 
-    def __init__(self, spark: SparkSession, out: str) -> None:
+    def __init__(self, spark: Spark, out: str) -> None:
         """Open the tables under ``out``.
 
         :raises LakeError: the path cannot hold tables.
         """
         super().__init__(out)
-        self.spark = spark
+        self._spark = spark
         self.held: Claim | None = None
         """Claim of the run that is writing, or None. Before each commit, its validity is checked."""
+
+    @property
+    def spark(self) -> SparkSession:
+        """Spark session, which is started if necessary."""
+        return session_of(self._spark)
 
     def write(
         self, rows: DataFrame, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False

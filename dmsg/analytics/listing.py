@@ -97,14 +97,18 @@ def list_local(
     return files
 
 
-def list_remote(spark: SparkSession, sources: Iterable[Source]) -> DataFrame | None:
+def list_remote(spark: Callable[[], SparkSession], sources: Iterable[Source]) -> DataFrame | None:
     """Return a row for each file of the sources that are not local: its name as a URI, its path for Spark's reader, and
-    its length in bytes. None if all sources are local."""
+    its length in bytes. None if all sources are local.
+
+    :param spark: returns the session, if it is needed.
+    """
     listing = None
     for source in sources:
         if local_path(source.path) is None:
             files = (
-                spark.read.format("binaryFile")
+                spark()
+                .read.format("binaryFile")
                 .option("pathGlobFilter", source.pattern)
                 .options(**AS_NAMED)
                 .load(source.path)

@@ -25,7 +25,7 @@ from dmsg.analytics.jobs import Pipeline, Progress, RunOutcome
 from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
-from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
+from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, Spark, SparkFailed, is_connect, make_session
 from dmsg.analytics.store import Store, local_path
 from dmsg.telemetry.spool_listing import Reason, left_lines
 
@@ -75,7 +75,7 @@ def sources(spool: str, receipts: str | None) -> list[Source]:
 
 
 def run(
-    spark: SparkSession,
+    spark: Spark,
     spool: str,
     receipts: str | None,
     out: str,

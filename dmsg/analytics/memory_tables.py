@@ -7,11 +7,12 @@ A column is read when a rule first needs it.  More rows or bytes than the limits
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from threading import Lock
 from typing import cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
@@ -20,12 +21,13 @@ from pyspark.sql.types import StructType
 from dmsg.analytics import silver
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
+from dmsg.analytics.event_rules import MIDNIGHT_MS
 from dmsg.analytics.expressions import as_column
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.parquet import TEXTS, arrow_schema, column_bytes
 from dmsg.analytics.runs import State
-from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.schemas import DAY_MS, GOLD
 from dmsg.analytics.store import BRONZE_KEY, Store
 from dmsg.analytics.views import VIEWS
 
@@ -34,6 +36,8 @@ MEMORY_ROWS = 2_000_000
 MEMORY_BYTES = 768 * 1024 * 1024
 """Maximum number of bytes of all columns that the computations for the same days read into memory.  Producers choose
 the lengths of texts, so the number of rows alone is no bound."""
+OF_TRANSPORTS = ("transport", "receipt")
+"""Families of events with the three counts of transports, which can lie on both sides of midnight."""
 OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "transports": silver.transports,
     "refusals": silver.refusals,
@@ -85,17 +89,40 @@ def rows_of_table(table: pa.Table, schema: StructType) -> DataFrame:
 
 
 class _Files:
-    """Columns of the files of a table."""
+    """Columns of the files of a table.
 
-    def __init__(self, storage: pafs.FileSystem, files: Sequence[File], budget: Budget) -> None:
+    :param beside: days of which only those rows are read that can matter to the day before or after.
+    """
+
+    def __init__(
+        self, storage: pafs.FileSystem, files: Sequence[File], budget: Budget, beside: Container[str] = ()
+    ) -> None:
         self._storage = storage
         self._files = files
         self._budget = budget
         self._footers: dict[str, pq.FileMetaData] = {}
+        self._kept = {file.path: self._matter(file) for file in files if file.values.get("dt", "") in beside}
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(
+            pc.sum(self._kept[file.path]).as_py() or 0 if file.path in self._kept else file.rows or 0
+            for file in self._files
+        )
+
+    def _matter(self, file: File) -> pa.Array:
+        """Return which events and receipts of a file are near midnight, or were sent after a restart."""
+        of_day = pc.modulo(self._of_file(file, "ts", pa.int64()), DAY_MS)
+        near = pc.or_(pc.less(of_day, MIDNIGHT_MS), pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS))
+        return pc.or_(near, pc.fill_null(self._of_file(file, "former", pa.bool_()), False))
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """Read a column of all files."""
-        parts = [self._of_file(file, name, kind) for file in self._files]
+        parts = []
+        for file in self._files:
+            values = self._of_file(file, name, kind)
+            parts.append(values.filter(self._kept[file.path]) if file.path in self._kept else values)
         return pa.concat_arrays(parts) if parts else pa.array([], kind)
 
     def _of_file(self, file: File, name: str, kind: pa.DataType) -> pa.Array:
@@ -112,6 +139,7 @@ class _Files:
         if column is None:
             return pa.nulls(rows, kind)
         self._budget.take(column_bytes(column))
+        # A dictionary of texts becomes texts by the cast.
         return column.combine_chunks().cast(kind)
 
     def _read(self, path: str, name: str) -> pa.ChunkedArray | None:
@@ -132,35 +160,47 @@ class MemoryTables:
 
     :param state: state to read; tables that it does not name are read in their newest version.
     :param days: days to read; None for all.
+    :param beside: those of the days of which only events and receipts of transports are read that can matter to the
+        day before or after.
     """
 
-    def __init__(self, store: Store, state: State, days: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, store: Store, state: State, days: Iterable[str] | None = None, beside: Iterable[str] = ()
+    ) -> None:
         self._store = store
         self._state = state
         self._days: Container[str] | None = None if days is None else set(days)
+        self._beside = set(beside)
         self._budget = Budget(MEMORY_BYTES)
-        self.events = cache(self._events)
+        self._read_events: dict[str, DataFrame] = {}
 
-    def _rows(self, table: Delta, files: Iterable[File]) -> MemoryRows:
+    def _rows(self, table: Delta, files: Iterable[File], beside: Container[str] = ()) -> MemoryRows:
         chosen = [
             one for one in files if self._days is None or one.values.get("dt", "") in self._days or not one.values
         ]
-        count = sum(MEMORY_ROWS + 1 if one.rows is None else one.rows for one in chosen)
-        if count > MEMORY_ROWS:
+        read_whole = (one for one in chosen if one.rows is None or one.values.get("dt", "") not in beside)
+        if sum(MEMORY_ROWS + 1 if one.rows is None else one.rows for one in read_whole) > MEMORY_ROWS:
             raise NotInMemory("too many rows for memory")
-        columns = _Files(table.reading_storage(), chosen, self._budget)
+        columns = _Files(table.reading_storage(), chosen, self._budget, beside)
+        if (count := columns.count) > MEMORY_ROWS:
+            raise NotInMemory("too many rows for memory")
         return MemoryRows(
             {one.name: partial(columns.column, one.name, one.type) for one in arrow_schema(table.schema)}, count
         )
 
-    def _events(self, family: str) -> DataFrame:
+    def events(self, family: str) -> DataFrame:
         """Return the events of a family.
 
         :raises NotInMemory: there are too many.
         """
+        if (found := self._read_events.get(family)) is not None:
+            return found
         bronze = self._store.table("", "bronze")
         files = bronze.files(self._state.versions.get(BRONZE_KEY))
-        return as_frame(self._rows(bronze, (one for one in files if one.values["family"] == family)))
+        beside = self._beside if family in OF_TRANSPORTS else ()
+        rows = as_frame(self._rows(bronze, (one for one in files if one.values["family"] == family), beside))
+        self._read_events[family] = rows
+        return rows
 
     def read(self, name: str) -> DataFrame:
         """Return the rows that a silver or gold table has now.

@@ -17,12 +17,9 @@ import pyarrow.parquet as pq
 
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
+from dmsg.analytics.event_rules import MIDNIGHT_MS
 from dmsg.analytics.schemas import DAY_MS
 
-MIDNIGHT_MS = 10 * 60 * 1000
-"""Maximum time in ms between the event and the receipts with the counts of one transport. Only events this close to
-midnight can change the neighbouring day.
-"""
 FEW_EVENTS = 1_000_000
 """Maximum number of new events and receipts, on the days before and after a day, to compare with that day. With more,
 the day is computed again in any case."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date, timedelta
-from functools import cache
+from functools import cache, partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,6 +62,35 @@ days.
 """
 
 
+PART_ROWS = 1_000_000
+"""Number of events of successive days that are computed in memory together. A run over more of them computes the days
+in parts, so that its memory does not grow with the number of days."""
+KEPT_ROWS = 50_000
+"""Maximum number of rows of a computed table that stay in memory for the tables made from it. A run in parts keeps
+none."""
+
+
+def _parts(days: Iterable[str], events: Mapping[str, int]) -> list[tuple[str, ...]]:
+    """Divide days into parts of about :data:`PART_ROWS` events, of at least one day each."""
+    parts: list[list[str]] = []
+    count = 0
+    for day in sorted(days):
+        if not parts or count + events.get(day, 0) > PART_ROWS:
+            parts.append([])
+            count = 0
+        parts[-1].append(day)
+        count += events.get(day, 0)
+    return [tuple(part) for part in parts]
+
+
+def _sums(events: Callable[[], DataFrame]) -> DataFrame:
+    return bronze.sums(events())
+
+
+def _numbers(sums: DataFrame, events: Callable[[], DataFrame] | None) -> DataFrame:
+    return bronze.numbers(sums, None if events is None else events())
+
+
 class Refinement:
     """Computation of the silver and gold tables by one run.
 
@@ -70,7 +99,7 @@ class Refinement:
     :param days: days whose rows are rewritten.
     :param today: day of the run.
     :param changed: days that have new events, by family of events.
-    :param events: number of events in those days.
+    :param events_of_day: number of events of each of these days.
     :param few: whether to collect every table and write it with Arrow, because there are few events.
     :param memory: whether tables may be computed in memory, without Spark.
     :param small: whether to write several tables at the same time.
@@ -87,7 +116,7 @@ class Refinement:
         *,
         today: date,
         changed: Mapping[str, Iterable[str]],
-        events: int,
+        events_of_day: Mapping[str, int],
         few: bool,
         memory: bool,
         small: bool,
@@ -97,13 +126,15 @@ class Refinement:
         self._claim = claim
         self._before = before
         self._state = state
+        events = sum(events_of_day.values())
         self._days = days
         self._today = today
         self._small = small
         self._hint = bounded(events)
         self._in_memory = events <= MEMORY_EVENTS
         self._few = few
-        self._collected: dict[str, tuple[tuple[str, ...], pa.Table]] = {}
+        self._collected: dict[tuple[str, tuple[str, ...]], pa.Table] = {}
+        self._parts = _parts(days, events_of_day)
         self._memory = memory
         self._memory_tables = cache(self._open_in_memory)
         self._changes = Changes(days, changed)
@@ -138,20 +169,23 @@ class Refinement:
 
     def _collected_rows(self, name: str, days: Sequence[str] | None) -> pa.Table | None:
         """Return the rows of a table that this run has computed for exactly these days, if they are in memory."""
-        collected = self._collected.get(name)
-        return None if collected is None or days is None or collected[0] != tuple(days) else collected[1]
+        return None if days is None else self._collected.get((name, tuple(days)))
 
-    def _open_in_memory(self, days: tuple[str, ...] | None) -> MemoryTables:
-        return MemoryTables(self._lake, self._state, days)
+    def _open_in_memory(self, days: tuple[str, ...] | None, around: tuple[str, ...] = ()) -> MemoryTables:
+        beside = set(around).difference(days or ())
+        return MemoryTables(self._lake, self._state, around or days, beside)
 
-    def _memory_reader(self, days: Sequence[str] | None) -> Read:
+    def _memory_reader(self, days: Sequence[str] | None, around: Sequence[str] = ()) -> Read:
         """Return the same function as :meth:`_reader`, for rows in memory.  It raises
-        :class:`~dmsg.analytics.memory_columns.NotInMemory` if there are too many rows."""
-        tables = self._memory_tables(None if days is None else tuple(days))
+        :class:`~dmsg.analytics.memory_columns.NotInMemory` if there are too many rows.
+
+        :param around: the days, and those before and after, if events and receipts of these are read, too.
+        """
+        tables = self._memory_tables(None if days is None else tuple(days), tuple(around))
 
         @cache
         def read(name: str) -> DataFrame:
-            if (collected := self._collected_rows(name, days)) is not None:
+            if not around and (collected := self._collected_rows(name, days)) is not None:
                 return rows_of_table(collected, _schema(name))
             return tables.read(name)
 
@@ -202,15 +236,14 @@ class Refinement:
                 last_day=last_day,
             )
 
-        @cache
         def plan_in_memory(days: tuple[str, ...]) -> Tables:
             around = tuple(days_around(days))
             return silver_tables(
-                self._memory_tables(days).events,
+                self._memory_tables(days, ()).events,
                 self._memory_reader(days),
-                self._memory_reader(around),
+                self._memory_reader(days, around),
                 days,
-                self._memory_tables(around).accepted_receipts,
+                self._memory_tables(days, around).accepted_receipts,
                 last_day=last_day,
             )
 
@@ -234,25 +267,40 @@ class Refinement:
                 for name, rows in ((SUMS.name, sums), (NUMBERS.name, numbers)):
                     self._changes.note(name, self._put_changed(rows, "silver", name, days))
                 return
-        tables = self._memory_tables(tuple(days))
-
-        def events() -> DataFrame:
-            return tables.all_events(FAMILIES, IDENTITY)
-
-        if (sums_in_memory := self._compute(SUMS.name, lambda: bronze.sums(events()))) is not None:
-            counted = rows_of_table(sums_in_memory, SUMS.schema)
-            doubt = not bronze.incomplete_sums(counted).isEmpty()
-            found = self._compute(NUMBERS.name, lambda: bronze.numbers(counted, events() if doubt else None))
-            if found is not None:
-                self._put_collected("silver", SUMS.name, sums_in_memory, days)
-                self._put_collected("silver", NUMBERS.name, found, days)
-                return
+        if (found := self._numbers_in_memory()) is not None:
+            for name, rows in zip((SUMS.name, NUMBERS.name), found, strict=True):
+                self._put_collected("silver", name, rows, days)
+            return
         everything = lake.bronze(FAMILIES, days)
         self._replace("silver", SUMS.name, bronze.sums(everything), days)
         counted = self._reader(days)(SUMS.name)
         doubt = not bronze.incomplete_sums(counted).isEmpty()
         rows = bronze.numbers(counted, everything if doubt else None, self._hint)
         self._replace("silver", NUMBERS.name, rows, days)
+
+    def _numbers_in_memory(self) -> tuple[pa.Table, pa.Table] | None:
+        """Return the rows of the tables of event numbers, computed in memory; None if that is not possible."""
+        found: list[tuple[pa.Table, pa.Table]] = []
+        for part in self._parts:
+            tables = self._memory_tables(part, ())
+            events = partial(tables.all_events, FAMILIES, IDENTITY)
+            sums = self._compute(SUMS.name, partial(_sums, events))
+            if sums is None:
+                return None
+            counted = rows_of_table(sums, SUMS.schema)
+            doubt = not bronze.incomplete_sums(counted).isEmpty()
+            numbers = self._compute(NUMBERS.name, partial(_numbers, counted, events if doubt else None))
+            if numbers is None:
+                return None
+            found.append((sums, numbers))
+            self._forget_part()
+        return pa.concat_tables(one for one, _ in found), pa.concat_tables(one for _, one in found)
+
+    def _forget_part(self) -> None:
+        """Free the rows of a part, if there are several."""
+        if len(self._parts) > 1:
+            self._memory_tables.cache_clear()
+            pa.default_memory_pool().release_unused()
 
     def _note_ends(self) -> None:
         """Record the days on which the inputs :data:`~dmsg.analytics.changes.ENDS` and
@@ -282,10 +330,46 @@ class Refinement:
             if not some:
                 self._lake.table(layer, name).ensure()
         wanted = {name: some for name, some in days.items() if some}
+        if plan_in_memory is not None and self._memory and len(self._parts) > 1:
+            self._write_parts(layer, wanted, plan_in_memory)
+            plan_in_memory = None
         in_memory = (
             {} if plan_in_memory is None else {name: plan_in_memory(some)[name] for name, some in wanted.items()}
         )
         self._write(layer, {name: plan(some)[name] for name, some in wanted.items()}, in_memory, days)
+
+    def _write_parts(
+        self, layer: str, wanted: dict[str, tuple[str, ...]], plan_in_memory: Callable[[tuple[str, ...]], Tables]
+    ) -> None:
+        """Write tables in memory, part by part, and remove them from ``wanted``.
+
+        :param wanted: days of each table. Tables that cannot be computed in memory stay in it.
+        """
+        changed: dict[str, set[str]] = {name: set() for name in wanted}
+        for part in self._parts:
+            plan = cache(plan_in_memory)
+
+            def one(name: str, part: tuple[str, ...] = part, plan: Callable[..., Tables] = plan) -> None:
+                some = tuple(day for day in wanted[name] if day in part)
+                if not some or name not in changed:
+                    return
+                self._claim.check()
+                if not self._is_affected(name) and (found := self._compute(name, plan(some)[name])) is not None:
+                    changed[name].update(self._put_rows(layer, name, found, some))
+                else:
+                    del changed[name]
+
+            with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
+                list(pool.map(one, wanted))
+            self._forget_part()
+        for name, some in changed.items():
+            self._step(f"{layer}: {name}")
+            self._changes.note(name, some)
+            del wanted[name]
+
+    def _is_affected(self, name: str) -> bool:
+        """Whether only the rows of a table that the new events affect may be replaced."""
+        return self._affected is not None and name in TABLES
 
     def _write(
         self, layer: str, tables: Tables, in_memory: Tables, days: Mapping[str, Sequence[str]] | None = None
@@ -350,9 +434,16 @@ class Refinement:
 
     def _put_collected(self, layer: str, name: str, rows: pa.Table, days: Sequence[str] | None) -> None:
         """Write a table that was computed in memory or collected, and keep its rows for the tables made from it."""
-        if days is not None:
-            self._collected[name] = tuple(days), rows
-        self._changes.note(name, self._put_changed(rows, layer, name, days))
+        self._changes.note(name, self._put_rows(layer, name, rows, days))
+
+    def _put_rows(self, layer: str, name: str, rows: pa.Table, days: Sequence[str] | None) -> Sequence[str]:
+        """Write a table as :meth:`_put_collected` does.
+
+        :returns: the days written, as :meth:`_put_changed` returns them.
+        """
+        if days is not None and len(self._parts) == 1 and rows.num_rows <= KEPT_ROWS:
+            self._collected[name, tuple(days)] = rows
+        return self._put_changed(rows, layer, name, days)
 
     def _put_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
         """Write only the rows of the days on which they differ from the stored rows.
@@ -383,9 +474,8 @@ class Refinement:
             assert tables.keys() == DAILY.keys()
             return tables
 
-        @cache
         def plan_in_memory(days: tuple[str, ...]) -> Tables:
-            return daily_tables(self._memory_reader(days), self._memory_reader(days_around(days)))
+            return daily_tables(self._memory_reader(days), self._memory_reader(days, days_around(days)))
 
         self._write_days("gold", [name for name in DAILY if name not in _OF_GOLD], plan, plan_in_memory)
         self._write_days("gold", _OF_GOLD, plan, plan_in_memory)

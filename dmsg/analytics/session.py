@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from py4j.java_gateway import java_import
@@ -267,3 +269,47 @@ def make_session(
         session.sparkContext.setLogLevel("FATAL")
         _keep_classes(session.sparkContext._jvm)  # noqa: SLF001  # PySpark has no other name for it
     return session
+
+
+class SparkOnDemand:
+    """Spark session that starts when it is first needed: a run over few events needs none.
+
+    :param start: starts the session.
+    """
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._session: SparkSession | None = None
+        self._at_start: list[Callable[[], None]] = []
+        self._starting = RLock()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the session has started."""
+        return self._session is not None
+
+    @property
+    def session(self) -> SparkSession:
+        """The session, which is started if it has not started yet.
+
+        :raises SparkFailed: Spark does not start.
+        """
+        with self._starting:
+            if self._session is None:
+                self._session = self._start()
+                for act in self._at_start:
+                    act()
+            return self._session
+
+    def at_start(self, act: Callable[[], None]) -> None:
+        """Call a function once the session has started."""
+        self._at_start.append(act)
+
+
+Spark = SparkSession | SparkOnDemand
+"""Spark session, or one that starts when it is first needed."""
+
+
+def session_of(spark: Spark) -> SparkSession:
+    """Return the session, and start it if necessary."""
+    return spark.session if isinstance(spark, SparkOnDemand) else spark

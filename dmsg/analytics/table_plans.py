@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame
 
 from dmsg.analytics import functions as F, silver
 from dmsg.analytics.broadcasts import Hint
+from dmsg.analytics.event_rules import MIDNIGHT_MS
 from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
-from dmsg.analytics.neighbour_days import MIDNIGHT_MS
 from dmsg.analytics.schemas import DAY_MS
 
 HISTORY_DAYS = 28

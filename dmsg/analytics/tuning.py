@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
-
-from dmsg.analytics.session import SETTINGS, SHUFFLE_PARTITIONS, SMALL_SETTINGS, is_connect
+from dmsg.analytics.session import (
+    SETTINGS,
+    SHUFFLE_PARTITIONS,
+    SMALL_SETTINGS,
+    Spark,
+    SparkOnDemand,
+    is_connect,
+    session_of,
+)
 
 LITTLE = {
     # Queries are interpreted, because compiling a query takes longer than executing it.
@@ -46,11 +52,14 @@ class Tuning:
     :ivar is_small: whether the settings for small jobs are in use.
     """
 
-    def __init__(self, spark: SparkSession, *, may: bool) -> None:
+    def __init__(self, spark: Spark, *, may: bool) -> None:
         self._spark = spark
         self.may = may
         self.is_small = may
         self._usual: dict[str, str | None] = {}
+        self._chosen: tuple[bool, int] | None = None
+        if isinstance(spark, SparkOnDemand):
+            spark.at_start(self._apply)
 
     def choose(self, *, small: bool, few: bool = False, events: int = 0) -> None:
         """Choose the settings for a job.
@@ -60,7 +69,16 @@ class Tuning:
             user has set this number.
         """
         self.is_small = small and self.may
-        conf = self._spark.conf
+        self._chosen = few, events
+        if not isinstance(self._spark, SparkOnDemand) or self._spark.has_started:
+            self._apply()
+
+    def _apply(self) -> None:
+        """Apply the settings that were chosen last."""
+        if self._chosen is None:
+            return
+        few, events = self._chosen
+        conf = session_of(self._spark).conf
         for name, wanted in (LITTLE | FEW).items():
             usual = self._usual.setdefault(name, conf.get(name, None))
             if self.is_small and (few or name in LITTLE):
@@ -74,4 +92,5 @@ class Tuning:
 
     def _cores(self) -> int:
         """Return the total number of cores of all executors; 0 if it is unknown."""
-        return 0 if is_connect(self._spark) else self._spark.sparkContext.defaultParallelism
+        session = session_of(self._spark)
+        return 0 if is_connect(session) else session.sparkContext.defaultParallelism

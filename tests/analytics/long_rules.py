@@ -21,6 +21,10 @@ class LivesTests(ByRuns, spark_lives.LivesTests):
     """Crashes, silence and lost files."""
 
 
+class ReasonsTests(ByRuns, spark_lives.ReasonsTests):
+    """Producers that write too many reasons."""
+
+
 class LostTransportTests(ByRuns, spark_lives.LostTransportTests):
     """Transports of a server that was killed."""
 

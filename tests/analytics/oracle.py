@@ -207,6 +207,10 @@ def queries(today: date) -> dict[str, str]:
                            ELSE 'conflict' END AS state
             FROM states LEFT JOIN fitting USING (server, transport))
         """
+    many = """WITH many AS (
+                SELECT producer, dt, count(DISTINCT reason) > 100 AS many
+                FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'lookup_fail', 'drop')
+                GROUP BY ALL)"""
     return {
         "traffic_hour": """
             SELECT producer AS server, dt, hr AS hour, count(*) FILTER (type = 'transport_open') AS opened,
@@ -218,7 +222,12 @@ def queries(today: date) -> dict[str, str]:
                    coalesce(sum(frames_ab), 0) + coalesce(sum(frames_ba), 0) AS frames,
                    coalesce(sum(acks_ab), 0) + coalesce(sum(acks_ba), 0) AS acks
             FROM tr GROUP BY ALL""",
-        "close_day": """SELECT producer AS server, dt, reason, "by", count(*) AS transports FROM closes GROUP BY ALL""",
+        "close_day": """
+            WITH each AS (SELECT producer AS server, dt, reason, "by", count(*) AS transports FROM closes GROUP BY ALL),
+            many AS (SELECT server, dt, count(*) > 100 AS many FROM each GROUP BY ALL)
+            SELECT server, dt, if(many, 'more than 100 reasons', reason) AS reason, if(many, NULL, "by") AS "by",
+                   sum(transports) AS transports
+            FROM each JOIN many USING (server, dt) GROUP BY ALL""",
         "pair_day": """
             SELECT producer AS server, dt, src, dst, count(*) FILTER (type = 'transport_close') AS transports,
                    greatest(0, coalesce(sum(data_ab), 0) - coalesce(sum(dropped_ab), 0)) AS bytes_ab,
@@ -345,23 +354,29 @@ def queries(today: date) -> dict[str, str]:
             GROUP BY ALL""",
         "settlement_conflict_day": f"""{words}
             SELECT server, dt, transport, claimed, credited FROM judged WHERE state = 'conflict'""",
-        "refusal_hour": """
+        "refusal_hour": f"""
+            {many}
             SELECT producer, dt, hr AS hour,
                    CASE type WHEN 'handshake_fail' THEN 'handshake' WHEN 'transport_refuse' THEN 'request'
                              WHEN 'entry_refuse' THEN 'entry' WHEN 'lookup_fail' THEN 'lookup' ELSE 'drop' END AS what,
-                   reason, sum(coalesce(n, 1)) AS n, count(DISTINCT coalesce(src, source)) AS who
-            FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'lookup_fail', 'drop')
+                   if(many, 'more than 100 reasons', reason) AS reason, sum(coalesce(n, 1)) AS n,
+                   count(DISTINCT coalesce(src, source)) AS who
+            FROM e JOIN many USING (producer, dt)
+            WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'lookup_fail', 'drop')
             GROUP BY ALL""",
         "clock_day": """
             SELECT subject AS server, dt, count(clock_ms) AS posts, max(clock_ms) AS skew_ms, min(clock_ms) AS least_ms,
                    count(DISTINCT producer) AS witnesses
             FROM e WHERE type = 'entry' AND is_server AND clock_ms IS NOT NULL GROUP BY ALL""",
-        "refusal_day": """
+        "refusal_day": f"""
+            {many}
             SELECT dt, CASE type WHEN 'handshake_fail' THEN 'handshake' WHEN 'transport_refuse' THEN 'request'
                             WHEN 'entry_refuse' THEN 'entry' WHEN 'lookup_fail' THEN 'lookup' ELSE 'drop' END AS what,
-                   reason, sum(coalesce(n, 1)) AS n, count(DISTINCT producer) AS producers,
+                   if(many, 'more than 100 reasons', reason) AS reason, sum(coalesce(n, 1)) AS n,
+                   count(DISTINCT producer) AS producers,
                    count(DISTINCT (producer, coalesce(src, source))) FILTER (coalesce(src, source) IS NOT NULL) AS who
-            FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'lookup_fail', 'drop')
+            FROM e JOIN many USING (producer, dt)
+            WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'lookup_fail', 'drop')
             GROUP BY ALL""",
         "actor": f"""
             WITH named AS (SELECT producer, arg_max(names, ts) AS names FROM e

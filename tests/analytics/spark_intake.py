@@ -19,7 +19,7 @@ from dmsg.analytics.attention import needs_attention
 from dmsg.analytics.jobs import READ_OPTIONS
 from dmsg.analytics.listing import AS_NAMED, Source, list_local, list_remote, open_files, spool_source, unreadable
 from dmsg.analytics.parquet import Part
-from dmsg.analytics.schemas import EVENT, QUARANTINE, RAW
+from dmsg.analytics.schemas import CORRUPT, EVENT, QUARANTINE, RAW
 from dmsg.analytics.sealed_files import Refused, Sealed, Target, convert, read
 from dmsg.telemetry.schema import BUCKETS
 from dmsg.telemetry.spool_listing import Reason, shorten_path
@@ -197,6 +197,20 @@ class BesideSparkTests(LakeCase):
         self.assertGreater(accepted, 40)
 
 
+class FilesOfTestsTests(LakeCase):
+    """Files that tests write are read by the engine that the test means."""
+
+    def test_arrow_reads_a_file_unless_it_is_for_spark(self) -> None:
+        rows = [event(), event(seq=1, rtt=[0] * BUCKETS)]
+        path = self.spool / "events-1.jsonl.gz"
+        write_file(path, rows)
+        table, _ = read(str(path), NOW_MS, checked=False)
+        write_file(path, rows, for_spark=True)
+        self.assertRaisesRegex(Refused, "an array is not a histogram", read, str(path), NOW_MS, checked=False)
+        found = spark().read.schema(RAW).options(**READ_OPTIONS).json(str(path)).collect()
+        self.assertEqual([one[CORRUPT] for one in found], [None] * table.num_rows)
+
+
 NAMES = (
     *("sp ace", "h#1", "p%41", "new\nline", "\u00fc\u20ac", "q?u", "semi;c", "tab\t", "q\"'`", "b\\s", "a:b", "x=1"),
     *("nb\u00a0sp", "c\u0085x", "br[1]{2}", "st*r", "a|b<c>^~", "d&+$,@!()", "\U0001f600", "_a=1", "_a", ".a"),
@@ -210,7 +224,7 @@ class ListingTests(LakeCase):
     def listed(self, sources: list[Source]) -> tuple[set[tuple[str, str, int]], list[Mapping[Reason, set[str]]]]:
         left: list[Mapping[Reason, set[str]]] = []
         found = {(one.uri, one.path, one.size) for one in list_local(sources, left)}
-        if (rows := list_remote(spark(), sources)) is not None:
+        if (rows := list_remote(spark, sources)) is not None:
             found |= {(row.file, row.path, row.length) for row in rows.collect()}
         return found, left
 

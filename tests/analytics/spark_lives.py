@@ -5,7 +5,12 @@ from __future__ import annotations
 from datetime import date, timedelta
 from typing import Any
 
-from tests.analytics.support import DAY, DISCOVERY, NEXT, S1, Boot, RulesCase, key
+from dmsg.analytics import functions as F, silver
+from dmsg.analytics.gold import traffic
+from dmsg.analytics.gold.reasons import MANY, MOST_REASONS
+from dmsg.analytics.lake import with_types
+from dmsg.analytics.schemas import BRONZE, DAILY
+from tests.analytics.support import DAY, DISCOVERY, NEXT, S1, S2, Boot, RulesCase, frame, key, rows_of
 
 THIRD = DAY + timedelta(2)
 
@@ -201,3 +206,45 @@ class LostTransportTests(RulesCase):
         # what only an end speaks of, when the server has forgotten it, is no sign against the server
         (day,) = [row for row in self.made("settlement_day") if row["dt"] == NEXT]
         self.assertEqual((day["unclaimed"], day["credited_bytes"], day["conflict"]), (4, 0, 0))
+
+
+class ReasonsTests(RulesCase):
+    """A producer may write any text as a reason, but its texts do not make the tables grow without limit."""
+
+    def events(self, server: str, count: int, first: int = 0) -> list[dict[str, Any]]:
+        """Closes, and refusals to two clients, with so many reasons."""
+        boot = Boot(server, f"boot-{first}")
+        for number in range(first, first + count):
+            at, reason = f"10:{number // 60:02d}:{number % 60:02d}", f"reason-{number}"
+            boot.event("transport_close", DAY, at, transport=f"t{number}", src="a", dst="b", reason=reason, by="src")
+            boot.event("transport_refuse", DAY, at, src=f"c{number % 2}", reason=reason, n=2)
+        return boot.rows
+
+    def test_more_reasons_than_the_limit_count_as_one(self) -> None:
+        self.refine([*self.events(S1, MOST_REASONS + 1), *self.events(S2, MOST_REASONS)])
+        closes, refusals = self.made("close_day"), self.made("refusal_hour")
+        (row,) = (one for one in closes if one["server"] == S1)
+        self.assertEqual((row["reason"], row["by"], row["transports"]), (MANY, None, MOST_REASONS + 1))
+        self.assertEqual(len(closes), 1 + MOST_REASONS)
+        (row,) = (one for one in refusals if one["producer"] == S1)
+        self.assertEqual((row["reason"], row["n"], row["who"]), (MANY, 2 * (MOST_REASONS + 1), 2))
+        self.assertEqual(len(refusals), 1 + MOST_REASONS)
+        self.assertEqual(len(self.made("refusal_day")), 1 + MOST_REASONS)
+        # The limit follows from the text of the reason that stands for all.
+        self.assertIn(str(MOST_REASONS), MANY)
+
+    def test_late_reasons_count_as_if_they_had_come_at_once(self) -> None:
+        for counts in ((60, 40), (60, 60), (120, 5)):
+            parts = [self.events(S1, counts[0]), self.events(S1, counts[1], counts[0])]
+            early, late = (
+                silver.transports(frame([one for one in part if one["type"] == "transport_close"], BRONZE)).withColumn(
+                    "dt", F.lit(DAY)
+                )
+                for part in parts
+            )
+            added = rows_of(
+                with_types(traffic.add_close_day(traffic.close_day(early), late), DAILY["close_day"].schema)
+            )
+            at_once = traffic.close_day(early.unionByName(late))
+            self.assertEqual(added, rows_of(with_types(at_once, DAILY["close_day"].schema)))
+            self.assertEqual(len(added), 1 if sum(counts) > MOST_REASONS else sum(counts))

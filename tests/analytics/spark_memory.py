@@ -12,17 +12,20 @@ from unittest.mock import patch
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import functions as F, memory_tables
+from dmsg.analytics import functions as F, memory_tables, refine
 from dmsg.analytics.expressions import Expression
 from dmsg.analytics.functions import Window
 from dmsg.analytics.gold.histograms import bucket_of, count_buckets, quantile, sum_aggregate
+from dmsg.analytics.jobs import Pipeline
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_aggregates import AGGREGATES
 from dmsg.analytics.memory_columns import OPERATIONS, NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.memory_tables import MemoryTables, as_rows
 from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.session import SparkOnDemand
 from dmsg.telemetry.schema import BUCKETS
+from tests.analytics.comparison import compare
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import DAY, NOW, S1, Boot, LakeCase, spark, write_file
 
@@ -264,6 +267,47 @@ class TablesTests(LakeCase):
             story.run_jobs()
         names = [name for name in GOLD if name != "quality_day"]
         self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
+
+    def test_a_run_in_parts_gives_the_same_tables(self) -> None:
+        """A run over many events computes its days in parts; here each day is a part."""
+        story = Story("write")
+        story.setUp()
+        story.write()
+        with patch.object(refine, "PART_ROWS", 1), patch.object(Lake, "read", side_effect=AssertionError("by Spark")):
+            story.run_jobs()
+        self.assertGreater(len(story.pipeline().lake.state().days), 1)
+        names = [name for name in GOLD if name != "quality_day"]
+        self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
+        found = compare(story.pipeline().lake, story.spool, story.checked, NOW.date())
+        self.assertEqual({name: what[:3] for name, what in found.items() if what}, {})
+
+    def test_a_part_that_is_too_large_is_left_to_spark(self) -> None:
+        """Its table is then computed by Spark for all days."""
+        story = Story("write")
+        story.setUp()
+        story.write()
+        with patch.object(refine, "PART_ROWS", 1), patch.object(memory_tables, "MEMORY_ROWS", 60):
+            story.run_jobs()
+        names = [name for name in GOLD if name != "quality_day"]
+        self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
+
+    def test_a_run_over_few_events_starts_no_spark(self) -> None:
+        boot = Boot(S1, "b")
+        boot.event("start", DAY, "10:00:00", capacity=5)
+        boot.beats(DAY, "10:01:00", 3, sessions=1)
+        write_file(self.spool / "events-1.jsonl.gz", boot.rows[:2])
+        on_demand = SparkOnDemand(spark)
+        Pipeline(on_demand, str(self.out), now=NOW).run(self.sources())
+        write_file(self.spool / "events-2.jsonl.gz", boot.rows[2:])
+        Pipeline(on_demand, str(self.out), now=NOW).run(self.sources())
+        self.assertFalse(on_demand.has_started)
+        # lines that are no events are left to Spark's reader
+        write_file(self.spool / "events-3.jsonl.gz", [], garbage=[b"hello"])
+        outcome = Pipeline(on_demand, str(self.out), now=NOW).run(self.sources())
+        self.assertTrue(on_demand.has_started)
+        self.assertEqual(outcome.quarantined, 1)
+        self.run_jobs(self.root / "at-once")
+        self.assertEqual(self.tables(GOLD), self.tables(GOLD, out=self.root / "at-once"))
 
     def test_what_is_too_large_for_memory_is_left_to_spark(self) -> None:
         boot = Boot(S1, "b")

@@ -77,7 +77,7 @@ class Story(LakeCase):
                 some = late.setdefault(path.with_name(path.name.replace("-", "-late-")), [])
                 for row in lines_of(path):
                     (some if random.random() < share else kept).append(row)
-                write_file(path, kept)
+                write_file(path, kept, for_spark=path.name == "events-d.jsonl.gz")
         return {path: some for path, some in late.items() if some}
 
     def write(self) -> None:
@@ -194,7 +194,8 @@ class Story(LakeCase):
         two.event("drop", DAY, "10:15:00", reason="too_many_connections", n=3)
         write_file(self.spool / "one" / "events-1.jsonl.gz", one.rows)
         write_file(self.spool / "two" / "events-2.jsonl.gz", two.rows)
-        write_file(self.spool / "events-d.jsonl.gz", discovery.rows)
+        # Arrow reads all other files.
+        write_file(self.spool / "events-d.jsonl.gz", discovery.rows, for_spark=True)
         late = Boot(S3, "boot-3")
         late.event("start", NEXT, "08:00:00", capacity=5)
         late.beats(NEXT, "08:00:30", 3, sessions=1, transports=0, capacity=5)

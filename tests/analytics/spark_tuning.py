@@ -8,7 +8,7 @@ from typing import Any, cast
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import broadcasts
-from dmsg.analytics.session import SHUFFLE_PARTITIONS
+from dmsg.analytics.session import SHUFFLE_PARTITIONS, SparkOnDemand
 from dmsg.analytics.tuning import FEW, LITTLE, Tuning, shuffle_partitions
 from tests.analytics.support import spark
 
@@ -64,6 +64,18 @@ class TuningTests(SynchronousTestCase):
         tuning, conf = self.tuning("300", 100)
         tuning.choose(small=False, events=50_000_000)
         self.assertEqual(conf.values[SHUFFLE_PARTITIONS], "300")
+
+    def test_a_session_that_starts_later_has_the_settings_chosen_last(self) -> None:
+        conf = Conf(**{SHUFFLE_PARTITIONS: "4"})
+        session: Any = SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(defaultParallelism=2))
+        spark = SparkOnDemand(lambda: cast(Any, session))
+        tuning = Tuning(spark, may=True)
+        tuning.choose(small=False, events=50_000_000)
+        tuning.choose(small=True)
+        self.assertTrue(tuning.is_small)
+        self.assertFalse(spark.has_started)
+        self.assertIs(spark.session, session)
+        self.assertEqual({name: conf.values[name] for name in LITTLE}, LITTLE)
 
     def test_settings_for_small_jobs_can_be_refused(self) -> None:
         tuning, conf = self.tuning("4", 2, may=False)

@@ -97,15 +97,30 @@ class Boot:
             self.event("heartbeat", at.date(), f"{at:%H:%M:%S}", interval_ms=60_000, **fields)
 
 
-def write_file(path: Path, rows: Iterable[dict[str, Any]], *, end: bool = True, garbage: Iterable[bytes] = ()) -> None:
-    """Write a finished file of a spool."""
-    lines = [json.dumps(row).encode() for row in rows]
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":")).encode()
+
+
+def write_file(
+    path: Path,
+    rows: Iterable[dict[str, Any]],
+    *,
+    end: bool = True,
+    garbage: Iterable[bytes] = (),
+    for_spark: bool = False,
+) -> None:
+    """Write a finished file of a spool, as entities write it.
+
+    :param for_spark: give each line an array that no event has, so that Arrow refuses the file and Spark reads it.
+    """
+    other: dict[str, Any] = {"array": []} if for_spark else {}
+    lines = [_line(row | other) for row in rows]
     lines += list(garbage)
     if end:
         last = {"v": 1, "type": "segment_end", "producer": S1, "role": "server", "boot": path.name, "seq": 0}
         stamp = json.loads(lines[0]) if lines and lines[0].startswith(b"{") else {"ts": ms(DAY, "00:00:00"), "mono": 0}
         last |= {"ts": stamp["ts"], "mono": 0, "lines": len(lines)}
-        lines.append(json.dumps(last).encode())
+        lines.append(_line(last | other))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(b"".join(line + b"\n" for line in lines)))
 

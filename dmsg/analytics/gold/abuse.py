@@ -10,6 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 
 from dmsg.analytics import functions as F
+from dmsg.analytics.gold.reasons import bound_reasons
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
@@ -40,17 +41,23 @@ ACTOR_FROM = 10.0
 
 def refusal_hour(refusals: DataFrame) -> DataFrame:
     """Count refusals by hour, kind and reason."""
-    return refusals.groupBy("producer", "dt", "hour", "what", "reason").agg(
-        bounded_sum("n").alias("n"), F.count_distinct("who").alias("who")
+    return (
+        bound_reasons(refusals)
+        .groupBy("producer", "dt", "hour", "what", "reason")
+        .agg(bounded_sum("n").alias("n"), F.count_distinct("who").alias("who"))
     )
 
 
 def refusal_day(refusals: DataFrame) -> DataFrame:
     """Count refusals by day, kind and reason, for all producers together."""
-    return refusals.groupBy("dt", "what", "reason").agg(
-        bounded_sum("n").alias("n"),
-        F.count_distinct("producer", "who").alias("who"),
-        F.count_distinct("producer").alias("producers"),
+    return (
+        bound_reasons(refusals)
+        .groupBy("dt", "what", "reason")
+        .agg(
+            bounded_sum("n").alias("n"),
+            F.count_distinct("producer", "who").alias("who"),
+            F.count_distinct("producer").alias("producers"),
+        )
     )
 
 

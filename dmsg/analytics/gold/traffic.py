@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 
 from dmsg.analytics import functions as F
 from dmsg.analytics.gold.histograms import bucket_of, count_buckets, latency, sum_counts, with_percentiles
+from dmsg.analytics.gold.reasons import bound_counts
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY
 
@@ -76,11 +77,12 @@ def add_traffic_hour(hours: DataFrame, transports: DataFrame) -> DataFrame:
 
 def close_day(transports: DataFrame) -> DataFrame:
     """Count the ends of transports by reason."""
-    return (
+    counts = (
         transports.where(F.col("what") == "close")
         .groupBy("server", "dt", "reason", "by")
         .agg(F.count(F.lit(1)).alias("transports"))
     )
+    return bound_counts(counts)
 
 
 def add_close_day(days: DataFrame, transports: DataFrame) -> DataFrame:
@@ -90,7 +92,7 @@ def add_close_day(days: DataFrame, transports: DataFrame) -> DataFrame:
     :param transports: events that are not counted in ``days``.
     """
     both = days.unionByName(close_day(transports))
-    return both.groupBy("server", "dt", "reason", "by").agg(F.sum("transports").alias("transports"))
+    return bound_counts(both.groupBy("server", "dt", "reason", "by").agg(F.sum("transports").alias("transports")))
 
 
 def pair_day(transports: DataFrame) -> DataFrame:

@@ -24,6 +24,7 @@ from dmsg.cli.pipeline.common import (
     needs_spark,
     progress,
     session,
+    session_on_demand,
     spark_options,
     tables_option,
 )
@@ -141,8 +142,7 @@ def run(
         tell("checking receipts", 0, None)
         if receipts is None:
             receipts, checked = _check_receipts(spool, out, clear=clear_keys)
-        tell("starting Spark", 0, None)
-        with session(master, memory, conf, _load_of(spool, receipts, out)) as spark:
+        with session_on_demand(master, memory, conf, _load_of(spool, receipts, out)) as spark:
             outcome = jobs.run(spark, spool, receipts, out, tell, checked.left)
     _say_left(outcome.left)
     if checked.refused:

@@ -25,7 +25,7 @@ from dmsg.errors import DmsgError, WrongUse, needs_extra
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dmsg.analytics.session import Load
+    from dmsg.analytics.session import Load, SparkOnDemand
 
 
 ARCHIVES = "spark"
@@ -218,32 +218,51 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 @contextlib.contextmanager
 def session(master: str | None, memory: str, conf: tuple[str, ...], load: Load) -> Iterator[SparkSession]:
+    with session_on_demand(master, memory, conf, load) as spark:
+        yield spark.session
+
+
+@contextlib.contextmanager
+def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], load: Load) -> Iterator[SparkOnDemand]:
     settings = {}
     for one in conf:
         key, equals, value = one.partition("=")
         if not equals:
             raise WrongUse(f"--conf is KEY=VALUE, not {one!r}")
         settings[key] = value
-    from dmsg.analytics.session import SparkFailed, make_session
+    from dmsg.analytics.session import SparkFailed, SparkOnDemand, find_java, make_session
 
     if re.fullmatch(r"\d+[kmgt]b?", memory.lower()) is None:
         raise WrongUse(f"--memory must be a number with k, m or g, like 2g, not {memory!r}")
     if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
         raise WrongUse(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
-    try:
-        with silence_java() as words:
-            spark = make_session(
-                master, memory=memory, settings=settings, load=load, archives=cache_directory() / ARCHIVES
-            )
-    except SparkFailed as error:
-        raise SparkFailed(f"{error}{words.why()}") from None
-    # Spark's own handler would send Java a request in the middle of another one.
-    signal.signal(signal.SIGINT, _interrupted)
+    if master is None or master.startswith("local"):
+        find_java()  # Whether Java is needed depends on the events, so its lack is an error in any case.
+
+    def start() -> SparkSession:
+        try:
+            with silence_java() as words:
+                return make_session(
+                    master, memory=memory, settings=settings, load=load, archives=cache_directory() / ARCHIVES
+                )
+        except SparkFailed as error:
+            raise SparkFailed(f"{error}{words.why()}") from None
+
+    def handle_interrupts() -> None:
+        # Spark's own handler would send Java a request in the middle of another one. Spark sets none when it starts in
+        # another thread.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, _interrupted)
+
+    spark = SparkOnDemand(start)
+    spark.at_start(handle_interrupts)
+    handle_interrupts()
     try:
         yield spark
     finally:
-        with silence_java():
-            spark.stop()
+        if spark.has_started:
+            with silence_java():
+                spark.session.stop()
 
 
 def _interrupted(number: int, frame: object) -> None:

@@ -1,0 +1,46 @@
+"""Bound for the reasons that producers write into events, so that no producer can make a table grow without limit.
+
+A producer may write any text as a reason. On a day on which it writes more than :data:`MOST_REASONS` different ones,
+all of them count as :data:`MANY`. The rule depends neither on the order of the events nor on how runs divide them: once
+there are too many reasons, more events leave it at that.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from dmsg.analytics import functions as F
+from dmsg.analytics.functions import Window
+
+MOST_REASONS = 100
+"""Maximum number of different reasons of a producer and day that tables keep apart."""
+MANY = "more than 100 reasons"
+"""Reason that stands for all of them if there are more than :data:`MOST_REASONS`."""
+
+
+def bound_counts(rows: DataFrame) -> DataFrame:
+    """Bound the rows of ``close_day``, which has a row for each server, day, reason and end that closed."""
+    of_day = Window.partitionBy("server", "dt")
+    bounded = rows.withColumns(
+        {
+            "many": (F.count(F.lit(1)).over(of_day) > MOST_REASONS)
+            | (F.max(F.when(F.col("reason") == MANY, 1).otherwise(0)).over(of_day) == 1)
+        }
+    )
+    return (
+        bounded.select(
+            *("server", "dt", "transports"),
+            F.when(F.col("many"), MANY).otherwise(F.col("reason")).alias("reason"),
+            F.when(F.col("many"), F.lit(None).cast("string")).otherwise(F.col("by")).alias("by"),
+        )
+        .groupBy("server", "dt", "reason", "by")
+        .agg(F.sum("transports").alias("transports"))
+    )
+
+
+def bound_reasons(refusals: DataFrame) -> DataFrame:
+    """Replace the reasons of producers that wrote too many different ones on a day."""
+    keys = ["producer", "dt"]
+    many = refusals.groupBy(*keys).agg((F.count_distinct("reason") > MOST_REASONS).alias("many")).where(F.col("many"))
+    reason = F.when(F.coalesce("many", F.lit(False)), MANY).otherwise(F.col("reason"))
+    return refusals.join(F.broadcast(many), keys, "left").withColumn("reason", reason)
