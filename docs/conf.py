@@ -22,9 +22,9 @@ nitpicky = True
 suppress_warnings = ["ref.python"]
 # their documentation is elsewhere, and building ours needs no network
 _FOREIGN = """
-    asyncio bytes coincurve collections contextlib cryptography datetime decimal deltalake enum google io ipaddress
-    klein logging os pathlib prometheus_client pyarrow pyspark random re socket sqlite3 subprocess threading treq
-    twisted txredisapi typing weakref werkzeug zope
+    OpenSSL asyncio bytes coincurve collections contextlib cryptography datetime decimal deltalake enum google io
+    ipaddress klein logging os pathlib prometheus_client pyarrow pyspark random re socket sqlite3 subprocess threading
+    treq twisted txredisapi typing weakref werkzeug zope
 """
 nitpick_ignore_regex = [
     ("py:.*", rf"({'|'.join(_FOREIGN.split())})\..*"),

@@ -230,7 +230,12 @@ class ThreeMachineTests(MachineCase):
             self.lab.only_port("hub", machine, 443)
         self.join(invitation, "alice", "bob")
         self.transfer("alice", "bob")
-        self.assertIn("by wss:443; tcp failed: no answer", self.carrier("alice"), nginx.output)
+        used = "by wss:443; tcp failed: no answer"
+        self.assertIn(used, self.carrier("alice"), nginx.output)
+        listening = self.dmsg("bob", "receive", "--listen", "--anyone", "-k", "bob.key", "--create", "--dir", "post")
+        tracing = self.dmsg("alice", "trace", listening.line(r"receiving at (\w{53})")[1])
+        self.assertEqual(tracing.wait(), 0, tracing.output)
+        self.assertIn(used, tracing.output)
 
 
 class ProxyTests(MachineCase):
