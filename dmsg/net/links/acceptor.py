@@ -401,7 +401,7 @@ class Acceptor(Factory):
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
         # Only what costs time is charged to the address.  An invalid message costs a Diffie-Hellman operation, and many
-        # small pieces cost up to 40 ms.  Lost or slow connections happen to honest clients, too.
+        # small pieces cost up to 50 ms.  Lost or slow connections happen to honest clients, too.
         cost = _FAILURE_COSTS.get(reason, 0.0)
         if cost and isinstance(link.owner, str):
             self._failures.charge(link.owner, cost, self._reactor.seconds())
