@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidTag
 
 from dmsg.base.cipher_names import Cipher
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
-from dmsg.noise.ciphers import AEAD, begin_cipher, next_cipher, rekey_after
+from dmsg.noise.ciphers import AEAD, begin_key, make_cipher, next_key, rekey_after
 
 LENGTH_SIZE = 2
 SEQUENCE_SIZE = 4
@@ -40,27 +40,47 @@ _header = struct.Struct(">HI")
 _nonce = struct.Struct("<4xQ").pack
 
 
-class RecordSealer:
+class _Direction:
+    """Base of the two directions of a connection: the current key, and the cipher object, which an idle connection does
+    not keep."""
+
+    __slots__ = ("_cipher", "_key", "_kind", "_rekey_after", "_rekey_at")
+
+    def __init__(self, key: bytes, cipher: Cipher) -> None:
+        """:param key: 32 bytes, the key of this direction from the handshake."""
+        self._kind = cipher
+        self._key = begin_key(cipher, key)
+        self._rekey_after = self._rekey_at = rekey_after(cipher)
+        self._cipher: AEAD | None = None
+        self._wake()
+
+    def _wake(self) -> AEAD:
+        """Make the cipher object with the current key."""
+        self._cipher = made = make_cipher(self._kind, self._key)
+        return made
+
+    def _rekey(self) -> AEAD:
+        """Change the key. Called before the record whose sequence number is ``_rekey_at``."""
+        self._key = next_key((self._cipher or self._wake()).encrypt)
+        self._rekey_at += self._rekey_after
+        return self._wake()
+
+    def rest(self) -> None:
+        """Release the cipher object until the next record."""
+        self._cipher = None
+
+
+class RecordSealer(_Direction):
     """Sealer that encrypts the records of one direction."""
 
-    __slots__ = ("_encrypt", "_encrypt_into", "_rekey_after", "_rekey_at", "sequence")
+    __slots__ = ("sequence",)
 
     def __init__(self, key: bytes, sequence: int = 0, cipher: Cipher = Cipher.CHACHA20_POLY1305) -> None:
         """:param key: 32 bytes, the key of this direction from the handshake.
         :param sequence: sequence number of the last record sent, which is also the last nonce; 0 if none was sent.
         """
-        self._use(begin_cipher(cipher, key))
-        self._rekey_after = self._rekey_at = rekey_after(cipher)
+        super().__init__(key, cipher)
         self.sequence = sequence
-
-    def _use(self, cipher: AEAD) -> None:
-        self._encrypt = cipher.encrypt
-        self._encrypt_into = cipher.encrypt_into
-
-    def _rekey(self) -> None:
-        """Change the key. Called before the record whose sequence number is ``_rekey_at`` is sealed."""
-        self._use(next_cipher(self._encrypt))
-        self._rekey_at += self._rekey_after
 
     @property
     def exhausted(self) -> bool:
@@ -83,7 +103,8 @@ class RecordSealer:
         if sequence == self._rekey_at:
             self._rekey()
         if size <= COPY_LIMIT:
-            return _header.pack(size + OVERHEAD, sequence) + self._encrypt(_nonce(sequence), plaintext, None)
+            cipher = self._cipher or self._wake()
+            return _header.pack(size + OVERHEAD, sequence) + cipher.encrypt(_nonce(sequence), plaintext, None)
         record = bytearray(HEADER_SIZE + size + TAG_SIZE)
         self._seal_into(plaintext, size, sequence, memoryview(record))
         return record
@@ -108,10 +129,11 @@ class RecordSealer:
         self, plaintext: bytes | bytearray | memoryview, size: int, sequence: int, buffer: memoryview
     ) -> None:
         _header.pack_into(buffer, 0, size + OVERHEAD, sequence)
-        self._encrypt_into(_nonce(sequence), plaintext, None, buffer[HEADER_SIZE : HEADER_SIZE + size + TAG_SIZE])
+        cipher = self._cipher or self._wake()
+        cipher.encrypt_into(_nonce(sequence), plaintext, None, buffer[HEADER_SIZE : HEADER_SIZE + size + TAG_SIZE])
 
 
-class RecordOpener:
+class RecordOpener(_Direction):
     """Opener that decrypts the records of one direction from a byte stream, which arrives in pieces of any size.
 
     The opener buffers at most one incomplete record.
@@ -120,40 +142,18 @@ class RecordOpener:
         sequence number did not grow. The records before the faulty one are decrypted as usual.
     """
 
-    __slots__ = (
-        "_cipher",
-        "_decrypt",
-        "_decrypt_into",
-        "_held",
-        "_held_size",
-        "_needed",
-        "_rekey_after",
-        "_rekey_at",
-        "broken",
-        "sequence",
-    )
+    __slots__ = ("_held", "_needed", "broken", "sequence")
 
     def __init__(self, key: bytes, sequence: int = 0, cipher: Cipher = Cipher.CHACHA20_POLY1305) -> None:
         """:param key: 32 bytes, the key of this direction from the handshake.
         :param sequence: sequence number of the last record received, which is also the last nonce; 0 if none was
             received.
         """
-        self._use(begin_cipher(cipher, key))
-        self._rekey_after = self._rekey_at = rekey_after(cipher)
+        super().__init__(key, cipher)
         self.sequence = sequence
         self._held: bytearray | None = None
         self._needed = 0
         self.broken: RemoteProtocolError | None = None
-
-    def _use(self, cipher: AEAD) -> None:
-        self._cipher = cipher
-        self._decrypt = cipher.decrypt
-        self._decrypt_into = cipher.decrypt_into
-
-    def _rekey(self) -> None:
-        """Change the key. Called before the record whose sequence number is ``_rekey_at`` is opened."""
-        self._use(next_cipher(self._cipher.encrypt))
-        self._rekey_at += self._rekey_after
 
     @property
     def held(self) -> int:
@@ -182,7 +182,8 @@ class RecordOpener:
             self._held = None
         unpack = _header.unpack_from
         nonce = _nonce
-        decrypt = self._decrypt
+        cipher = self._cipher or self._wake()
+        decrypt = cipher.decrypt
         sequence = self.sequence
         rekey_at = self._rekey_at
         # Small plaintexts are collected and copied together. A separate slice assignment for each would take a fifth of
@@ -212,8 +213,8 @@ class RecordOpener:
                     if number > rekey_at:
                         self.broken = _no_key_change(number, rekey_at)
                         break
-                    self._rekey()
-                    decrypt, rekey_at = self._decrypt, self._rekey_at
+                    cipher = self._rekey()
+                    decrypt, rekey_at = cipher.decrypt, self._rekey_at
                 if length <= COPY_LIMIT:
                     small.append(decrypt(nonce(number), data[position + HEADER_SIZE : following], None))
                 else:
@@ -221,7 +222,7 @@ class RecordOpener:
                     if small:
                         at = _append(buffer, at, small)
                     size = length - OVERHEAD
-                    self._decrypt_into(
+                    cipher.decrypt_into(
                         nonce(number),
                         memoryview(data)[position + HEADER_SIZE : following],
                         None,

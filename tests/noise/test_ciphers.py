@@ -113,6 +113,22 @@ class RecordTests(SynchronousTestCase):
             found += opener.open_into(bytes(stream[start : start + piece]), buffer, 0)
         self.assertEqual((found, opener.broken, opener.sequence), (sum(sizes), None, len(sizes)))
 
+    @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=40))
+    def test_rests_change_no_record(self, records: list[tuple[int, bool]]) -> None:
+        """The cipher objects are released between records, also just before the key changes."""
+        sealer, opener = self.pair()
+        steady, _ = self.pair()
+        for size, rests in records:
+            if rests:
+                sealer.rest()
+                opener.rest()
+                self.assertIsNone(sealer._cipher)
+            record = bytes(sealer.seal(bytes(size)))
+            self.assertEqual(record, bytes(steady.seal(bytes(size))))
+            buffer = bytearray(size + MAX_RECORD)
+            self.assertEqual(opener.open_into(record, buffer, 0), size)
+        self.assertIsNone(opener.broken)
+
     def test_records_are_those_of_openssl(self) -> None:
         sealer, _ = self.pair()
         key = first_key(KEY)

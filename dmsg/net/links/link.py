@@ -320,6 +320,9 @@ class Link(LinkReceiver):
         """Free the memory of sent bytes in the send buffer."""
         shed_sent_bytes(self._tcp)
 
+    def rest(self) -> None:
+        """Release what the link can make again when it is used: the cipher objects of an encrypted link."""
+
     def _unopened_size(self) -> int:
         """Return the number of bytes of an incomplete record."""
         return 0

@@ -105,6 +105,11 @@ class RecordLink(Link):
         finally:
             _SCRATCH.give_back(buffer)
 
+    def rest(self) -> None:
+        if self._sealer is not None and self._opener is not None:
+            self._sealer.rest()
+            self._opener.rest()
+
     def _unopened_size(self) -> int:
         return self._opener.held if self._opener is not None else 0
 
