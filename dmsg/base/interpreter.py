@@ -1,4 +1,4 @@
-"""Cost of Python's interpreter to a program: garbage collection, and the clean-up at its end."""
+"""Cost of Python's interpreter to a program: garbage collection, memory allocation, and the clean-up at its end."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ time of a program's start would be spent on collections that free nothing, becau
 """
 
 
+_MALLOC_OPTIONS = {-3: 4 << 20, -1: 16 << 20, -2: 1 << 20}
+"""Options of glibc's ``mallopt``: ``M_MMAP_THRESHOLD``, ``M_TRIM_THRESHOLD`` and ``M_TOP_PAD``, in bytes. By default,
+buffers of some hundred KiB are returned to the system when they are freed, and their pages are zeroed when they are
+allocated again."""
+
+
 def begin_process() -> None:
     """Set the thresholds of garbage collection for this process, before it imports its modules."""
     gc.set_threshold(*GC_THRESHOLDS)
@@ -28,6 +34,19 @@ def keep_modules() -> None:
     """Exclude all existing objects from garbage collection, because the modules that were just imported stay in
     memory."""
     gc.freeze()
+
+
+def keep_large_blocks() -> bool:
+    """Make the allocator keep freed buffers for reuse, unless variables of the environment configure it.
+
+    :returns: False if the allocator is not glibc's, or is configured already.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
+        return False
+    return all(mallopt(option, value) for option, value in _MALLOC_OPTIONS.items())
 
 
 def end_process(status: object) -> None:

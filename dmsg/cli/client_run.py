@@ -24,6 +24,7 @@ from twisted.logger import (
 )
 from twisted.python.failure import Failure
 
+from dmsg.base.interpreter import keep_large_blocks
 from dmsg.cli import output
 from dmsg.cli.access import Access
 from dmsg.clients.address_book import UnknownName
@@ -62,6 +63,8 @@ def run(main: Main, *, logs: bool = False) -> NoReturn:
     level = LogLevel.debug if verbose else LogLevel.info if logs else LogLevel.critical
     observer = FilteringLogObserver(textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(level)])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
+
+    keep_large_blocks()
 
     def start(reactor: Reactor) -> Deferred[None]:
         use_monotonic_clock(reactor)

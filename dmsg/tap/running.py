@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.usage import Options as UsageOptions
 
-from dmsg.base.interpreter import begin_process, keep_modules
+from dmsg.base.interpreter import begin_process, keep_large_blocks, keep_modules
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock
 from dmsg.net.clock import ClockWatch
@@ -135,6 +135,7 @@ class StopOnFailure(MultiService):
         gc.collect()
         keep_modules()
         begin_process()
+        keep_large_blocks()
         return ports
 
     def _failed(self, failure: Failure) -> None:

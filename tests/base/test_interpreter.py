@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.base.interpreter import GC_THRESHOLDS
 
@@ -38,6 +38,20 @@ main.entry = lambda: print(*gc.get_threshold(), gc.get_freeze_count() > 10_000)
 from dmsg.cli.entry import entry
 entry()
 """
+
+ALLOCATES = """
+import ctypes
+from dmsg.base.interpreter import keep_large_blocks
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd u f uordblks fordblks k".split()]
+kept = keep_large_blocks()
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+before = mallinfo().hblks
+large = bytearray(1 << 20)
+print(kept, mallinfo().hblks - before)
+"""
+"""Prints whether the allocator was configured, and how many mappings of their own a large buffer takes."""
 
 
 def _run(code: str) -> subprocess.CompletedProcess[str]:
@@ -74,3 +88,15 @@ class CollectionTests(SynchronousTestCase):
     def test_a_command_keeps_its_modules_out_of_garbage_collection(self) -> None:
         done = _run(SAY_THRESHOLDS)
         self.assertEqual(done.stdout.split(), [*map(str, GC_THRESHOLDS), "True"], done.stderr)
+
+
+class AllocatorTests(SynchronousTestCase):
+    def test_large_buffers_come_from_the_heap_unless_the_environment_decides(self) -> None:
+        usual = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        for more, expected in (({}, "True 0"), ({"MALLOC_ARENA_MAX": "4"}, "False 1")):
+            done = subprocess.run(
+                [sys.executable, "-c", ALLOCATES], capture_output=True, text=True, check=False, env={**usual, **more}
+            )
+            if "mallinfo2" in done.stderr:
+                raise SkipTest("the allocator is not that of glibc 2.33 or later")
+            self.assertEqual((done.stdout.strip(), done.stderr), (expected, ""))
