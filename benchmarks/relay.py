@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.machine import aead, away, key_agreement, splice, start_server
 from benchmarks.wire import Connection, close_transport, open_transport, pump, seal_frames
 
+IDLE = 12.0
+"""Seconds after which idle connections have released what they can make again, and the allocator has returned it."""
 SIZES = (64, 1024, 16 * 1024, 60 * 1024)
 FRAME_OVERHEAD = 7
 VOLUME = 24 * 1024 * 1024
@@ -208,7 +210,12 @@ def memory_rows(counts: tuple[int, ...] = (1000, 5000)) -> list[dict[str, Any]]:
             while len(connections) < count:
                 connections.append(Connection(address, key))
             time.sleep(0.5)
-            rows.append({"connections": count, "kib_each": (server.memory() - base) / count / 1024})
+            new = server.memory() - base
+            time.sleep(IDLE)
+            idle = server.memory() - base
+            rows.append(
+                {"connections": count, "kib_each_new": new / count / 1024, "kib_each_idle": idle / count / 1024}
+            )
         for connection in connections:
             connection.close()
     return rows

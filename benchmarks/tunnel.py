@@ -96,10 +96,13 @@ def _iperf(port: int) -> float:
         ["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(SECONDS), "-J"],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=SECONDS + 60,
     )
-    return float(json.loads(run.stdout)["end"]["sum_received"]["bytes"])
+    result = json.loads(run.stdout)
+    if run.returncode or "sum_received" not in result["end"]:
+        raise RuntimeError(f"iperf3 at port {port}: {result.get('error') or result['end']}")
+    return float(result["end"]["sum_received"]["bytes"])
 
 
 def _first(port: int) -> float:
