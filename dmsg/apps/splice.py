@@ -210,10 +210,10 @@ class SpliceFactory(Factory):
         """
         away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
         # A stream that has ended but is not read to its end is aborted first.
-        over = next((half for half in self._halves if getattr(half.transport, "over", False)), None)
-        if not away and over is None:
+        ended = next((half for half in self._halves if getattr(half.transport, "has_ended", False)), None)
+        if not away and ended is None:
             return False
-        leaves = over or min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
+        leaves = ended or min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
         self._halves.pop(leaves, None)
         transport_of(leaves).abortConnection()
         return True

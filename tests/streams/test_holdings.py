@@ -252,7 +252,25 @@ class SpliceTests(SynchronousTestCase):
         self.assertEqual(([one.aborted for one in halves], factory.pair_count), ([False, True], 2))
         halves[0].away_since = None
         self.assertIsNone(factory.buildProtocol(None))
-        halves[0].over = True
+        halves[0].has_ended = True
+        self.assertIsNotNone(factory.buildProtocol(None))
+
+
+class SpliceRoomTests(SecureCase):
+    """The same with the streams of a client."""
+
+    def test_a_stream_that_ended_unread_makes_room(self) -> None:
+        mine, theirs = self.open()
+        factory = SpliceFactory(lambda made: _never(), max_joints=1)
+        half = factory.buildProtocol(None)
+        assert half is not None
+        half.makeConnection(theirs.transport)  # It is not read until its partner is open.
+        self.assertIsNone(factory.buildProtocol(None))
+        mine.transport.write(b"unread")
+        self.network.settle()
+        mine.transport.loseConnection()
+        self.network.settle()
+        self.assertTrue(theirs.transport.has_ended)
         self.assertIsNotNone(factory.buildProtocol(None))
 
 
@@ -281,10 +299,10 @@ class SpliceEndTests(TestCase):
         class Stream(StringTransport):
             """Takes nothing, as one whose peer has named no window."""
 
-            over = False
+            has_ended = False
 
             def write(self, data: bytes) -> None:
-                if self.over:
+                if self.has_ended:
                     return
                 super().write(data)
                 if self.producer is not None and len(self.value()) > 100_000:
@@ -311,7 +329,7 @@ class SpliceEndTests(TestCase):
         self.assertGreater(sent, 100_000)
         # the peer closes: first its consumer hears of it, then all that came before is delivered, then it is over
         assert stream.producer is not None
-        stream.over = True
+        stream.has_ended = True
         stream.producer.stopProducing()
         unread = 12 << 20
         while unread > 0:
@@ -327,7 +345,7 @@ class _Transport(StringTransport):
     """Transport of a stream, which may be suspended."""
 
     away_since: float | None = None
-    over = False
+    has_ended = False
     aborted = False
 
     def __init__(self, protocol: Any) -> None:
