@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import time
@@ -121,6 +122,28 @@ class OneNetworkTests(LanCase):
         receiver = self.receives(code)
         self.assertEqual((receiver.wait(), sender.wait()), (0, 0), receiver.output + sender.output)
         self.assertIn("the door is open", receiver.output)
+
+    def guard(self, host: str, *rules: str) -> None:
+        """Let a firewall on a host drop all packets but answers and those that rules accept."""
+        accepted = "\n".join(("ct state established accept", "iif lo accept", *rules))
+        chain = f"chain in {{\ntype filter hook input priority 0; policy drop;\n{accepted}\n}}"
+        (self.lab.directory / "rules").write_text(f"flush ruleset\ntable inet guard {{\n{chain}\n}}\n")
+        loading = self.lab.run(host, "nft", "-f", "rules")
+        if loading.wait() and "Operation not permitted" in loading.output:
+            raise SkipTest("nft may set no rules here")
+        self.assertEqual((loading.wait(), loading.output), (0, ""))
+
+    def test_firewalls_let_a_transfer_through_by_the_documented_rules(self) -> None:
+        if shutil.which("nft") is None:
+            raise SkipTest("nft is not installed")
+        self.guard("alice", "udp dport 5353 accept", "tcp dport 32768-60999 accept")
+        self.guard("bob")
+        sender, code = self.sends()
+        refused = self.receives(code, "--timeout", "4")
+        self.assertEqual(refused.wait(), 3)
+        self.assertIn("nobody on this network offers this code", refused.output)
+        self.guard("bob", "udp sport 5353 ip saddr 10.0.0.0/8 accept")
+        self.check_arrived(self.receives(code), sender)
 
     def test_the_receiver_may_be_first(self) -> None:
         """The receiver asks again and again, so the order in which two people press Enter does not matter."""
