@@ -84,8 +84,18 @@ def read_events(
     :param files: files of bronze with events of the family.
     :param groups: return only events of these groups; None for all events.
     :param most: maximum number of events to return.
-    :raises WholeDays: there are more than ``most`` events.
+    :raises WholeDays: there are more than ``most`` events, or a file cannot be read.
     """
+    try:
+        return _read_events(storage, files, family, groups, most)
+    except (pa.ArrowInvalid, OSError):
+        # Spark then reads the whole days, and names the damaged file in its error.
+        raise WholeDays from None
+
+
+def _read_events(
+    storage: pafs.FileSystem, files: Iterable[File], family: str, groups: Groups | None, most: int
+) -> pa.Table:
     schema = arrow_schema(event_schema(family))
     found, count = [schema.empty_table()], 0
     for file in files:

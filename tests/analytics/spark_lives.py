@@ -216,8 +216,9 @@ class ReasonsTests(RulesCase):
         boot = Boot(server, f"boot-{first}")
         for number in range(first, first + count):
             at, reason = f"10:{number // 60:02d}:{number % 60:02d}", f"reason-{number}"
-            boot.event("transport_close", DAY, at, transport=f"t{number}", src="a", dst="b", reason=reason, by="src")
-            boot.event("transport_refuse", DAY, at, src=f"c{number % 2}", reason=reason, n=2)
+            who = f"{server[-1]}-{number % 2}"
+            boot.event("transport_close", DAY, at, transport=f"t{number}", src=who, dst="b", reason=reason, by="src")
+            boot.event("transport_refuse", DAY, at, src=who, reason=reason, n=2)
         return boot.rows
 
     def test_more_reasons_than_the_limit_count_as_one(self) -> None:
