@@ -68,7 +68,11 @@ class Client:
 
         self.twisted = TwistedClient(self._reactor, self._identity.key, self._identity.urls, **self._options)
         self._identity.hold()
-        self.twisted.startService()
+        try:
+            self.twisted.startService()
+        except BaseException:
+            self._identity.release()
+            raise
         return self
 
     async def __aexit__(

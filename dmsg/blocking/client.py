@@ -16,6 +16,7 @@ from twisted.internet.protocol import Factory
 from dmsg.blocking.reactor import call_in_reactor, running_reactor, wait
 from dmsg.blocking.streams import Stream, StreamProtocol
 from dmsg.clients.identity import Identity, KeySource
+from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client as TwistedClient
@@ -69,7 +70,11 @@ class Client:
             return client
 
         self._identity.hold()
-        self._client = wait(start)
+        try:
+            self._client = wait(start)
+        except BaseException:
+            self._identity.release()
+            raise
         return self
 
     def __exit__(
@@ -156,21 +161,30 @@ class Listener:
         :param timeout: seconds to wait for a stream; None for any length of time.
         :param stream_timeout: seconds that each call of a method of the stream may wait; None for any length of time.
         :raises TimeoutError: no peer has opened a stream within the timeout.
+        :raises DmsgError: the listener is closed, perhaps by another thread while this one waits.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._waiting), timeout):
+            if not self._changed.wait_for(lambda: self._closed or bool(self._waiting), timeout):
                 raise TimeoutError(f"no peer has opened a stream for {timeout:g} s")
+            if self._closed:
+                raise DmsgError("the listener is closed")
             return Stream(self._reactor, self._waiting.popleft(), stream_timeout)
 
     def __iter__(self) -> Iterator[Stream]:
+        """Return an iterator over the streams that peers open. It ends when the listener is closed."""
         while True:
-            yield self.accept()
+            try:
+                stream = self.accept()
+            except DmsgError:
+                return
+            yield stream
 
     def close(self) -> None:
         """Stop listening, and abort the streams that :meth:`accept` has not returned yet."""
         with self._changed:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()
+            self._changed.notify_all()
         for one in waiting:
             call_in_reactor(self._reactor, stream_of(one).abortConnection)
 

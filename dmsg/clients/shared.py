@@ -36,6 +36,8 @@ class SharedClients(Generic[C]):
         self._prefix = prefix
         self._make = make
         self._clients: dict[tuple[Hashable, ...], C] = {}
+        self._stops: dict[tuple[Hashable, ...], Callable[[], Deferred[None]]] = {}
+        """Functions that stop the clients and release the locks of their keys."""
 
     def get(self, reactor: Reactor, discovery: str | None = None, key: str | None = None, *others: Hashable) -> C:
         """Return the running client for a discovery and a key file; create and start it at the first call.
@@ -58,25 +60,36 @@ class SharedClients(Generic[C]):
         if client is None:
             secret = load_or_create_key(key) if key else SecKey.generate()
             lock = hold_key(key, this_program()) if key else None
-            client = self._clients[name] = self._make(reactor, secret, urls, *others)
+            try:
+                client = self._clients[name] = self._make(reactor, secret, urls, *others)
+            except BaseException:
+                if lock is not None:
+                    lock.release()
+                raise
 
             def stop(client: C = client) -> Deferred[None]:
                 # The client is removed first, so that an endpoint string that is used during the shutdown does not get
                 # a stopping client.
                 self._clients.pop(name, None)
+                self._stops.pop(name, None)
                 if lock is not None:
                     lock.release()
                 return client.stopService()
 
-            reactor.addSystemEventTrigger("before", "shutdown", stop)
+            trigger = reactor.addSystemEventTrigger("before", "shutdown", stop)
+
+            def stop_now() -> Deferred[None]:
+                reactor.removeSystemEventTrigger(trigger)
+                return stop()
+
+            self._stops[name] = stop_now
             client.startService()
         return client
 
     async def stop(self) -> None:
         """Stop all clients now, without waiting for the reactor to stop."""
-        clients, self._clients = self._clients, {}
-        for client in clients.values():
-            await client.stopService()
+        for stop in list(self._stops.values()):
+            await stop()
 
 
 class LazyClient:

@@ -117,6 +117,41 @@ reactor.run()
         self.assertIn("use dmsg, dmsg.aio or another thread", out)
 
     @asynchronous
+    async def test_closing_a_listener_ends_the_threads_that_wait_for_a_stream(self) -> None:
+        out = await self.output_of("""
+def accept(listener):
+    try:
+        listener.accept()
+    except DmsgError as error:
+        print(error)
+
+with dmsg.blocking.listen(7, discovery=URL) as listener:
+    threads = [threading.Thread(target=accept, args=(listener,)), threading.Thread(target=upper, args=(listener,))]
+    for thread in threads:
+        thread.start()
+for thread in threads:
+    thread.join()
+print("over")
+""")
+        self.assertEqual(out.splitlines(), ["the listener is closed", "over"])
+
+    @asynchronous
+    async def test_a_client_that_could_not_start_unlocks_its_key(self) -> None:
+        out = await self.output_of("""
+import os, tempfile
+with tempfile.TemporaryDirectory() as directory:
+    key = os.path.join(directory, "a.key")
+    try:
+        with dmsg.blocking.Client(URL, key=key, min_servers=-1):
+            pass
+    except ValueError:
+        print("refused", os.path.exists(key + ".lock"))
+    with dmsg.blocking.Client(URL, key=key) as client:
+        print("started", os.path.exists(key + ".lock"))
+""")
+        self.assertEqual(out.splitlines(), ["refused False", "started True"])
+
+    @asynchronous
     async def test_ctrl_c_ends_a_call_that_waits(self) -> None:
         url = await self.start_discovery()
         await self.start_server(f"--discovery={url}")
