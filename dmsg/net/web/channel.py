@@ -216,6 +216,14 @@ class PlainRequest(Request):
 
     channel: BoundedChannel
 
+    def getRequestHostname(self) -> bytes:
+        """Return the host from the Host header; without a valid one, that of the connection's local address."""
+        try:
+            host: bytes = super().getRequestHostname()  # type: ignore[no-untyped-call]
+        except AttributeError:  # The address of a UNIX socket has no host.
+            host = b"localhost"
+        return host
+
     def parseCookies(self) -> None:
         """Do not parse cookies, because no route uses them and each would cost one or two objects."""
 

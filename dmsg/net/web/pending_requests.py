@@ -75,8 +75,8 @@ class PendingRequests:
 
     def _make_room(self) -> None:
         oldest = next(one for one, size in self._holders[self._of.heaviest()].items() if size)
-        self.on_refused("busy")
         try:
             oldest.give_up()
         finally:
             self.remove(oldest)
+        self.on_refused("busy")

@@ -18,6 +18,7 @@ from werkzeug.routing import RequestRedirect
 from dmsg.base.buckets import RateLimit
 from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.net.turn_share import TurnShare
 from dmsg.net.turns import TurnTaker
@@ -146,8 +147,8 @@ class BoundedRequest(TurnTaker, PlainRequest):
 
     def _too_long(self) -> None:
         if not self.refused:
-            type(self).count_refusal("too_long")
             self._refuse(b"413 Content Too Large", f"body is longer than {self.max_body} bytes")
+            type(self).count_refusal("too_long")
 
     def _refuse(self, status: bytes, text: str) -> None:
         self.refused = True
@@ -276,7 +277,9 @@ class Gate(Resource):
 
     def log(self, request: Request) -> None:
         """Pass an answered request to ``on_finished``; replaces Twisted's access log."""
-        self._on_finished(request, request.code, self._reactor.seconds() - getattr(request, "began", 0.0))
+        seconds = self._reactor.seconds() - getattr(request, "began", 0.0)
+        # Twisted calls this method before it ends the request, which must end even if the callback fails.
+        call_isolated(self._on_finished, request, request.code, seconds)
 
     def stop(self) -> None:
         """Drop all delayed requests."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.address import UNIXAddress
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress
 from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.web.server import Site
@@ -14,7 +16,7 @@ from zope.interface import implementer
 from dmsg.base.buckets import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.entries.entry import MAX_DELEGATED, MAX_VERSION, ClientMeta, Entry, ServerMeta
 from dmsg.discovery.service.api import DiscoveryAPI
-from dmsg.discovery.service.reached_at import MAX_REACHED, REACHED_AT
+from dmsg.discovery.service.reached_at import MAX_REACHED, REACHED_AT, ReachedAt
 from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.discovery.service.site import make_site
 from dmsg.keys import SecKey
@@ -33,14 +35,17 @@ class GateTests(APICase):
         self.api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics, settings)
         return make_site(self.api, self.clock, self.metrics, settings)
 
-    def serve(self, data: bytes, **options: Any) -> bytes:
-        """The answer to plain bytes."""
+    def serve(self, data: bytes, address: IAddress | None = None, **options: Any) -> bytes:
+        """The answer to plain bytes.
+
+        :param address: address at which the site listens, and that of the client.
+        """
         from twisted.internet.testing import StringTransport
 
         site = self.site(**options)
-        channel = site.buildProtocol(None)
+        channel = site.buildProtocol(address)
         assert channel is not None
-        transport = StringTransport()
+        transport = StringTransport(address, address)
         transport.protocol = channel  # type: ignore[attr-defined]
         channel.makeConnection(transport)
         channel.dataReceived(data)
@@ -148,6 +153,28 @@ class GateTests(APICase):
             for transport in transports:
                 self.assertTrue(transport.value().startswith((b"HTTP/1.1 400", b"HTTP/1.1 429")), transport.value())
         self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_requests_over_a_unix_socket_need_no_host(self) -> None:
+        """The address of a UNIX socket has no host that could stand for a missing or invalid Host header."""
+        request = b"GET /health HTTP/1.0\r\n\r\n"
+        invalid = b"GET /health HTTP/1.1\r\nHost: [\r\n\r\n" * 2
+        for data, number in ((request, 1), (invalid, 2)):
+            answer = self.serve(data, UNIXAddress("/run/discovery.sock"))
+            self.assertEqual(answer.count(b"HTTP/1."), number, answer)
+            self.assertNotIn(b"500", answer)
+            self.assertNotIn(b"<html>", answer)
+
+    def test_a_request_ends_although_its_report_fails(self) -> None:
+        """The response is complete, and the connection serves the next request."""
+
+        def failing(request: object) -> None:
+            raise RuntimeError("a report that fails")
+
+        self.patch(ReachedAt, "requested", lambda self, request: failing(request))
+        answer = self.serve(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        self.assertEqual(answer.count(b"HTTP/1.1 200 OK"), 2, answer)
+        self.assertNotIn(b"<html>", answer)
+        self.assertEqual(2, len(self.flushLoggedErrors(RuntimeError)))
 
     def test_behind_a_proxy_the_poster_is_the_forwarded_address(self) -> None:
         """Else strangers could have this machine look at itself."""
