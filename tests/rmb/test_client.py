@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -79,7 +80,10 @@ class CallTests(MemoryCase):
         def failing(request: Any) -> bytes:
             raise KeyError("k")
 
-        self.b.serve("own", own), self.b.serve("failing", failing)
+        def quoting(request: Any) -> bytes:
+            raise HandlerError(f"{json.loads(request.payload)} is no name")
+
+        self.b.serve("own", own), self.b.serve("failing", failing), self.b.serve("quoting", quoting)
         for command, code, text in (
             ("own", 42, "own words"),
             ("failing", 255, "'k'"),
@@ -87,6 +91,9 @@ class CallTests(MemoryCase):
         ):
             error: Any = await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, command)), RemoteError)
             self.assertEqual((code, text, False), (error.code, str(error), error.by_relay))
+        calling = Deferred.fromCoroutine(self.a.call(self.to, "quoting", b'"\\ud800"', timeout=5))
+        error = await self.assertFailure(calling, RemoteError)
+        self.assertEqual("? is no name", str(error), "half a character is replaced")
         self.assertEqual(1, len(self.flushLoggedErrors(KeyError)))
         await self.assertFailure(Deferred.fromCoroutine(self.a.call(999, "x")), TwinNotFound)
 

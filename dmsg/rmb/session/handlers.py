@@ -134,7 +134,8 @@ class Handlers:
         payload: bytes | None = None
         if isinstance(result, HandlerError):
             answer.error.code = result.code
-            answer.error.message = str(result)
+            # A handler may quote JSON of the caller, which can contain lone surrogates. Protobuf refuses them.
+            answer.error.message = str(result).encode("utf-8", "replace").decode()
             answer.error.SetInParent()
         else:
             answer.response.SetInParent()
