@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from dmsg.databases import open_database
 from dmsg.errors import DmsgError
 
 NAME = ".seen.sqlite"
@@ -53,7 +54,7 @@ class ReceiptsSeen:
         self._path = path
         day = int((time.time() if now is None else now) // 86400)
         try:
-            self._base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+            self._base = open_database(path, PATIENCE)
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = NORMAL")
             self._base.execute("BEGIN IMMEDIATE")

@@ -11,6 +11,7 @@ from random import Random
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
+from dmsg.databases import open_database
 from dmsg.discovery.entries.entry import Entry, EntryInvalid
 from dmsg.discovery.entries.rules import (
     NEVER,
@@ -161,7 +162,7 @@ class SQLiteStore:
         self._limit = limit
         self.dropped = on_dropped
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+            self._db = open_database(path, 5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             if random is not None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
+from dmsg.databases import open_database
 from dmsg.net.isolate import call_isolated
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
@@ -33,7 +34,7 @@ class TableRegistry:
     def __init__(self, path: str = ":memory:") -> None:
         """:raises RegistryUnavailable: ``path`` cannot be opened, or is not the database of a registry."""
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+            self._db = open_database(path, 5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
             # A number that a power cut took back would be given to the next account, and messages for the first twin
             # would go to the second one.

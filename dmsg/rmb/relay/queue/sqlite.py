@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from dmsg.base.bounded_tables import decrement
+from dmsg.databases import open_database
 from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.net.turn_end import at_turn_end
@@ -80,7 +81,7 @@ class SQLiteQueue:
         self.limits = limits or QueueLimits()
         self._watcher: QueueWatcher | None = None
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
+            self._db = open_database(path, 1.0)
             # The lock prevents a second process from using the file. Both would deliver every message.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")

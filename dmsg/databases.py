@@ -1,0 +1,22 @@
+"""SQLite databases in files that only this user can read."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import suppress
+
+
+def open_database(path: str | os.PathLike[str], timeout: float) -> sqlite3.Connection:
+    """Open a database in autocommit mode. A new file gets the mode 0600; an existing one keeps its mode.
+
+    :param path: path of the file, or ``:memory:``.
+    :param timeout: seconds to wait for a lock of another process.
+    :raises sqlite3.Error: the database cannot be opened.
+    """
+    if path != ":memory:":
+        # SQLite would create a file that everybody may read. A reader could also lock the database. The further files
+        # of SQLite, such as PATH-wal, get the mode of this one. SQLite reports errors itself.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    return sqlite3.connect(path, isolation_level=None, timeout=timeout)
