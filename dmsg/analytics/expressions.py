@@ -155,6 +155,14 @@ class Expression(ClassicColumn):
         """Column of Spark Connect, which PySpark asks for."""
         return self._of_spark()._expr  # noqa: SLF001
 
+    def to_plan(self, session: Any) -> Any:
+        """Return the column of a plan of Spark Connect, which asks for it."""
+        return self._expr.to_plan(session)
+
+    def __getattr__(self, item: Any) -> Any:
+        """Raise an error for an unknown attribute; for PySpark's columns it would be a field of a structure."""
+        raise AttributeError(item)
+
     def __repr__(self) -> str:
         """Return the SQL text."""
         return f"Expression<{self.sql}>"

@@ -44,7 +44,7 @@ from dmsg.analytics.refine import Refinement
 from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
 from dmsg.analytics.sealed_files import Sealed, Target
-from dmsg.analytics.session import Spark, session_of
+from dmsg.analytics.session import Spark, is_local, session_of
 from dmsg.analytics.store import FILES, batch_of, local_path
 from dmsg.analytics.tuning import Tuning
 from dmsg.telemetry.spool_listing import Left, Reason, merge
@@ -392,7 +392,8 @@ class Pipeline:
                 changed=taken.changed,
                 events_of_day=of_day,
                 few=few,
-                memory=self._tuning.may,
+                # On a cluster executors compute whole days, so that the driver's work does not grow.
+                memory=self._tuning.may and is_local(self._spark),
                 small=self._tuning.is_small,
                 step=self._step,
             )

@@ -275,10 +275,13 @@ class SparkOnDemand:
     """Spark session that starts when it is first needed: a run over few events needs none.
 
     :param start: starts the session.
+    :param is_local: whether its executors are in this process.
+    :ivar is_local: as the parameter.
     """
 
-    def __init__(self, start: Callable[[], SparkSession]) -> None:
+    def __init__(self, start: Callable[[], SparkSession], *, is_local: bool = True) -> None:
         self._start = start
+        self.is_local = is_local
         self._session: SparkSession | None = None
         self._at_start: list[Callable[[], None]] = []
         self._starting = RLock()
@@ -313,3 +316,15 @@ Spark = SparkSession | SparkOnDemand
 def session_of(spark: Spark) -> SparkSession:
     """Return the session, and start it if necessary."""
     return spark.session if isinstance(spark, SparkOnDemand) else spark
+
+
+def is_local(spark: Spark) -> bool:
+    """Whether the executors are in this process and not on a cluster."""
+    if isinstance(spark, SparkOnDemand):
+        return spark.is_local
+    return not is_connect(spark) and is_local_master(spark.sparkContext.master)
+
+
+def is_local_master(master: str | None) -> bool:
+    """Whether a master is this process; None is."""
+    return master is None or re.match(r"local(\[|$)", master) is not None

@@ -8,7 +8,7 @@ from typing import Any, cast
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import broadcasts
-from dmsg.analytics.session import SHUFFLE_PARTITIONS, SparkOnDemand
+from dmsg.analytics.session import SHUFFLE_PARTITIONS, SparkOnDemand, is_local, is_local_master
 from dmsg.analytics.tuning import FEW, LITTLE, Tuning, shuffle_partitions
 from tests.analytics.support import spark
 
@@ -76,6 +76,13 @@ class TuningTests(SynchronousTestCase):
         self.assertFalse(spark.has_started)
         self.assertIs(spark.session, session)
         self.assertEqual({name: conf.values[name] for name in LITTLE}, LITTLE)
+
+    def test_a_cluster_is_not_local(self) -> None:
+        """The executors of a cluster compute whole days, and the driver does not."""
+        found = {one: is_local_master(one) for one in (None, "local", "local[2]", "local-cluster[2,1,1024]", "yarn")}
+        self.assertEqual([one for one, local in found.items() if local], [None, "local", "local[2]"])
+        self.assertTrue(is_local(spark()))
+        self.assertFalse(is_local(SparkOnDemand(spark, is_local=False)))
 
     def test_settings_for_small_jobs_can_be_refused(self) -> None:
         tuning, conf = self.tuning("4", 2, may=False)

@@ -230,13 +230,13 @@ def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], lo
         if not equals:
             raise WrongUse(f"--conf is KEY=VALUE, not {one!r}")
         settings[key] = value
-    from dmsg.analytics.session import SparkFailed, SparkOnDemand, find_java, make_session
+    from dmsg.analytics.session import SparkFailed, SparkOnDemand, find_java, is_local_master, make_session
 
     if re.fullmatch(r"\d+[kmgt]b?", memory.lower()) is None:
         raise WrongUse(f"--memory must be a number with k, m or g, like 2g, not {memory!r}")
     if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
         raise WrongUse(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
-    if master is None or master.startswith("local"):
+    if is_local_master(master):
         find_java()  # Whether Java is needed depends on the events, so its lack is an error in any case.
 
     def start() -> SparkSession:
@@ -254,7 +254,7 @@ def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], lo
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, _interrupted)
 
-    spark = SparkOnDemand(start)
+    spark = SparkOnDemand(start, is_local=is_local_master(master))
     spark.at_start(handle_interrupts)
     handle_interrupts()
     try:
