@@ -105,7 +105,8 @@ class TelemetrySettings:
         :raises DmsgError: the directory or a secret cannot be used.
         """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            # Receipts name the two clients of each transport, so other users may not read a new directory.
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe = self.directory / f".probe-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()

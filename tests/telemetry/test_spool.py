@@ -396,6 +396,13 @@ class RecoverTests(SpoolCase):
 class SecretTests(SpoolCase):
     """Pseudonyms and what they are keyed with."""
 
+    def test_only_this_user_can_read_a_new_directory(self) -> None:
+        """Receipts name the two clients of each transport."""
+        self.addCleanup(os.umask, os.umask(0o022))
+        new = self.directory / "new"
+        TelemetrySettings(new).prepare()
+        self.assertEqual(stat.S_IMODE(new.stat().st_mode), 0o700)
+
     def test_the_secret_is_private_and_stays(self) -> None:
         first = load_or_create_secret(self.directory)
         self.assertEqual(load_or_create_secret(self.directory), first)
