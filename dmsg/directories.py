@@ -29,6 +29,11 @@ def data_directory() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "dmsg"
 
 
+def host_directory() -> Path:
+    """Return the path of the directory in which ``dmsg host`` keeps a network, by default. It may not exist."""
+    return data_directory() / "host"
+
+
 def cache_directory() -> Path:
     """Return the path of the user's directory for files that can be created again. It may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"

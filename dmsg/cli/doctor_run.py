@@ -21,6 +21,7 @@ from dmsg.cli.networks import joined_networks
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import WAYS_TO_A_DISCOVERY
 from dmsg.clients.address_book import AddressBook
+from dmsg.directories import host_directory
 from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
@@ -94,7 +95,7 @@ async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, l
             Verdict.WRONG,
             "discovery",
             "no discovery is set",
-            "; ".join(f"{what}: {line}" for what, line in WAYS_TO_A_DISCOVERY),
+            "; ".join(f"{what}: {line}" for what, line in (*_network_of_this_machine(), *WAYS_TO_A_DISCOVERY)),
         )
         return examination.well
     servers: dict[str, Entry] = {}
@@ -166,6 +167,13 @@ def _key(examination: Examination, key_file: str | None) -> SecKey | None:
 
 
 # --- discovery ---
+
+
+def _network_of_this_machine() -> list[tuple[str, str]]:
+    """Return how to join the network that ``dmsg host`` has created for this user, if there is one."""
+    if not host_directory().is_dir():
+        return []
+    return [("the one that you host", 'dmsg join "$(dmsg host --invitation)"')]
 
 
 async def _discovery(reactor: Reactor, examination: Examination, url: str, servers: dict[str, Entry]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
@@ -126,6 +127,15 @@ class DoctorTests(ToolCase):
         status, found = await self.examined("-k", "none.key")
         wrong = {check for check, verdict in self.verdicts(found).items() if verdict == "wrong"}
         self.assertEqual((status, wrong), (1, {"config", "names", "key", "discovery"}))
+
+    @asynchronous
+    async def test_whoever_hosts_a_network_is_told_how_to_join_it(self) -> None:
+        _, found = await self.examined()
+        self.assertNotIn("--invitation", found["discovery"]["advice"])
+        data = Path(self.mktemp()).absolute()
+        (data / "dmsg" / "host").mkdir(parents=True)
+        _, found = await self.examined(XDG_DATA_HOME=str(data))
+        self.assertTrue(found["discovery"]["advice"].startswith('the one that you host: dmsg join "$(dmsg host --inv'))
 
     @asynchronous
     async def test_problems_of_the_network_are_named(self) -> None:

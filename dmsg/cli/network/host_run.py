@@ -17,7 +17,7 @@ from dmsg.cli.network.supervisor import CannotStart, Supervised, is_serious
 from dmsg.cli.output import notice, say, state
 from dmsg.clients.address_book import check_name
 from dmsg.clients.invitations import Invitation, at_port
-from dmsg.directories import data_directory, make_directory
+from dmsg.directories import host_directory, make_directory
 from dmsg.discovery.service.reached_at import REACHED_AT
 from dmsg.errors import WrongUse
 from dmsg.keylock import KeyLock, hold_key
@@ -94,7 +94,7 @@ class HostSettings:
         :raises DmsgError: the name, the address or the key cannot be used.
         :raises OSError: the directory cannot be used.
         """
-        directory = directory or data_directory() / "host"
+        directory = directory or host_directory()
         make_directory(directory)
         own = own_addresses() if public_address is None else []
         address = checked_host(public_address) if public_address is not None else (own or [NO_ADDRESS])[0]
