@@ -191,8 +191,9 @@ long-proofs: $(VENV)/.test ## the models of docs/proofs in all their states (spi
 	$(TRIAL) tests.streams.long_model
 
 CHANGES ?= 400000
-long-power-cuts: $(VENV)/.test ## what the stores of bus and discovery lose in power cuts, on a simulated disk (CHANGES=400000)
+long-power-cuts: $(VENV)/.test ## what stores, spools and uploads lose in power cuts, on a simulated disk (CHANGES=400000)
 	$(BIN)/python -m tests.testing.power_cuts --changes $(CHANGES) --seed $$(date +%s)
+	POWER_CUTS=300 $(TRIAL) tests.testing.test_traced_files
 
 long-docs: $(VENV)/.test ## every command and program of README and docs
 	$(BIN)/python -m tests.run -j2 --temp-directory=_trial_temp_$(@) tests.docs.suite

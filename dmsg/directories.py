@@ -1,10 +1,12 @@
-"""Directories in which this program stores files: their paths, their free space, and a check of who may write there."""
+"""Directories in which this program stores files: their paths, their free space, their sync to
+the disk, and a check of who may write there."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 SOCKET_NAME = "agent.sock"
@@ -53,6 +55,21 @@ def free_bytes(path: str | Path) -> int | None:
     """
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
+def sync_directory(path: Path) -> None:
+    """Write the names in a directory to the disk. After that, files that were created, renamed or removed stay so in a
+    power failure.
+
+    :raises OSError: the disk reports an error.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        # The error is ignored, because fsync has already reported any error of the disk.
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def check_directory(path: Path) -> None:

@@ -28,7 +28,7 @@ from twisted.logger import Logger
 
 from dmsg.base.units import human_size
 from dmsg.collector.wire import Offer
-from dmsg.directories import free_bytes
+from dmsg.directories import free_bytes, sync_directory
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.telemetry.lines import read_lines, unpack_gzip
@@ -198,12 +198,12 @@ class Store:
         day = self.root / origin.hex() / f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
         if not day.is_dir():
             day.mkdir(exist_ok=True)
-            _sync(day.parent)
-            _sync(self.root)
+            sync_directory(day.parent)
+            sync_directory(self.root)
         kept = day / offer.name
         os.chmod(received, 0o640)
         received.replace(kept)
-        _sync(day)
+        sync_directory(day)
         with self._guard:
             self._held[origin.hex()] = self._held.get(origin.hex(), 0) + offer.size
         return kept
@@ -289,7 +289,7 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(place / producer)
-            _sync(place)
+            sync_directory(place)
 
     def _check_number(self, origin: PubKey) -> None:
         place = self.root / PRODUCERS
@@ -337,11 +337,3 @@ def _check_size(file: IO[bytes]) -> tuple[int, bool]:
             raise FileRejected("the file is not in gzip format") from None
         return size, True  # The error is ignored, because the part before the damage is used.
     return size, False
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
+from dmsg.directories import sync_directory
 from dmsg.telemetry.schema import SCHEMA_VERSION, SEGMENT_SUFFIX
 
 ROTATE_BYTES = 16 * 1024 * 1024
@@ -182,11 +183,7 @@ def compress(path: Path) -> Path:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path.parent)
     path.unlink()
     return sealed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sqlite3
+import stat
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,45 @@ class UploadTests(SynchronousTestCase):
         gc.collect()  # Garbage of earlier tests may hold descriptors.
         return len(os.listdir("/proc/self/fd"))
 
+    def test_the_sender_hears_of_a_file_whose_name_is_on_the_disk(self) -> None:
+        """Otherwise a power failure could take the name back, although the sender keeps no copy."""
+        synced: list[tuple[int, list[str], int]] = []
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            real(descriptor)
+            synced.append((os.fstat(descriptor).st_ino, sorted(os.listdir(self.directory)), len(self.answers)))
+
+        self.patch(os, "fsync", fsync)
+        self.say("negotiate", b'{"size": 3}')
+        self.say("write", b"abc", "offset=0")
+        before = len(self.answers)
+        self.say("close", b"")
+        self.assertEqual((self.directory.stat().st_ino, ["upload"], before), synced[-1])
+        self.assertIsNone(self.answers[-1][1])
+
+    def test_the_name_cannot_be_synced(self) -> None:
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(5, "Input/output error")
+            real(descriptor)
+
+        self.patch(os, "fsync", fsync)
+        self.say("negotiate", b'{"size": 3}')
+        self.say("write", b"abc", "offset=0")
+        self.say("close", b"")
+        self.assertEqual((0, "Input/output error"), self.answers[-1][1])
+        self.assertEqual([], os.listdir(self.directory))
+        self.assertEqual({}, self.files._incoming)
+
     def test_the_last_step_fails(self) -> None:
         for step in ("fsync", "rename", "close"):
             before = self.descriptors()
             self.say("negotiate", b'{"size": 3}')
 
-            def fail(*arguments: Any) -> None:
+            def fail(*arguments: Any, **options: Any) -> None:
                 raise OSError(28, "No space left on device")
 
             self.say("write", b"abc", "offset=0")
@@ -145,6 +179,8 @@ class UploadTests(SynchronousTestCase):
                 self.patch(os, step, lambda number: (real(number), fail()))
             else:
                 self.patch(os, step, fail)
+                if step == "rename":  # a hard link would make it unnecessary
+                    self.patch(os, "link", fail)
             self.say("close", b"")
             self.doCleanups()
             self.assertEqual(self.descriptors(), before, step)

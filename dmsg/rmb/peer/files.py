@@ -29,7 +29,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.units import human_size
-from dmsg.directories import free_bytes
+from dmsg.directories import free_bytes, sync_directory
 from dmsg.net.reactor import cancel_call
 from dmsg.renames import rename_to_new
 from dmsg.rmb.envelope.wire import JSON
@@ -374,6 +374,12 @@ class FileUploads:
         # If one of these calls fails, the upload is cancelled, as after any other error.
         os.fsync(incoming.file)
         rename_to_new(incoming.part, incoming.path)
+        try:
+            # Before that, a power failure could take back the file's name, although the sender has got its answer.
+            sync_directory(incoming.path.parent)
+        except OSError:
+            incoming.path.unlink(missing_ok=True)
+            raise
         del self._incoming[key]
         self._release(incoming)
         outcome = None if incoming.command is not None else json.dumps(str(incoming.path)).encode()
