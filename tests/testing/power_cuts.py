@@ -30,6 +30,7 @@ from dmsg.discovery.entries.rules import Deletion
 from dmsg.discovery.store.base import StoreError
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.errors import EntryNotFound
+from dmsg.net.turn_end import at_turn_end
 from dmsg.rmb.errors import QueueUnavailable, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.relay.queue.sqlite import RETRY_EVERY, SQLiteQueue
@@ -176,6 +177,7 @@ class DiscoveryUnderTest(StoreUnderTest):
     def __init__(self, path: str, random: Random, *, durable: bool = True) -> None:
         super().__init__(path, random)
         self._durable = durable
+        self._clock = Clock()
         self._keys = [random.randbytes(33).hex() for _ in range(self.KEYS)]
         self._time = 1
         self._stored: dict[str, bytes | None] = {}
@@ -184,7 +186,7 @@ class DiscoveryUnderTest(StoreUnderTest):
 
     def open(self) -> None:
         try:
-            self._store = SQLiteStore(self.path, durable=self._durable)
+            self._store = SQLiteStore(self.path, at_turn_end=at_turn_end(self._clock) if self._durable else None)
         except StoreError as error:
             raise OSError(str(error)) from None
 
@@ -193,7 +195,11 @@ class DiscoveryUnderTest(StoreUnderTest):
         return self._store._db  # noqa: SLF001
 
     def change(self) -> None:
-        static = self.random.choice(self._keys)
+        for static in self.random.sample(self._keys, self.random.choice((1, 1, 2, 10))):
+            self._change(static)
+        self._clock.advance(0)
+
+    def _change(self, static: str) -> None:
         self._time += 1
         stored = self._stored.get(static)
         sequence = -1 if stored is None else json.loads(stored)["sequence"]

@@ -10,7 +10,7 @@ from zope.interface import implementer
 
 from dmsg.discovery.entries.nameplates import NONE_FREE, TOO_MANY, StoredNameplate, check_stored, decide_claim
 from dmsg.discovery.store.base import INameplates
-from dmsg.discovery.store.transaction import attempt, transaction
+from dmsg.discovery.store.transaction import Changes, attempt
 from dmsg.errors import EntryNotFound
 from dmsg.net.redis import RedisConnection
 
@@ -24,8 +24,9 @@ class SQLiteNameplates:
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, changes: Changes) -> None:
         self._db = db
+        self._changes = changes
         db.execute(
             "CREATE TABLE IF NOT EXISTS nameplates (number INTEGER PRIMARY KEY, static TEXT NOT NULL UNIQUE, "
             "place TEXT NOT NULL, ends REAL NOT NULL)"
@@ -38,11 +39,11 @@ class SQLiteNameplates:
         self, static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float
     ) -> Deferred[int]:
         try:
-            with transaction(self._db):
+            with self._changes.change():
                 number = self._claim(static, numbers, place, limit, now, ends)
         except sqlite3.Error:
             return fail()
-        return succeed(number)
+        return self._changes.acknowledge(number)
 
     def _claim(self, static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float) -> int:
         db = self._db
@@ -70,12 +71,12 @@ class SQLiteNameplates:
 
     def release(self, number: int, static: str, now: float) -> Deferred[None]:
         try:
-            with transaction(self._db):
+            with self._changes.change():
                 check_stored(self._stored("number", number), now, static)
                 self._db.execute("DELETE FROM nameplates WHERE number = ?", (number,))
         except (EntryNotFound, sqlite3.Error):
             return fail()
-        return succeed(None)
+        return self._changes.acknowledge(None)
 
 
 # The keys in Redis are: a hash from number to "<key> <place>"; a hash from key to number; a hash from place to the

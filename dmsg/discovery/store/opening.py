@@ -15,6 +15,7 @@ from dmsg.discovery.store.redis import RedisStore
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.net.clock import SteadyClock
 from dmsg.net.redis import RedisUnavailable, open_redis, without_password
+from dmsg.net.turn_end import at_turn_end
 
 REDIS_PATIENCE = 1.5
 """Seconds to wait for an answer of Redis. Clients of discovery then get an error within two seconds."""
@@ -77,7 +78,7 @@ async def open_store(
     if kind == "memory":
         return SQLiteStore(":memory:", limit, random, on_dropped)
     if kind == "sqlite":
-        file = SQLiteStore(rest, limit, on_dropped=on_dropped, durable=durable)
+        file = SQLiteStore(rest, limit, on_dropped=on_dropped, at_turn_end=at_turn_end(reactor) if durable else None)
         try:
             await file.shift_times(now())
         except file.failures as error:

@@ -41,9 +41,10 @@ from dmsg.discovery.store.base import (
     size_of,
 )
 from dmsg.discovery.store.nameplates import SQLiteNameplates
-from dmsg.discovery.store.transaction import transaction
+from dmsg.discovery.store.transaction import Changes, transaction
 from dmsg.errors import EntryNotFound
 from dmsg.net.blocks import blocks_of
+from dmsg.net.turn_end import AtTurnEnd
 
 _ENTRIES = f"""CREATE TABLE IF NOT EXISTS entries (
     static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
@@ -135,13 +136,15 @@ class SQLiteStore:
     A statement takes some tens of microseconds, so statements run in the reactor thread. A change for which the client
     has got an answer survives ``kill -9``. A change does not wait for the disk (``synchronous=NORMAL``), so a power
     failure loses the changes that the operating system has not written yet, at most those since the last checkpoint. It
-    never damages the file. In a durable store each change waits for the disk (``synchronous=FULL``), and none is lost.
+    never damages the file. In a durable store, the changes of a reactor turn wait together for the disk
+    (``synchronous=FULL``), and none is lost.
 
     :param path: path of the file; ``:memory:`` stores entries in memory until the store is closed.
     :param limit: maximum number of bytes of entries that are kept; the file becomes about twice as large.
     :param random: random numbers with which servers are drawn, if the draw has to be repeatable.
     :param on_dropped: called for entries that the store drops.
-    :param durable: whether a change waits until it is on the disk.
+    :param at_turn_end: makes the store durable, and schedules its commits; see
+        :class:`~dmsg.discovery.store.transaction.Changes`.
     """
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
@@ -153,7 +156,7 @@ class SQLiteStore:
         random: Random | None = None,
         on_dropped: Dropped = ignore_dropped,
         *,
-        durable: bool = False,
+        at_turn_end: AtTurnEnd | None = None,
     ) -> None:
         """Open or create the file.
 
@@ -164,12 +167,13 @@ class SQLiteStore:
         try:
             self._db = open_database(path, 5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self._db.execute(f"PRAGMA synchronous={'FULL' if at_turn_end else 'NORMAL'}")
             if random is not None:
                 self._db.create_function("random", 0, lambda: random.getrandbits(63))
             with transaction(self._db):
                 _prepare(self._db)
-                self.nameplates = SQLiteNameplates(self._db)
+                self._changes = Changes(self._db, at_turn_end)
+                self.nameplates = SQLiteNameplates(self._db, self._changes)
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
 
@@ -188,7 +192,7 @@ class SQLiteStore:
         db = self._db
         dropped: list[tuple[str, str]] = []
         try:
-            with transaction(db):
+            with self._changes.change():
                 present, planned = self._read_state(entry.static)
                 decision = decide_post(present, entry, now, terms)
                 check_at = planned if decision.keeps_check and planned is not None else decision.check_at
@@ -226,7 +230,7 @@ class SQLiteStore:
         except (EntryInvalid, sqlite3.Error):
             return fail()
         self._tell(dropped)
-        return succeed(decision.first)
+        return self._changes.acknowledge(decision.first)
 
     def _make_room(self) -> list[tuple[str, str]]:
         """Drop entries until the store is within its limit, but at most :data:`ROOM_AT_ONCE` entries.
@@ -290,7 +294,7 @@ class SQLiteStore:
     def delete(self, deletion: Deletion, now: float) -> Deferred[None]:
         db = self._db
         try:
-            with transaction(db):
+            with self._changes.change():
                 present, _ = self._read_state(deletion.static)
                 check_deletion(None if present is None else present.head, deletion)
                 db.execute(
@@ -308,7 +312,7 @@ class SQLiteStore:
             return fail(EntryNotFound())
         except (EntryInvalid, sqlite3.Error):
             return fail()
-        return succeed(None)
+        return self._changes.acknowledge(None)
 
     def available(self, limit: int, since: float) -> Deferred[list[bytes]]:
         rows = self._db.execute(
@@ -336,7 +340,7 @@ class SQLiteStore:
 
     def due(self, limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         try:
-            with transaction(self._db):
+            with self._changes.change():
                 rows = self._db.execute(
                     "SELECT static, json, place, quiet, checked FROM entries WHERE listable AND look_at <= ? "
                     "ORDER BY look_at LIMIT ?",
@@ -367,7 +371,7 @@ class SQLiteStore:
 
     def shift_times(self, now: float) -> Deferred[None]:
         try:
-            with transaction(self._db):
+            with self._changes.change():
                 self._db.execute("UPDATE entries SET posted = ? WHERE posted > ?", (now, now))
                 self._db.execute("UPDATE entries SET seen = ? WHERE listable AND seen > ?", (now, now))
                 self._db.execute(
@@ -380,7 +384,7 @@ class SQLiteStore:
 
     def sweep(self, now: float, limit: int) -> Deferred[int]:
         try:
-            with transaction(self._db):
+            with self._changes.change():
                 rows = self._db.execute(
                     "SELECT static, place, json IS NULL FROM entries WHERE ends <= ? ORDER BY ends LIMIT ?",
                     (now, limit),
@@ -407,6 +411,7 @@ class SQLiteStore:
         return succeed(self._fetch_one("SELECT size FROM total"))
 
     def close(self) -> Deferred[None]:
+        self._changes.commit()
         self._db.close()
         return succeed(None)
 

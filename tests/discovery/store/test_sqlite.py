@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 
 from hypothesis import given, strategies as st
+from twisted.internet import reactor
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
@@ -18,6 +20,9 @@ from dmsg.discovery.entries.rules import (
 from dmsg.discovery.store.base import OVERHEAD, StoreError
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.keys import SecKey
+from dmsg.net.turn_end import at_turn_end
+from dmsg.testing.disk import Disk, Operation
+from dmsg.testing.sqlite_disk import sqlite_on
 from tests.discovery.store.support import UNCHECKED, StoreMixin, client_entry, server_entry
 from tests.support import asynchronous
 
@@ -40,6 +45,77 @@ class MemoryStoreTests(StoreMixin, TestCase):
             self.successResultOf(store.close())
         self.assertEqual(draws[0], draws[1])
         self.assertNotEqual(draws[0], draws[2])
+
+
+class DurableStoreTests(StoreMixin, TestCase):
+    """A durable store in a file, whose changes of a reactor turn are one transaction."""
+
+    def setUp(self) -> None:
+        self.store = SQLiteStore(self.mktemp(), at_turn_end=at_turn_end(reactor))
+        self.addCleanup(self.store.close)
+
+
+class TurnTests(SynchronousTestCase):
+    """Changes that a durable store on a simulated disk gets in one reactor turn."""
+
+    def setUp(self) -> None:
+        self.disk, self.clock = Disk(Random(1)), Clock()
+        context = sqlite_on(self.disk)
+        context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+        self.store = SQLiteStore("store", at_turn_end=at_turn_end(self.clock))
+        self.addCleanup(lambda: self.store.close())
+        self.entries = [client_entry(key=SecKey.from_seed(b"%d" % number)) for number in range(4)]
+
+    def stored(self) -> int:
+        return self.successResultOf(self.store.count())
+
+    def test_they_are_acknowledged_together_after_one_sync(self) -> None:
+        self.disk.fail(Operation.SYNC, after=1)
+        posts = [self.store.post(entry, 0.0) for entry in self.entries]
+        self.assertNoResult(posts[0])
+        self.clock.advance(0)
+        self.assertEqual([True] * 4, [self.successResultOf(post) for post in posts])
+
+    def test_one_that_is_refused_undoes_no_other(self) -> None:
+        first = self.store.post(self.entries[0], 0.0)
+        self.failureResultOf(self.store.post(self.entries[0], 0.0), EntryInvalid)
+        second = self.store.post(self.entries[1], 0.0)
+        self.clock.advance(0)
+        self.successResultOf(first), self.successResultOf(second)
+        self.assertEqual(2, self.stored())
+
+    def test_after_a_failed_sync_none_is_acknowledged(self) -> None:
+        self.disk.fail(Operation.SYNC)
+        posts = [self.store.post(entry, 0.0) for entry in self.entries]
+        self.clock.advance(0)
+        for post in posts:
+            self.failureResultOf(post, sqlite3.Error)
+        self.assertEqual(0, self.stored())
+        again = self.store.post(self.entries[0], 0.0)
+        self.clock.advance(0)
+        self.assertTrue(self.successResultOf(again))
+
+    def test_when_sqlite_rolls_back_none_is_acknowledged(self) -> None:
+        first = self.store.post(self.entries[0], 0.0)
+        self.store._db.execute("ROLLBACK")  # as SQLite itself does after some errors
+        second = self.store.post(self.entries[1], 0.0)
+        self.failureResultOf(first, sqlite3.Error)
+        self.clock.advance(0)
+        self.successResultOf(second)
+        third = self.store.post(self.entries[2], 0.0)
+        self.store._db.execute("ROLLBACK")
+        self.clock.advance(0)
+        self.failureResultOf(third, sqlite3.Error)
+        self.assertEqual(1, self.stored())
+
+    def test_closing_commits(self) -> None:
+        post = self.store.post(self.entries[0], 0.0)
+        self.store.close()
+        self.successResultOf(post)
+        self.clock.advance(0)
+        self.store = SQLiteStore("store")
+        self.assertEqual(1, self.stored())
 
 
 class SQLiteStoreTests(StoreMixin, TestCase):
