@@ -1,7 +1,8 @@
 """SQLite on a simulated disk: a VFS for the SQLite library that Python's ``sqlite3`` uses.
 
-In the context of :func:`sqlite_on`, the disk replaces the file system in every call of ``sqlite3.connect``, so stores
-run unchanged. The VFS assumes what SQLite's own VFS for Unix assumes: a torn write damages no bytes beside it.
+In the context of :func:`dmsg.testing.sqlite_on`, the disk replaces the file system in every call of
+``sqlite3.connect``, so stores run unchanged. The VFS assumes what SQLite's own VFS for Unix
+assumes: a torn write damages no bytes beside it.
 
 The VFS has no locks, so a database can have only one connection at a time.
 """
