@@ -239,9 +239,12 @@ def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], lo
     if is_local_master(master):
         find_java()  # Whether Java is needed depends on the events, so its lack is an error in any case.
 
+    context = click.get_current_context()
+
     def start() -> SparkSession:
         try:
-            with silence_java() as words:
+            # Tables are computed in several threads, and only the first one has the context of the command.
+            with context.scope(cleanup=False), silence_java() as words:
                 return make_session(
                     master, memory=memory, settings=settings, load=load, archives=cache_directory() / ARCHIVES
                 )
