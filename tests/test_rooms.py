@@ -19,7 +19,7 @@ SCENARIOS = {
     "aio": "server",
     "analytics": "spark",
     "cli": "commands interrupted json offered process_behaviour start tools untrusted_names",
-    "clients": "addresses stopped",
+    "clients": "addresses expect stopped",
     "collector": "exchange processes",
     "discovery/entries": "deletions",
     "messaging": "channels discovery endless_channels old_clients recorded_sessions",
@@ -27,7 +27,7 @@ SCENARIOS = {
         "entities faults lost_receipts memory messaging old_programs openapi operate provoked resume sites telemetry"
     ),
     "net/carriers": "tls_attacks",
-    "net/links": "carrier_attacks",
+    "net/links": "carrier_attacks rest",
     "noise": "oracle",
     "pages": "pages parts",
     "rmb": "enemies failures full_disk random_input",
@@ -35,6 +35,7 @@ SCENARIOS = {
     "streams": "family",
     "streams/core": "ciphers",
     "tap": "daemons",
+    "testing": "power_cuts traced_files",
     "v2019": (
         "ciphers closed_window footprint half_close provoked reentrancy relay_corners secure streams table_vectors"
         " telemetry unread_requests upgrade vectors"
