@@ -144,8 +144,8 @@ def subtract(stored: pa.Table, rows: pa.Table) -> pa.Table | None:
     if not rows.num_rows:
         return stored
     stored = stored.combine_chunks()
-    # Comparing whole rows is expensive. So only rows whose integers occur in ``rows``, column by column, are compared
-    # as a whole.
+    # Comparing whole rows is expensive. So a filter first drops each stored row with an integer that does not occur in
+    # the same column of ``rows``. Only the others are compared as a whole.
     alike = pa.array([True] * stored.num_rows, pa.bool_())
     for one in stored.schema:
         if pa.types.is_int64(one.type):

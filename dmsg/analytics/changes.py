@@ -1,4 +1,4 @@
-"""Choice of the tables and days that a run computes again.
+"""Choice of the days for which a run computes each table again, by the tables and families of events that changed.
 
 A run computes a table for a day only if an input of the table has changed. The run knows for which days each family of
 events has new events. It also compares the rows of each small table that it has computed with the stored rows. If they

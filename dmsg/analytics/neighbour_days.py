@@ -1,4 +1,4 @@
-"""Choice of the neighbouring days to compute again: days before or after days with new events.
+"""Check whether new events of one day change verdicts of the day before or after, which is then computed again, too.
 
 The events and receipts with the counts of one transport can be on both sides of midnight, so new events of one day can
 change verdicts of the next or previous day. Such a neighbouring day is computed again only if it has an event or a

@@ -150,7 +150,7 @@ class Entries:
             if entry.successor is None:
                 return remote, entry
             remote = entry.successor.key
-        raise ConnectFailed(f"{remote.short}: its key was replaced more than {SUCCESSORS} times in a row")
+        raise ConnectFailed(f"{remote.short}: more than {SUCCESSORS} keys in a row name a successor")
 
 
 def delegated_servers(remote: PubKey, entry: Entry) -> list[PubKey]:

@@ -1,9 +1,9 @@
-"""Set of the servers of one client: lasting connections to some servers, and visits to others.
+"""Set of the servers of one client: connects to servers, and replaces a server that is slow, unreachable or shuts down.
 
 A client stays connected to ``min_servers`` servers. They are chosen by a race: the client connects to more servers than
 needed, and keeps those that answer first, because both a short round trip and a low load make a server answer early.
-Later, the client compares round trips measured by PING. A server that is slow, does not answer or shuts down is
-replaced, and its streams move to another server before it is disconnected.
+Later, the client compares round trips measured by PING. The streams of a server that is replaced move to another server
+before the client disconnects from it.
 
 A *visit* is a temporary connection to a server of a remote, opened to connect to that remote.
 """
@@ -529,7 +529,7 @@ class ServerSet(Generic[SessionT]):
 
     def _close_idle_visits(self) -> None:
         """Close each visit that has no transport now and had none at the previous check."""
-        # A visit that was idle at only one check may just have been opened, and its transport be requested next.
+        # A visit that was idle at only one check may be so new that its first transport is not requested yet.
         idle = {server for server, session in self._visited.items() if not session.transports}
         for server in idle & self._idle:
             self._visited[server].close()

@@ -206,8 +206,8 @@ class Handshake:
         # The library's state contains the ephemeral key. It is deleted as early as possible, for forward secrecy.
         state, self._state = self._state, None
         send, receive = (cipher.k for cipher in ciphers)
-        # By the specification the responder uses the two keys in reverse order. In XK, the reference implementation
-        # reverses both sides.
+        # By the specification, the initiator sends with the first key, and the responder with the second. In XK, the
+        # reference implementation swaps the keys at both ends.
         if state.initiator is (self._pattern is Pattern.XK):
             send, receive = receive, send
         self.result = HandshakeResult(

@@ -42,8 +42,8 @@ def reopen_log_files() -> None:
     """
     for file in _files:
         try:
-            # ``reopen`` closes the old file first. If the new file could not be opened then, the entity would have no
-            # log in which to report that, so opening is tried before.
+            # Opening is tried first, because ``reopen`` closes the old file before it opens the new one. If it then
+            # could not open the new one, the entity would have no log in which to report that.
             with open(file.path, "ab"):
                 pass
             file.reopen()

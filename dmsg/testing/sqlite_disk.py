@@ -310,7 +310,7 @@ class _SimulatedVfs:
         return OK
 
     def _unmap_shared(self, file: Any, delete: int) -> int:
-        # No other connection can use the memory, because a database has only one.
+        # Each database has only one connection here, so no other connection uses this memory.
         self._shared.pop(file.contents.number, None)
         return OK
 

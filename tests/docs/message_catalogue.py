@@ -87,7 +87,10 @@ def _messages() -> Iterator[Message]:
             kind, call = found
             for argument in call.args[:2]:
                 text = text_of(argument)
-                if text is not None and " " in text.replace("{...}", ""):
+                if text is None:
+                    continue
+                words = text.replace("{...}", "")
+                if " " in words and any(character.isalpha() for character in words):
                     yield Message(package, " ".join(text.split()), kind)
                     break
 

@@ -1,8 +1,9 @@
-"""Destination of a parcel: files stay inside its directory, and get their final names only when they are complete.
+"""Destination of a parcel: the directory for its files, where an interrupted transfer resumes its partial files.
 
-An item ``NAME`` is first written to ``.NAME.dmsg-part`` in the same directory.  If an earlier transfer of the same item
-has left such a partial file, the transfer resumes there; other content of that name is removed.  No link is followed on
-any path, and no file of another user is used.  If somebody replaces a file after it was checked, the transfer fails
+Files stay inside the directory, and get their final names only when they are complete.  An item ``NAME`` is first
+written to ``.NAME.dmsg-part`` in the same directory.  If an earlier transfer of the same item has left such a partial
+file, the transfer resumes there; other content of that name is removed.  No link is followed on any path, and no file
+of another user is used.  If somebody replaces a file after it was checked, the transfer fails
 (:mod:`dmsg.apps.descriptors`).
 """
 

@@ -51,7 +51,7 @@ def stage(directory: Path | None) -> Iterator[None]:
                 # The same copy would be refused again, so its files are removed.
                 shutil.rmtree(directory, ignore_errors=True)
             with suppress(OSError):
-                # ``rmdir`` removes only an empty directory. Received data stays there for the next attempt.
+                # ``rmdir`` fails if the directory has received data, which stays there for the next attempt.
                 directory.rmdir()
             raise
         shutil.rmtree(directory, ignore_errors=True)

@@ -175,9 +175,7 @@ def as_of_option(command: Callable[..., object]) -> Callable[..., object]:
         type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
         metavar="TIME",
         callback=_end_of_day,
-        help=(
-            "Show the tables as they were at this time (UTC), at most eight days ago: 2026-01-31 or 2026-01-31T08:00."
-        ),
+        help=("Show the tables of this time (UTC), at most eight days ago, such as 2026-01-31 or 2026-01-31T08:00."),
     )(command)
 
 

@@ -42,7 +42,7 @@ class Dialect:
 
     def __post_init__(self) -> None:
         if self.profile is Profile.SEED and (self.acks or self.two_ids):
-            raise ValueError("acknowledgements and two ids need the skywire profile")
+            raise ValueError("acks and two_ids need the skywire profile")
 
 
 def dialect_of(profile: Profile | str, acks: Acks, two_ids: bool) -> Dialect:

@@ -95,7 +95,7 @@ class Relay(ConnectionTable[RelayPeer]):
         :raises ValueError: ``two_ids`` is set in the seed profile.
         """
         if two_ids and profile is Profile.SEED:
-            raise ValueError("two ids need the skywire profile")
+            raise ValueError("two_ids needs the skywire profile")
         super().__init__(MAX_LINKS_PER_KEY)
         self._profile = profile
         self._now = now

@@ -185,8 +185,8 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
                 DropReason.BAD_FRAME, f"a frame gives its size as {size} bytes, the limit is {profile.max_body + 1}"
             )
         size -= 1
-    # An OpenChannel has a fixed size, so a longer one probably has the other layout. The link ends now, because the
-    # rest of such a frame would never arrive.
+    # An OpenChannel has a fixed size. If the size field is larger, the peer probably uses the other layout. The link
+    # ends now, because the bytes that the field announces would never arrive.
     if frame_type == OPEN_CHANNEL and size > OPEN_BODY_SIZE:
         raise wrong_profile(f"OpenChannel of {size} bytes")
     return frame_type, size
