@@ -15,8 +15,9 @@ def open_database(path: str | os.PathLike[str], timeout: float) -> sqlite3.Conne
     :raises sqlite3.Error: the database cannot be opened.
     """
     if path != ":memory:":
-        # SQLite would create a file that everybody may read. A reader could also lock the database. The further files
-        # of SQLite, such as PATH-wal, get the mode of this one. SQLite reports errors itself.
+        # The file is created here, because SQLite would create a file that everybody may read, and a reader could also
+        # lock the database. Further files of SQLite, such as PATH-wal, get the mode of this file. Errors are ignored
+        # here, because SQLite reports them.
         with suppress(OSError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     return sqlite3.connect(path, isolation_level=None, timeout=timeout)

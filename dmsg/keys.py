@@ -116,8 +116,8 @@ class PubKey(bytes):
         except (binascii.Error, ValueError):
             raise KeyFormatError("public key is not base32") from None
         key = cls(data)
-        # The base32 text has one bit more than the key, so two texts decode to each key. Only the one with a zero bit
-        # is valid.
+        # The base32 text has one bit more than the key, so two texts decode to each key. Only the text whose additional
+        # bit is zero is valid.
         if key.text != text.lower():
             raise KeyFormatError("public key is not valid base32: the last character has a spare bit set")
         return key

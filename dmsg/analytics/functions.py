@@ -116,23 +116,23 @@ def count(column: Any) -> Expression:
 
 
 def count_distinct(*columns: Any) -> Expression:
-    """Return the number of different values of the columns together, without those in which one is NULL."""
+    """Return the number of different combinations of values of the columns. Combinations with NULL do not count."""
     found = [as_column(one) for one in columns]
     return Expression("count_distinct", *found, text=f"count(DISTINCT {', '.join(one.sql for one in found)})")
 
 
 def round(column: Any, scale: int = 0) -> Expression:
-    """Return a number rounded to so many decimal places, halves away from zero."""
+    """Return a number rounded to ``scale`` decimal places; halves are rounded away from zero."""
     return Expression("round", as_column(column), as_value(scale))
 
 
 def date_add(column: Any, days: Any) -> Expression:
-    """Return the date so many days later."""
+    """Return the date ``days`` days later."""
     return Expression("date_add", as_column(column), as_value(days))
 
 
 def date_sub(column: Any, days: Any) -> Expression:
-    """Return the date so many days earlier."""
+    """Return the date ``days`` days earlier."""
     return Expression("date_sub", as_column(column), as_value(days))
 
 
@@ -155,12 +155,12 @@ def shiftleft(column: Any, bits: Any) -> Expression:
 
 
 def substring_index(column: Any, separator: str, count: int) -> Expression:
-    """Return the part of a text before (or behind, for -1) a separator."""
+    """Return the part of a text before the first separator, or with the count -1 the part after the last separator."""
     return Expression("substring_index", as_column(column), as_value(separator), as_value(count))
 
 
 def substring(column: Any, start: int, length: int) -> Expression:
-    """Return so many characters of a text, from ``start`` on, which is 1 for the first."""
+    """Return ``length`` characters of a text from position ``start`` on; the first character has position 1."""
     return Expression("substring", as_column(column), as_value(start), as_value(length))
 
 
@@ -170,7 +170,7 @@ def regexp_replace(column: Any, pattern: str, replacement: str) -> Expression:
 
 
 def format_string(pattern: str, *columns: Any) -> Expression:
-    """Return a text with the columns in the places of ``%d`` and so on."""
+    """Return a text in which the values of the columns replace ``%d`` and other placeholders."""
     return Expression("format_string", as_value(pattern), *(as_column(one) for one in columns))
 
 

@@ -154,7 +154,7 @@ def open_missing() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # ``open`` returns the lowest free descriptor, which is this one.
+            # ``open`` returns the lowest free descriptor, which is ``descriptor`` here.
             os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)

@@ -39,7 +39,7 @@ class SessionOpener(Protocol[SessionT]):
 
 
 class _SessionTransport:
-    """Stand-in for a transport: the two methods of one that ClientService calls."""
+    """Stand-in for a transport, with only the two methods that ClientService calls."""
 
     def __init__(self, session: Session) -> None:
         self.loseConnection = session.close

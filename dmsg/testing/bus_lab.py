@@ -113,7 +113,7 @@ class BusLab:
         """Start a relay on the host of that name. The relay has the queue of its predecessor."""
         relay, ended = self._leaving.pop(name, (None, None))
         if relay is not None and ended is not None and not ended.called:
-            self._end(name, relay)  # The new relay needs the port and the file of the one that still stops.
+            self._end(name, relay)  # The new relay needs the port and the file of the old relay, which still stops.
         host = self.network.host(name)
         host.revive()
         settings = RelaySettings(

@@ -131,7 +131,7 @@ class DiskFile:
 def _draw_torn(random: Random, changes: int) -> tuple[int, Torn]:
     """Draw how many of the changes of a file are kept in its size, and which changes each sector keeps.
 
-    Each sector keeps its changes up to one of them, and loses the later ones.
+    Each sector keeps its earliest changes, whose number is drawn, and loses the later changes.
     """
     way = random.randrange(4)
     last = 0 if way == 0 else random.randint(0, changes)

@@ -30,8 +30,8 @@ from dmsg.testing.determinism import Trace
 SEGMENT = 64 * 1024
 """Maximum size of a segment in bytes."""
 BUFFER = 256 * 1024
-"""High-water mark: bytes in flight in one direction of a connection at which no more segments are sent, and bytes
-waiting behind them above which the producer is paused."""
+"""Two limits in bytes for one direction of a connection: bytes in flight at which no more segments are sent, and bytes
+that wait to be sent above which the producer is paused."""
 RETRANSMIT = 0.2
 """Seconds until a lost segment is sent again. A loss is simulated by this delay."""
 USER_TIMEOUT = 30.0

@@ -39,7 +39,7 @@ MAX_WAITING = 16
 
 
 class NobodyNearby(NobodyThere):
-    """Error: no peer on the network offers the code, or none that does can be reached."""
+    """Error: no peer on the network offers the code, or no peer that offers it can be reached."""
 
 
 class Stoppable(Protocol):

@@ -309,7 +309,7 @@ class FilesSender(ParcelSender):
                 yield None
         if some:
             self._say(entries=some)
-        # Before it has the whole list, the other side cannot know which parts it has.
+        # The other side needs the whole list in order to find out which parts of the files it has.
         self._next = self._on_offsets
         self._say(whole=True)
 

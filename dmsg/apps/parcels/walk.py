@@ -31,7 +31,7 @@ from dmsg.apps.sources import (
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_IN_ALL = 16 * UNMEASURED_LIMIT
-"""Maximum bytes of all files of a parcel together whose sizes the system does not report."""
+"""Maximum total bytes of those files of a parcel whose sizes the system does not report."""
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

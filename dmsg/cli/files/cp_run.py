@@ -177,7 +177,7 @@ def jobs_of(
 def _plan_send(
     source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool
 ) -> tuple[CopyJob, str]:
-    """Return the copy of a local file or directory to a peer, and its path at the peer.
+    """Return the job that copies a local file or directory to a peer, and the path at the peer that it writes.
 
     :param path: target at the peer.
     :param several: whether the command has several sources.
@@ -214,7 +214,7 @@ def check_name(display_name: str, name: str, *, hidden: bool) -> None:
 def _plan_fetch(
     source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool, hidden: bool
 ) -> tuple[CopyJob, str]:
-    """Return the copy of a peer's file or directory to this machine, and its local path.
+    """Return the job that copies a peer's file or directory to this machine, and the local path that it writes.
 
     :param path: source at the peer.
     :param several: whether the command has several sources.

@@ -47,8 +47,8 @@ guesses find nothing.
 """
 ATTACK_MISSES, ATTACK_FORGOTTEN = 50.0, 0.5
 """Number of recent failed look-ups above which new nameplates are longer, and number of failed look-ups that are
-forgotten per second. Ten minutes after the last failed look-up, new nameplates have their normal length again at the
-latest.
+forgotten per second. At the latest ten minutes after the last failed look-up, new nameplates have their normal length
+again.
 """
 
 RELEASE_ACT = "release"

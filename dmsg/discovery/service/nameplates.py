@@ -141,7 +141,7 @@ class Nameplates:
     def find(
         self, request: IRequest, poster: str, text: str, charge: Callable[[IRequest, float], None]
     ) -> Deferred[bytes]:
-        """Return the key behind a number.
+        """Return the key to which a nameplate is mapped.
 
         :param poster: address of the client.
         :param charge: function that counts a number of additional requests against the client; called if the look-up

@@ -166,8 +166,8 @@ class RedisNameplates:
             written = await self._redis.eval(_CLAIM, self._keys, [static, place, str(number), repr(ends), *read])
             return None if written is None else number
 
-        # Claims of one process are serialised. Concurrent ones would change the values that the others have read, and
-        # all would have to be repeated.
+        # Claims of one process are serialised. Otherwise a claim could change values that a concurrent claim has read,
+        # and the concurrent claim would have to be repeated.
         return self._lock.run(lambda: Deferred.fromCoroutine(attempt(change)))
 
     @staticmethod
