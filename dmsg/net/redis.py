@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, needs_extra
 from dmsg.net.reactor import cancel_call
+from dmsg.net.redis_protocol import PlainCalls, PlainCommands
 
 if TYPE_CHECKING:
     from txredisapi import ConnectionHandler, RedisFactory, RedisProtocol
@@ -103,7 +104,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             return made
 
     class Factory(Tenacious):
-        protocol = RedisProtocol
+        protocol = type("Connection", (PlainCommands, RedisProtocol), {"clock": clock})
 
         def startConnecting(self, endpoint: IStreamClientEndpoint) -> None:
             self._waiting: dict[Deferred[RedisProtocol], None] = {}
@@ -151,10 +152,14 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             self._give_up("the connection to Redis was closed")
             return ended
 
+        def usable(self) -> RedisProtocol | None:
+            """Return a connection that takes commands now; None if there is none."""
+            return next((conn for conn in self.pool if conn.connected), None)
+
         def getConnection(self, peek: bool = False) -> Deferred[RedisProtocol]:
-            for conn in self.pool:
-                if conn.connected:
-                    return succeed(conn)
+            conn = self.usable()
+            if conn is not None:
+                return succeed(conn)
             if self.stopped or clock.seconds() - self._since >= GRACE:
                 return fail(NotConnected("Redis is away"))
             waiting: Deferred[RedisProtocol] = Deferred(lambda one: self._waiting.pop(one, None))
@@ -202,7 +207,7 @@ def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Conn
         database,
         1,
         isLazy=True,
-        handler=ConnectionHandler,
+        handler=type("Handler", (PlainCalls, ConnectionHandler), {}),
         charset=None,
         password=os.environ.get(REDIS_PASSWORD),
         replyTimeout=reply_timeout,

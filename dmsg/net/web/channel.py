@@ -17,12 +17,14 @@ from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
+from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
 from dmsg.net.blocks import blocks_of
 from dmsg.net.reactor import cancel_call
 from dmsg.net.turn_share import TurnShare
+from dmsg.net.turn_writes import send_at_turn_end
 from dmsg.net.turns import TurnTaker
 from dmsg.net.web.pending_requests import PendingRequests
 
@@ -74,6 +76,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
 
     def connectionMade(self) -> None:
         super().connectionMade()  # type: ignore[no-untyped-call]
+        # A guard is a wrapper around the connection.
+        send_at_turn_end(getattr(self.transport, "transport", self.transport), self.site.reactor)
         self.block = owner_of(self.getPeer())  # type: ignore[no-untyped-call]
 
     def dataReceived(self, data: bytes) -> None:
@@ -106,6 +110,14 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self.line_mode = 1
         if extra:
             self._unparsed.appendleft(extra)
+
+    def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
+        # Twisted writes each part of each header on its own, and checks the type of every part.
+        lines = [b"%b %b %b\r\n" % (version, code, reason)]
+        for name, values in headers.getAllRawHeaders():
+            lines += [b"%b: %b\r\n" % (name, value) for value in values]
+        lines.append(b"\r\n")
+        self.write(b"".join(lines))  # type: ignore[no-untyped-call]
 
     def requestDone(self, request: Request) -> None:
         super().requestDone(request)  # type: ignore[no-untyped-call]
