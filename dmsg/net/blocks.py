@@ -29,6 +29,8 @@ INSIDE_SLACK = 8
 """Number of stale entries that the priority queue of one block may contain before it is rebuilt. The number is small,
 because there are many blocks with few addresses each.
 """
+UNRANKED = 256
+"""Maximum number of changed counts before the ranks of their blocks are updated."""
 BLOCKS_REMEMBERED = 16_384
 """Maximum number of addresses whose blocks are cached. Computing the blocks of an address takes some microseconds."""
 
@@ -73,6 +75,9 @@ class BlockCounts:
         self._ranks: PriorityQueue[str] = PriorityQueue()
         self._inside: dict[str, PriorityQueue[str]] = {}
         """Narrow blocks inside each wide block, ordered by count, the largest first."""
+        self._changed: dict[str, None] = {}
+        """Narrow blocks whose counts have changed since the ranks were last updated, in the order of their changes.
+        Counts change with each request, and ranks are needed only when a limit is reached."""
 
     def __getitem__(self, host: str) -> int:
         """Return the count of the narrowest block of ``host``."""
@@ -84,42 +89,52 @@ class BlockCounts:
 
     def narrow_blocks(self) -> Iterator[tuple[str, int]]:
         """Iterate over the narrow blocks and their counts."""
+        self._update_ranks()
         return ((name, count) for name, count in self._counts.items() if name not in self._inside)
 
     def add(self, host: str, number: int = 1) -> None:
         """Count ``number`` more things, such as connections, at ``host`` and in each block around it."""
         blocks = blocks_of(host)
-        for name, factor in blocks:
+        for name, _ in blocks:
             self._counts[name] += number
-            self._ranks.put(name, -self._counts[name] / factor)
-        self._rank_inside(blocks)
+        self._note_change(blocks[0].name)
 
     def remove(self, host: str, number: int = 1) -> None:
         """Count ``number`` fewer things at ``host`` and in each block around it."""
         blocks = blocks_of(host)
-        narrow = blocks[0].name
-        for name, factor in blocks:
+        for name, _ in blocks:
             decrement(self._counts, name, number)
-            if name in self._counts:
-                self._ranks.put(name, -self._counts[name] / factor)
-            else:
-                self._ranks.remove(name)
+        self._note_change(blocks[0].name)
+
+    def _note_change(self, narrow: str) -> None:
+        self._changed.pop(narrow, None)
+        self._changed[narrow] = None
+        if len(self._changed) > UNRANKED:
+            self._update_ranks()
+
+    def _update_ranks(self) -> None:
+        """Update the ranks of all blocks whose counts have changed."""
+        for narrow in self._changed:
+            blocks = blocks_of(narrow)
+            for name, factor in blocks:
+                if name in self._counts:
+                    self._ranks.put(name, -self._counts[name] / factor)
+                else:
+                    self._ranks.remove(name)
+            for name, _ in blocks[1:]:
+                self._rank_inside(name, narrow)
+        self._changed.clear()
+
+    def _rank_inside(self, wide: str, narrow: str) -> None:
+        inside = self._inside.get(wide)
         if narrow in self._counts:
-            self._rank_inside(blocks)
-            return
-        for name, _ in blocks[1:]:
-            inside = self._inside[name]
+            if inside is None:
+                inside = self._inside[wide] = PriorityQueue(INSIDE_SLACK)
+            inside.put(narrow, -self._counts[narrow])
+        elif inside is not None:
             inside.remove(narrow)
             if not inside:
-                del self._inside[name]
-
-    def _rank_inside(self, blocks: tuple[Block, ...]) -> None:
-        narrow = blocks[0].name
-        for name, _ in blocks[1:]:
-            inside = self._inside.get(name)
-            if inside is None:
-                inside = self._inside[name] = PriorityQueue(INSIDE_SLACK)
-            inside.put(narrow, -self._counts[narrow])
+                del self._inside[wide]
 
     def load(self, host: str) -> float:
         """Return the load of ``host``. The load of one block is its count divided by its factor; that of ``host`` is
@@ -143,6 +158,7 @@ class BlockCounts:
 
         :param block: wide block to search instead of the one with the highest load.
         """
+        self._update_ranks()
         first = block or self._ranks.first()
         if first is None:
             return ""

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import RateLimit
-from dmsg.net.blocks import LEAST_FACTOR, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
+from dmsg.net.blocks import LEAST_FACTOR, UNRANKED, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
 from dmsg.net.turn_share import MOST, TurnShare
 
 HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 0x100)] + [
@@ -42,17 +42,19 @@ class BlocksTests(SynchronousTestCase):
     def test_factors_have_a_minimum(self) -> None:
         self.assertEqual(min(factor for _, factor in (*WIDTHS_IPV6, *WIDTHS_IPV4) if factor > 1), LEAST_FACTOR)
 
-    @given(st.lists(st.tuples(st.sampled_from(HOSTS), st.booleans()), max_size=60))
-    def test_counts_equal_a_simple_sum(self, steps: list[tuple[str, bool]]) -> None:
+    @given(st.lists(st.tuples(st.sampled_from(HOSTS), st.booleans()), max_size=60), st.integers(1, 60))
+    def test_counts_equal_a_simple_sum(self, steps: list[tuple[str, bool]], every: int) -> None:
         counts = BlockCounts()
         there: list[str] = []
-        for host, comes in steps:
+        for number, (host, comes) in enumerate(steps, 1):
             if comes:
                 counts.add(host)
                 there.append(host)
             elif host in there:
                 counts.remove(host)
                 there.remove(host)
+            if number % every:
+                continue  # The ranks of several changes are updated together.
             sums = Counter(name for one in there for name, _ in blocks_of(one))
             narrow = {blocks_of(one)[0].name for one in there}
             self.assertEqual(dict(counts.narrow_blocks()), {name: sums[name] for name in narrow})
@@ -69,6 +71,16 @@ class BlocksTests(SynchronousTestCase):
                 order = [(counts.load(one), sums[one]) for one in counts.by_load(99)]
                 self.assertEqual(counts.by_load(2), counts.by_load(99)[:2])
                 self.assertEqual(order, sorted(order, reverse=True))
+
+    def test_changes_without_a_question_are_bounded(self) -> None:
+        counts = BlockCounts()
+        for number in range(10 * UNRANKED):
+            host = f"8.{number >> 8}.{number & 255}.1"
+            counts.add(host)
+            counts.remove(host)
+            self.assertLessEqual(len(counts._changed), UNRANKED)
+        self.assertEqual(counts.heaviest(), "")
+        self.assertEqual((len(counts), len(counts._inside), len(counts._ranks)), (0, 0, 0))
 
     def test_a_limit_of_each_width(self) -> None:
         """Neighbours have as much as one address several times over, and no more."""
