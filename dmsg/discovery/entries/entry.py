@@ -7,7 +7,7 @@ JSON. :mod:`dmsg.discovery.entries.dialects` decides which entries are accepted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dmsg.discovery.entries.gojson import NULL_KEY, go_string
 from dmsg.errors import EntryError, KeyFormatError, SignatureError
@@ -147,11 +147,8 @@ class Spelling:
     server: tuple[str, str, str]
     string: Callable[[str], str]
 
-    def write(self, entry: Entry, *, signed: bool) -> bytes:
-        """Return the JSON of an entry without white space.
-
-        :param signed: whether to include the signature; without it, the result is the text to sign.
-        """
+    def write(self, entry: Entry) -> bytes:
+        """Return the JSON of an entry without its signature and without white space: the text to sign."""
         parts = [
             f'{{"version":{self.string(entry.version)},"sequence":{entry.sequence}'
             f',"timestamp":{entry.timestamp},"static":"{entry.static}"'
@@ -162,8 +159,6 @@ class Spelling:
             parts.append(self._server(entry.server))
         if entry.successor is not None:
             parts.append(self._successor(entry.successor))
-        if signed and entry.signature:
-            parts.append(f',"signature":"{entry.signature}"')
         parts.append("}")
         return "".join(parts).encode()
 
@@ -209,6 +204,8 @@ class Entry:
     signature: str = ""
     successor: Successor | None = None
     spelling: Spelling = SPELLING
+    _unsigned: bytes = field(default=b"", init=False, repr=False, compare=False)
+    """JSON without the signature, once it was needed. A post needs it for the signature, the size and the store."""
 
     @property
     def key(self) -> PubKey:
@@ -224,11 +221,14 @@ class Entry:
 
     def signing_json(self) -> bytes:
         """Return the JSON that the entry's signature covers: the entry without the signature."""
-        return self.spelling.write(self, signed=False)
+        if not self._unsigned:
+            object.__setattr__(self, "_unsigned", self.spelling.write(self))
+        return self._unsigned
 
     def to_json(self) -> bytes:
         """Return the JSON with the signature."""
-        return self.spelling.write(self, signed=True)
+        text = self.signing_json()
+        return b'%b,"signature":"%b"}' % (text[:-1], self.signature.encode()) if self.signature else text
 
     def sign(self, key: SecKey) -> Entry:
         """Return the entry signed with ``key``, which must be the entry's own."""

@@ -86,12 +86,7 @@ def _path_key(text: str) -> str:
 
     :raises KeyFormatError: the text does not look like a key.
     """
-    try:
-        return PubKey.from_hex(text).hex()
-    except KeyFormatError:
-        if is_key_text(text):
-            return text.lower()
-        raise
+    return text.lower() if is_key_text(text) else PubKey.from_hex(text).hex()
 
 
 def _check_size(entry: Entry) -> None:

@@ -117,6 +117,11 @@ _BLOCKS = (
     "size INTEGER NOT NULL, PRIMARY KEY (place, block)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS loads (block TEXT PRIMARY KEY, load REAL NOT NULL) WITHOUT ROWID",
 )
+_LOADS = (
+    "SELECT (SELECT size FROM places WHERE place = ?), "
+    "(SELECT max(load) FROM around JOIN loads USING (block) WHERE place = ?), (SELECT size FROM total), "
+    "EXISTS (SELECT 1 FROM around WHERE place = ?)"
+)
 _POST = (
     "INSERT INTO entries "
     "(static, sequence, time_order, json, posted, listable, quiet, seen, look_at, kind, place, size, ends, target, "
@@ -197,7 +202,6 @@ class SQLiteStore:
                 decision = decide_post(present, entry, now, terms)
                 check_at = planned if decision.keeps_check and planned is not None else decision.check_at
                 body = entry.to_json()
-                around = self._register_blocks(terms.place)
                 db.execute(
                     _POST,
                     (
@@ -218,15 +222,11 @@ class SQLiteStore:
                         decision.checked,
                     ),
                 )
-                while self._fetch_one("SELECT size FROM places WHERE place = ?", terms.place) > terms.most:
-                    self._drop_oldest(terms.place)
-                    dropped.append(("address", terms.place))
-                for block in around:
-                    while self._fetch_one("SELECT load FROM loads WHERE block = ?", block) > terms.most:
-                        place = self._largest_place_in(block)
-                        self._drop_oldest(place)
-                        dropped.append(("address", place))
-                dropped += self._make_room()
+                size, load, total = self._loads_of(terms.place)
+                if max(size, load) > terms.most:
+                    dropped += self._shrink_place(terms.place, terms.most)
+                if total > self._limit:
+                    dropped += self._make_room()
         except (EntryInvalid, sqlite3.Error):
             return fail()
         self._tell(dropped)
@@ -244,18 +244,42 @@ class SQLiteStore:
             dropped.append(("total", place))
         return dropped
 
-    def _register_blocks(self, place: str) -> list[str]:
-        """Return the names of the wider blocks that contain a place; store them if the place is new."""
+    def _loads_of(self, place: str) -> tuple[int, float, int]:
+        """Return the bytes of a place, the highest load of the wider blocks that contain it, and the bytes of the whole
+        store. Store these blocks if the place is new.
+        """
+        values = place, place, place
+        size, load, total, is_known = self._db.execute(_LOADS, values).fetchone()
+        if not is_known and self._register_blocks(place, size or 0):
+            size, load, total, _ = self._db.execute(_LOADS, values).fetchone()
+        return size or 0, load or 0.0, total
+
+    def _register_blocks(self, place: str, size: int) -> bool:
+        """Store the names of the wider blocks that contain a place; return whether there are any."""
         blocks = blocks_of(place)[1:]
-        if blocks and not self._fetch_one("SELECT count(*) FROM around WHERE place = ?", place):
-            size = self._fetch_one("SELECT size FROM places WHERE place = ?", place)
-            for name, factor in blocks:
-                self._db.execute("INSERT INTO around VALUES (?, ?, ?, ?)", (place, name, factor, size))
-                self._db.execute(
-                    "INSERT INTO loads VALUES (?, ?) ON CONFLICT (block) DO UPDATE SET load = load + excluded.load",
-                    (name, size / factor),
-                )
-        return [name for name, _ in blocks]
+        for name, factor in blocks:
+            self._db.execute("INSERT INTO around VALUES (?, ?, ?, ?)", (place, name, factor, size))
+            self._db.execute(
+                "INSERT INTO loads VALUES (?, ?) ON CONFLICT (block) DO UPDATE SET load = load + excluded.load",
+                (name, size / factor),
+            )
+        return bool(blocks)
+
+    def _shrink_place(self, place: str, most: float) -> list[tuple[str, str]]:
+        """Drop entries until a place and the wider blocks that contain it are within their limit of bytes.
+
+        :returns: reason and place of each dropped entry.
+        """
+        dropped: list[tuple[str, str]] = []
+        while self._fetch_one("SELECT size FROM places WHERE place = ?", place) > most:
+            self._drop_oldest(place)
+            dropped.append(("address", place))
+        for block, _ in blocks_of(place)[1:]:
+            while self._fetch_one("SELECT load FROM loads WHERE block = ?", block) > most:
+                largest = self._largest_place_in(block)
+                self._drop_oldest(largest)
+                dropped.append(("address", largest))
+        return dropped
 
     def _largest_place(self) -> str:
         """Return the place that has to lose entries.
