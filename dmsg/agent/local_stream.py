@@ -40,7 +40,7 @@ class LocalStream(StreamTransport):
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        # This end sends only CLOSE: the agent closes its own stream first, and then reports the end to this one.
+        # This end only sends CLOSE to the agent. The agent closes its own stream first, and then reports that end here.
         return True
 
     @property

@@ -247,7 +247,7 @@ def error_line(error: BaseException) -> dict[str, object]:
 def raise_error(answer: Answer) -> None:
     """Raise the error that an answer reports.  Do nothing if the answer reports none.
 
-    :raises DmsgError: the class is the one that the answer names if it is in ``_ERRORS``, else DmsgError itself.
+    :raises DmsgError: an error of the class that the answer names, if ``_ERRORS`` contains it; else DmsgError itself.
     """
     if "error" not in answer:
         return

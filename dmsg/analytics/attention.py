@@ -372,7 +372,7 @@ def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
             deed = _DEEDS[row["kind"]].format(**numbers)
             where = _places_text(row)
             text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
-            # Abuse that did not go on until the newest day is over, and is therefore less urgent.
+            # If the abuse did not continue on the newest day, it has ended, and is less urgent.
             urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON
             yield Finding(urgency, row["kind"], row["who"] or UNNAMED, text, "Refusals")
 

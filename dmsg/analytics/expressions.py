@@ -111,7 +111,7 @@ class Expression(ClassicColumn):
     args: tuple[Any, ...]
 
     def __new__(cls, *args: Any, **more: Any) -> Expression:
-        """Make an instance of this class; the class of PySpark would make one of its own."""
+        """Make an instance of this class. The method that it replaces makes an instance of another class of PySpark."""
         return object.__new__(cls)
 
     def __init__(self, op: str, *args: Any, text: str | None = None) -> None:
@@ -120,7 +120,7 @@ class Expression(ClassicColumn):
         :param text: SQL of an operation that is no function of Spark.
         """
         self.op = op
-        # The name of an operand counts only in a structure.
+        # The names of operands are removed, except in a structure, whose fields have these names.
         self.args = args if op == "struct" else tuple(_without_name(one) for one in args)
         self._text = text
 
@@ -160,7 +160,7 @@ class Expression(ClassicColumn):
         return self._expr.to_plan(session)
 
     def __getattr__(self, item: Any) -> Any:
-        """Raise an error for an unknown attribute; for PySpark's columns it would be a field of a structure."""
+        """Raise an error for an unknown attribute. PySpark's columns return a field of a structure instead."""
         raise AttributeError(item)
 
     def __repr__(self) -> str:

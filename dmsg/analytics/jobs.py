@@ -201,8 +201,8 @@ class Pipeline:
             # 0 again.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
-            # The lock of this process is acquired before the claim, as by the caller of run_claimed(). With the
-            # opposite order in one of them, two streams could deadlock.
+            # The lock of this process is acquired before the claim, as by the caller of run_claimed(). If one of these
+            # two acquired the claim first, two streams could deadlock.
             with lock:
                 with self._wait_for_claim(stop) as claim:
                     self.lake.held = claim
@@ -277,7 +277,7 @@ class Pipeline:
         return open_files(reader.schema(RAW) if kind == "json" else reader, paths)
 
     def _convert(self, files: list[Unread], source: Source, number: int) -> tuple[list[Part], list[str]]:
-        """Convert those files to Parquet that Arrow can read.
+        """Convert files to Parquet, except those that Arrow cannot read.
 
         :returns: the Parquet files, and the paths of the files that Spark has to read.
         """

@@ -83,7 +83,7 @@ AGGREGATES: dict[str, Aggregate] = {
     "avg": _standard("mean"),
     "bool_or": _standard("any"),
     "bit_or": _bit_or,
-    # The number of bits that different numbers set is the number of these numbers.
+    # Each number sets one bit of the bitmap, so the number of set bits is the number of different numbers.
     "bitmap_construct_agg": Groups.count_distinct,
     "regr_slope": _regression(lambda y, x, yy, xx, xy: xy / xx),
     "regr_intercept": _regression(lambda y, x, yy, xx, xy: y - xy / xx * x),
@@ -95,7 +95,8 @@ AGGREGATES: dict[str, Aggregate] = {
     "sum_histograms": _histograms,
     "count_buckets": lambda groups, bucket, counts: groups.count_places(bucket, counts, BUCKETS),
 }
-"""Functions that compute each aggregate: the groups, then its operands, to a value for each group."""
+"""Function that computes each aggregate, by name. Its arguments are the groups and the operands; it returns a value for
+each group."""
 
 
 def _greatest(values: list[Any]) -> Any:
@@ -146,7 +147,7 @@ def _framed(
         for index, place in enumerate(places):
             last = len(places) - 1 if window.last is None else min(index + window.last, len(places) - 1)
             if window.first is None and window.last is not None:
-                # The rows from the first on are aggregated as they come, so that a long window takes no longer.
+                # Each result is computed from the previous one and the next row, so that a long window takes no longer.
                 while len(running) <= last:
                     running.append(function([*running[-1:], in_order[len(running)]]))
                 found[place] = running[last] if last >= 0 else None

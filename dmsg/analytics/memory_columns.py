@@ -42,7 +42,7 @@ _FORMAT = re.compile(r"%(?:\.(\d))?[dfs]")
 
 
 class NotInMemory(Exception):
-    """An operation that only Spark computes."""
+    """Error: only Spark computes the operation."""
 
 
 def as_array(values: Values, rows: int) -> pa.Array:
@@ -55,7 +55,7 @@ def as_array(values: Values, rows: int) -> pa.Array:
 def evaluate(expression: Expression, column: Column, rows: int) -> Values:
     """Return the values of an expression.
 
-    :param column: returns the columns that it names.
+    :param column: function that returns the columns that the expression names.
     :param rows: number of rows.
     :raises NotInMemory: only Spark computes this expression.
     """
@@ -249,7 +249,7 @@ def _substring_index(texts: Values, separator: pa.Scalar, count: pa.Scalar) -> V
 
 
 def _concat(separator: pa.Scalar, *texts: pa.Array) -> pa.Array:
-    # Arrow has a function for this, which returned too few rows for some columns of NULL.
+    # Arrow's own function is not used, because it returned too few rows for some columns of NULL.
     rows = zip(*(one.to_pylist() for one in texts), strict=True)
     return pa.array([separator.as_py().join(one for one in row if one is not None) for row in rows], pa.string())
 

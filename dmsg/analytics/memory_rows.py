@@ -36,14 +36,14 @@ class _Once:
             get = self._get
             if get is not None:
                 self._values = get()
-                # The function holds the columns that it was computed from, which may go now.
+                # The function keeps in memory the columns from which this column was computed, so it is dropped.
                 self._get = None
         assert self._values is not None
         return self._values
 
 
 def _plain_column(table: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array, and texts as texts."""
+    """Return a column as one array. Texts in a dictionary are converted to plain texts."""
     found = table[name].combine_chunks()
     return found.cast(found.type.value_type) if pa.types.is_dictionary(found.type) else found
 
@@ -190,7 +190,7 @@ class MemoryRows:
         return self._take(Groups.of([self.column(name) for name in self.columns], self.count_rows).first)
 
     def unionByName(self, other: MemoryRows, *, allowMissingColumns: bool = False) -> MemoryRows:
-        """Return the rows of both; a column that one of them lacks is NULL there."""
+        """Return the rows of both sides. A column that one side lacks is NULL in the rows of that side."""
         names = [*self.columns, *(name for name in other.columns if name not in self.getters)]
         if not allowMissingColumns and len(names) > len(self.columns):
             raise NotInMemory("a union of different columns")
@@ -240,7 +240,7 @@ class MemoryRows:
 
 
 class _Grouped:
-    """Grouped rows, which wait for their aggregates."""
+    """Grouped rows, whose aggregates are not computed yet."""
 
     def __init__(self, rows: MemoryRows, keys: Sequence[Expression]) -> None:
         self._rows = rows

@@ -63,7 +63,7 @@ days.
 
 
 PART_ROWS = 1_000_000
-"""Number of events of successive days that are computed in memory together. A run over more of them computes the days
+"""Number of events of successive days that are computed in memory together. A run over more events computes the days
 in parts, so that its memory does not grow with the number of days."""
 KEPT_ROWS = 50_000
 """Maximum number of rows of a computed table that stay in memory for the tables made from it. A run in parts keeps
@@ -253,7 +253,7 @@ class Refinement:
                 names.remove(name)
                 lake.clear(name, self._claim.number, days)
         for some in (names, *([name] for name in _OF_SILVER)):
-            # The choice among events that came twice is made by Spark.
+            # If events came twice, Spark chooses which of them to use.
             self._write_days("silver", some, plan, plan_in_memory if doubtful is None else None)
         return int(found)
 

@@ -246,8 +246,8 @@ class Store:
     def _claim(self, origin: PubKey, producer: str, voucher: str) -> None:
         """Record that a producer belongs to a sender.
 
-        :raises FileRejected: the producer belongs to another sender or has not signed for this one, or the sender has
-            too many.
+        :raises FileRejected: the producer belongs to another sender or has not signed for this sender, or this
+            sender has too many producers.
         """
         key = _key_of(producer)
         signed = key is not None and (key == origin or is_vouched(key, origin, voucher))

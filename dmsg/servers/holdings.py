@@ -16,8 +16,8 @@ from dmsg.net.memory_watch import MemoryWatch
 from dmsg.servers.serving import AnyServing, ServedSession
 
 REST_AFTER = 3.0
-"""Seconds for which a link must be idle before it releases its cipher objects. Up to twice as many may pass. The
-objects take 5 KiB, and 3 us to make again."""
+"""Minimum seconds for which a link is idle before its cipher objects are released; at most twice as many pass. The
+objects occupy 5 KiB, and it takes 3 us to create them again."""
 SMALL = 4096
 """Number of bytes below which the buffers of a client are not counted."""
 HANDSHAKE_SIZE = 8192

@@ -144,7 +144,7 @@ class Registration:
 
     def _register(self) -> None:
         assert self._lookups is not None
-        # There is only one POST at a time. Of two, discovery would refuse the second one for its sequence.
+        # There is only one POST at a time. Discovery would refuse the second of two concurrent POSTs for its sequence.
         if self._registering is not None:
             return
         available = self._available()
@@ -153,8 +153,8 @@ class Registration:
         def make(entry: Entry) -> Entry:
             nonlocal other
             assert self.address is not None
-            # At the first POST another address in the entry is ignored, because it may be this server's address in an
-            # earlier run.
+            # At the first POST, a different address in the present entry is ignored, because it may be this server's
+            # address in an earlier run.
             there = entry.server
             other = there.address if there is not None and self._posted is not None else None
             return replace(entry, version=self._mark(entry.version), server=ServerMeta(self.address, available))

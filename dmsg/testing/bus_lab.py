@@ -52,7 +52,7 @@ class _SlowRegistry:
 
     def watch(self, on_change: Callable[[Twin], None]) -> None:
         def changed(twin: Twin) -> None:
-            if self._life == self._host.life:  # The process was not killed.
+            if self._life == self._host.life:  # The process that watches was not killed since.
                 self._host.callLater(0, on_change, twin)
 
         self._shared.watch(changed)

@@ -40,7 +40,7 @@ EXPIRES = 1500.0
 PATIENCE = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 UNANSWERED = 40
-"""Maximum number of unanswered calls of a twin with which it makes another call."""
+"""Number of unanswered calls from which on a twin makes no further call."""
 BURSTS = (1, 1, 5)
 """Possible numbers of calls of a twin in a step."""
 MOMENTS = (0.0, 0.005, 0.015, 0.03, 0.1)

@@ -40,11 +40,11 @@ CLIENTS = ("alice", "bob", "carol")
 STEPS = 60
 NUMBER = 8
 """Size in bytes of the number with which the opening end of a channel begins. Channels have no ports, so the other end
-learns from it which channel it is."""
+learns from the number which channel was opened."""
 CHANNELS = 6
 """Maximum number of channels that are open at the same time."""
 UNACKNOWLEDGED = 1_000_000
-"""Maximum number of bytes that an end has sent and the other end has not received, with which the end sends more."""
+"""Number of bytes sent by an end and not yet received by the other end, at which the end sends no more."""
 PATIENCE = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 LEFT_OUT = frozenset({"poison", "slow reader", "reader goes on"})

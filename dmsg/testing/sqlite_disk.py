@@ -72,7 +72,7 @@ class _Vfs(Structure):
 
 @dataclass
 class _Open:
-    """Open file of a connection."""
+    """File that a connection has open."""
 
     disk: Disk
     file: DiskFile

@@ -24,8 +24,8 @@ HANDSHAKE_LIMIT = 200
 ENTRY_LIMIT = 500
 """Limit per day: number of requests from one network that discovery refused."""
 LOOKUP_LIMIT = 1000
-"""Limit per day: number of clients without an entry for which one network asked discovery. The same client counts once
-per minute."""
+"""Limit per day: number of clients for which one network queried discovery although they have no entry. The same client
+counts once per minute."""
 CHURN_LIMIT = 5000
 """Limit per day: number of entries that one client posted; an ordinary client posts every few minutes."""
 UNANSWERED_LIMIT = 0.9

@@ -186,7 +186,7 @@ class _Measurement:
         self._transports: list[StreamTransport] = []
         self._sources: list[_Source] = []
         self._acknowledged: list[int] = []
-        """Number of bytes that each stream had acknowledged when the measurement started."""
+        """Number of acknowledged bytes of each stream when the measurement started."""
         self._started = self._reported_at = 0.0
         self._reported_bytes = 0
 

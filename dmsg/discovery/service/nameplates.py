@@ -134,7 +134,7 @@ class Nameplates:
             self._of.remove(place)
 
     def _is_attacked(self) -> bool:
-        """Whether more look-ups failed recently than typing errors explain, so that somebody is guessing numbers."""
+        """Whether more look-ups failed recently than typing errors explain, so that somebody must be guessing."""
         self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
         return self._missed.level < 1.0
 

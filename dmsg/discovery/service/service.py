@@ -44,7 +44,7 @@ class _Running:
     watch: ClockWatch | None
 
     async def stop(self) -> None:
-        """Stop all parts except the store, which requests need until the last of them has ended."""
+        """Stop all parts except the store, which is needed until the last request has ended."""
         self.site.resource.stop()
         if self.checks is not None:
             await self.checks.stop()
