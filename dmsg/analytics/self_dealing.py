@@ -39,8 +39,8 @@ a flag with a little faked traffic with other clients or over other servers.
 CLOSED_SHARE = 0.25
 """Minimum share of a server's credited bytes that closed groups must have for a flag."""
 CLOSED_TIMES = 3.0
-"""Factor by which this share must also exceed the median of the other servers' shares, because many honest users
-connect only their own two machines.
+"""Factor by which the share of closed groups must also exceed the median of the other servers' shares, because many
+honest users connect only their own two machines.
 """
 CLOSED_LEAST = 30
 """Minimum number of a server's transports that closed groups must have for a flag. A smaller number may be chance."""

@@ -326,5 +326,5 @@ def is_local(spark: Spark) -> bool:
 
 
 def is_local_master(master: str | None) -> bool:
-    """Whether a master is this process; None is."""
+    """Whether a master runs the executors in this process, as None does."""
     return master is None or re.match(r"local(\[|$)", master) is not None

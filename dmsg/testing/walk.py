@@ -347,7 +347,7 @@ class Walk:
             talker.transport.loseConnection()
 
     def _small_pieces(self, step: Step) -> None:
-        """Send many small pieces to an end that does not read. In half of the cases it then reads again."""
+        """Send many small pieces to an end that does not read. In half of the cases this end then resumes reading."""
         random = Random(step.chance)
         may = [
             talker
@@ -363,7 +363,7 @@ class Walk:
         reader.pauseProducing()
         for _ in range(PIECES):
             talker.say(random.randint(1, SMALL))
-            # In each turn the stream sends a frame. Pieces of the same turn would share one.
+            # Each piece is sent in a turn of its own. Pieces of the same turn would share a frame.
             self.lab.network.run(PIECE_SECONDS)
         if random.random() < 0.5:
             reader.resumeProducing()

@@ -2,7 +2,7 @@
 
 A producer may write any text as a reason. On a day on which it writes more than :data:`MOST_REASONS` different ones,
 all of them count as :data:`MANY`. The rule depends neither on the order of the events nor on how runs divide them: once
-there are too many reasons, more events leave it at that.
+there are too many reasons, further events change nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dmsg.analytics import functions as F
 from dmsg.analytics.functions import Window
 
 MOST_REASONS = 100
-"""Maximum number of different reasons of a producer and day that tables keep apart."""
+"""Maximum number of different reasons of a producer and day that tables distinguish."""
 MANY = "more than 100 reasons"
-"""Reason that stands for all of them if there are more than :data:`MOST_REASONS`."""
+"""Reason that replaces all reasons of a producer and day if there are more than :data:`MOST_REASONS`."""
 
 
 def bound_counts(rows: DataFrame) -> DataFrame:
@@ -39,7 +39,7 @@ def bound_counts(rows: DataFrame) -> DataFrame:
 
 
 def bound_reasons(refusals: DataFrame) -> DataFrame:
-    """Replace the reasons of producers that wrote too many different ones on a day."""
+    """Replace the reasons of producers that wrote too many different reasons on a day."""
     keys = ["producer", "dt"]
     many = refusals.groupBy(*keys).agg((F.count_distinct("reason") > MOST_REASONS).alias("many")).where(F.col("many"))
     reason = F.when(F.coalesce("many", F.lit(False)), MANY).otherwise(F.col("reason"))
