@@ -59,9 +59,9 @@ async def open_probe(
 ) -> StreamTransport:
     """Open a stream for measuring and return its transport.
 
-    :param port: port at which a program of the peer must listen; None for no program.
-    :param on_seen: callback invoked with the reason if a program of the peer notices the stream.  That happens if the
-        peer's dmsg is too old for :meth:`ProbingClient.probe`.
+    :param port: port at which a program of the peer must listen; None if no program is needed.
+    :param on_seen: callback invoked if a program of the peer notices the stream, with a text that says why.  That
+        happens only if the peer's dmsg is too old for :meth:`ProbingClient.probe`.
     :param via: server to use; None for any.
     """
     try:

@@ -22,10 +22,10 @@ revision 34, sections 5 and 7) with the functions of ``dmsg.noise.suite``.  The 
 This module adds checks of the turns, the errors of dmsg, and the order in which the reference implementation assigns
 the two keys. :mod:`dmsg.noise.xk` adds length prefixes, :mod:`dmsg.noise.records` encrypts records.
 
-The reference implementation gives the *writer of the last message* its two keys in the reverse order of the Noise
-specification. In ``noise/noise.go`` this is ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``. In XK, with three
-messages, the writer is the initiator, so both sides swap their keys. In KK, with two messages, the order is that of the
-specification.
+In the reference implementation, the *writer of the last message* always receives with the first key and sends with the
+second. In ``noise/noise.go`` this is ``res, ns.dec, ns.enc, err = ns.hs.WriteMessage(...)``. In KK the writer is the
+responder, and the Noise specification requires the same order of a responder. In XK the writer is the initiator, of
+which the specification requires the reverse order. So both sides of XK use the two keys the other way round.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class HandshakeResult:
 class _SharedState:
     """Descriptor that ignores assignments, so that the library stores no state of a handshake in a shared template.
 
-    The library also reads some values from the attribute. The descriptor returns constants for them.
+    The library sometimes reads the attribute, too. It then gets this object, which has only constants.
 
-    :ivar initiator: constant. The library chooses by it to which attributes it assigns the two final ciphers; both
-        assignments are ignored.
+    :ivar initiator: constant that tells the library which two attributes receive the final ciphers. The value does not
+        matter, because both assignments are ignored.
     """
 
     initiator = True

@@ -106,7 +106,7 @@ def _hkdf(
     SHA-256.
 
     Each end of a handshake derives keys four times. OpenSSL's HMAC would add 40 us to the 250 us of a handshake. The
-    code uses that the keys are shorter than a block of SHA-256, and that the last two HMACs have the same key.
+    code relies on two facts: the keys are shorter than a block of SHA-256, and the last two HMACs have the same key.
     """
     if num_outputs != 2:
         # The library handles other numbers of outputs. Noise derives three keys only in patterns with a pre-shared key,

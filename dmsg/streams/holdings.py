@@ -18,7 +18,7 @@ CHECK_INTERVAL = 1.0
 SMALL = INITIAL_WINDOW // 4
 """Number of buffered bytes below which a stream is not reported, unless it is suspended."""
 STREAM_SIZE = 16 * 1024
-"""Bytes that each stream counts in addition to its data."""
+"""Bytes that are counted for each stream in addition to its data."""
 
 _log = Logger()
 

@@ -1,7 +1,7 @@
 """Reopening of twistd's log files at SIGHUP and SIGUSR1, for programs such as logrotate.
 
 Such a program renames the log file and then sends a signal.  Without this module, the entity would continue to write to
-the renamed file at SIGHUP.  At SIGUSR1, twistd would rename the new file once more.
+the renamed file after SIGHUP.  After SIGUSR1, twistd would itself rotate the log, a second time.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Stoppable(Protocol):
 
 
 class NearbyOffer(Stoppable, Protocol):
-    """Interface of a code that is being offered on the local network."""
+    """Interface of an object that offers a short code on the local network."""
 
     @property
     def interfaces(self) -> Sequence[object]:
@@ -58,7 +58,7 @@ class NearbyOffer(Stoppable, Protocol):
 
 
 class NearbySearch(Stoppable, Protocol):
-    """Interface of a search for a code on the local network."""
+    """Interface of an object that searches the local network for a short code."""
 
     @property
     def interfaces(self) -> Sequence[object]:

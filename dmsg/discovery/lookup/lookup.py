@@ -373,8 +373,9 @@ class Lookup:
 
     @staticmethod
     def _with_clock(error: DiscoveryError, entry: Entry) -> DiscoveryError:
-        """Return ``error`` with advice about clocks, if an earlier version of discovery refused a first entry for its
-        date. That version does not say which date the deletion of the previous entry has.
+        """Return ``error`` with advice about clocks, if an earlier version of discovery refused the first entry of a key
+        because of its date. Such a version requires that the entry is newer than the deletion of the key's previous
+        entry, but does not report the date of the deletion.
         """
         if entry.sequence or isinstance(error, _Deleted) or WRONG_TIME not in str(error):
             return error

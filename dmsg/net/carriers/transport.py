@@ -20,7 +20,7 @@ MAX_UNREAD = 64 * 1024
 
 
 class TCPTransport(ITCPTransport, IPushProducer):
-    """Transport of a TCP connection, or of TLS over one."""
+    """Transport of a TCP connection, or of TLS over a TCP connection."""
 
 
 class IUnpacks(Interface):

@@ -67,7 +67,7 @@ _SILENT = frozenset(
 """Reasons of refusals that are counted and not logged one by one. For example, a port scan would fill the log."""
 
 _FAILURE_COSTS = {DropReason.HANDSHAKE_FAILED: 1.0, DropReason.SMALL_PIECES: 32.0}
-"""Number of failed handshakes for which a link counts that ended before its handshake was done, by reason."""
+"""Number of failed handshakes as which a link counts if it ends before its handshake is done, by reason of its end."""
 
 _log = Logger()
 

@@ -30,7 +30,7 @@ from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
 from dmsg.net.websocket.byte_stream import StreamError
 
 HELD_PIECE = 16 * 1024
-"""Maximum size in bytes up to which buffered pieces of received data are joined."""
+"""Maximum size in bytes of a buffered piece that is joined from several pieces of received data."""
 COALESCE = 0.01
 """Seconds for which reading from plain TCP is paused after too many small reads. Meanwhile, the kernel joins the
 segments that arrive."""

@@ -1,8 +1,9 @@
 """Buffer for the messages of a paused session: they wait here, in order, until a slow receiver has caught up.
 
-The relay continues to read from a paused session for a while, because the session's confirmations are behind its
-messages. Otherwise two sessions that flood each other would wait for each other for ever.  So the session's messages
-and pings are buffered. When they take too much memory, the relay stops reading from the session's socket.
+The relay continues to read from a paused session for a while, because the session's confirmations follow its messages
+on the same socket. If the relay did not read them, two sessions that flood each other would wait for each other for
+ever.  So the session's messages and pings are buffered. When they take too much memory, the relay stops reading from
+the session's socket.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_BUFFERED_SIZE = 4 * 1024 * 1024
 BOTH_WAYS = 8
 """Factor that multiplies ``MAX_BUFFERED_SIZE`` while the session has messages to confirm."""
 OVERHEAD = 100
-"""Bytes that each buffered message counts in addition to its length."""
+"""Bytes that are counted for each buffered message in addition to its length."""
 AT_ONCE = 1000
 """Maximum number of messages processed in one reactor turn. It may be fewer if the twin's time in the turn is used
 up."""
