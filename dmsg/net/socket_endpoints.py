@@ -1,7 +1,7 @@
 """Client endpoints for TCP connections to IP addresses, and for Unix sockets.
 
-Twisted's own endpoints import modules that most commands do not need, and they keep a protocol of their own between the
-connection and the caller's protocol, which passes on each read.
+Twisted's own endpoints import modules that most commands do not need. Between the connection and the caller's protocol,
+they also keep a protocol of their own, which passes on each read.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""TLS connections of a server: the choice of a protocol by ALPN, and the end of those whose peers send too much beside
-data, see :mod:`dmsg.net.tls_overhead`.
+"""TLS connections of a server: chooses a protocol by ALPN, and ends connections whose peers send too much beside data, see
+:mod:`dmsg.net.tls_overhead`.
 """
 
 from __future__ import annotations

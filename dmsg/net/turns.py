@@ -122,7 +122,7 @@ class TurnTaker:
     _waits: bool
     """Whether a call in the next turn is scheduled."""
     _since: float
-    """Time of the share's clock up to which the current work is charged, or at which it began."""
+    """Time of the share's clock up to which the current work was charged; before the first charge, its beginning."""
 
     def _work(self) -> None:
         """Process more of the buffered data; called in the next turn."""

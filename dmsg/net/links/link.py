@@ -106,8 +106,8 @@ class Link(LinkReceiver):
     erred = ""
     """Description of the peer's protocol error; empty if there was none."""
     first_bytes: OnFirstBytes | None = None
-    """Callback that receives the bytes of the connection until it returns False. From these bytes on, the handshake
-    receives them."""
+    """Callback that receives the bytes of the connection until it returns False. The handshake receives the bytes for
+    which the callback returned False, and all later ones."""
     places: Sequence[Hashable] = ()
     """Address blocks of the peer, the widest first. Behind a proxy, the only item is the number of the connection."""
 

@@ -1,6 +1,6 @@
 """Half-close: one direction of a stream ends while the other continues, as after ``shutdown(SHUT_WR)`` on TCP.
 
-The end of data is an item in the send queue, behind the written data. So it is sent, acknowledged and sent again like
+The end of data is an item in the send queue, after the written data. So it is sent, acknowledged and sent again like
 data. A stream closes automatically when both directions have ended.
 """
 
