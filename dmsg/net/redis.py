@@ -170,8 +170,8 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
 
 class _ReconnectingProxy:
-    """Stand-in for a factory. A connection gets this object instead of the factory, so that the connection cannot stop the
-    factory from reconnecting."""
+    """Stand-in for a factory. A connection gets this object instead of the factory, so that the connection cannot stop
+    the factory from reconnecting."""
 
     def __init__(self, factory: RedisFactory) -> None:
         self._factory = factory
@@ -190,7 +190,8 @@ class _ReconnectingProxy:
 def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> ConnectionHandler:
     """Return a handler of a connection that is made in the background and remade whenever it is lost.
 
-    While there is no connection, calls wait for a new one. The calls fail :data:`GRACE` seconds after the connection was lost.
+    While there is no connection, calls wait for a new one. The calls fail :data:`GRACE` seconds after the connection
+    was lost.
 
     :param reply_timeout: seconds to wait for a reply; None for commands that may block forever.
     :raises RedisUnavailable: the URL is malformed, or txredisapi is not installed.

@@ -1,4 +1,5 @@
-"""TLS connections of a server: chooses a protocol by ALPN, and ends connections whose peers send too much beside data, see
+"""TLS connections of a server: chooses a protocol by ALPN, and ends connections whose peers send too much beside data,
+see
 :mod:`dmsg.net.tls_overhead`.
 """
 

@@ -373,9 +373,9 @@ class Lookup:
 
     @staticmethod
     def _with_clock(error: DiscoveryError, entry: Entry) -> DiscoveryError:
-        """Return ``error`` with advice about clocks, if an earlier version of discovery refused a key's first entry because
-        of its date. Such a version requires that the entry is newer than the deletion of the key's previous entry, but
-        does not report the date of the deletion.
+        """Return ``error`` with advice about clocks, if an earlier version of discovery refused a key's first entry
+        because of its date. Such a version requires that the entry is newer than the deletion of the key's previous
+        entry, but does not report the date of the deletion.
         """
         if entry.sequence or isinstance(error, _Deleted) or WRONG_TIME not in str(error):
             return error

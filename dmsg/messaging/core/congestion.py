@@ -20,8 +20,8 @@ from dmsg.messaging.core.peers import End, RelayPeer
 HOLD_AT = 1024 * 1024
 """Size in bytes of a channel's backlog above which the channel's source is paused."""
 CHANNEL_BACKLOG = 64 * 1024 * 1024
-"""Size in bytes of a channel's backlog from which on its source is paused even while it also sends to other
-receivers."""
+"""Size in bytes of a channel's backlog from which on the channel's source is paused, even while that source
+also sends to other receivers."""
 SCARCE_BACKLOG = 2 * 1024 * 1024
 """Limit that replaces ``CHANNEL_BACKLOG`` while all backlogs together have ``BACKLOG_TOTAL`` bytes or more."""
 BACKLOG_TOTAL = 256 * 1024 * 1024
@@ -92,7 +92,7 @@ class Congestion:
             source.served = True
 
     def queue_control(self, end: End, frame: bytes) -> bool:
-        """Queue a control frame behind the backlog of a channel. Return False, and do nothing, if the channel has no
+        """Queue a control frame after the backlog of a channel. Return False, and do nothing, if the channel has no
         backlog."""
         if not end.backlog:
             return False
@@ -218,8 +218,8 @@ class Congestion:
             peer.slow = peer.congested or bool(peer.waiting)
 
     def closed(self, end: End) -> None:
-        """Note that the other end has closed the channel of ``end``. The backlog of ``end`` is still sent, and its id
-        stays in use until then."""
+        """Note that the other end has closed the channel of ``end``. The backlog of ``end`` is still sent, and until
+        then the channel's id stays in use."""
         if end.backlog:
             end.peer.draining[end.id] = end
 

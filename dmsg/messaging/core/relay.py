@@ -56,11 +56,11 @@ MAX_KNOWN = 4096
 """Maximum number of keys for which the relay remembers whether they use two ids. Above it, the oldest answer is
 forgotten."""
 IN_FLIGHT = 65_536
-"""Number of data frames that a client may send without charge after the other end has closed its open channel.  The
+"""Number of data frames that a client may send without charge after the other end has closed an open channel.  The
 client may have sent them before it received the close, and only TCP bounds their number."""
 LATE_ANSWERS = 3
-"""Number of control frames that the client may then send without charge in addition: one ChannelOpened, CloseChannel
-and ChannelClosed."""
+"""Number of control frames that the client may send without charge in addition to the ``IN_FLIGHT`` data frames: one
+ChannelOpened, CloseChannel and ChannelClosed."""
 SAME_HEADERS = ID_OFFSET + 1
 """Number of leading bytes that are equal in data frames of one size and channel: the header and the channel id."""
 FIRST_BURST = 16

@@ -229,7 +229,8 @@ class PlainRequest(Request):
     channel: BoundedChannel
 
     def getRequestHostname(self) -> bytes:
-        """Return the host from the Host header; without a valid one, that of the connection's local address."""
+        """Return the host from the Host header. If the header is not valid, return that of the connection's local
+        address."""
         try:
             host: bytes = super().getRequestHostname()  # type: ignore[no-untyped-call]
         except AttributeError:  # The address of a UNIX socket has no host.

@@ -44,8 +44,9 @@ def is_plain(url: str) -> bool:
 class PlainClient:
     """HTTP client of one server, which keeps idle connections for the next request.
 
-    If the server closes a kept connection just when a request is sent over it, and no byte of a response arrived, the
-    request is sent once more over a new connection, whatever its method: every request made here is idempotent.
+    The server may close a kept connection just when a request is sent over it. If no byte of a response has arrived,
+    the request is then sent once more over a new connection. The method does not matter, because every request made
+    here is idempotent.
 
     :param url: base URL, for which :func:`is_plain` holds.
     :param timeout: seconds until the head of a response is complete, and again until its body is.

@@ -133,7 +133,7 @@ class ResponseParser:
             if codings != [b"chunked"] or is_old:
                 raise MalformedResponse("the answer has an unknown Transfer-Encoding")
             if lengths:
-                # A proxy may have taken the other header, so the connection must not be used again.
+                # A proxy may have used Content-Length instead, so the connection must not be used again.
                 self.keeps_connection = False
             self._step = self._read_chunk_line
         elif lengths:

@@ -1,6 +1,6 @@
 """Delivery of messages to one session of a relay: which messages were sent, which are confirmed, and which are waiting.
 
-The relay sends a ping behind the messages. A message is confirmed, and so delivered, when the session has answered that
+The relay sends a ping after the messages. A message is confirmed, and so delivered, when the session has answered that
 ping. Sent messages that are not confirmed yet are in the *window*. When the window is full, further messages are
 appended to a queue in memory, the *backlog*.  When the backlog is full, the senders of further messages are paused: the
 relay first stops processing their messages, and then stops reading them (back-pressure).  The pause ends when the
@@ -349,11 +349,11 @@ class Delivery:
 
     @property
     def has_few_unconfirmed(self) -> bool:
-        """Whether so few messages are unconfirmed that the ping behind them can be delayed."""
+        """Whether so few messages are unconfirmed that the ping after them can be delayed."""
         return len(self._window) < FEW_IN_WINDOW and self._size < WINDOW_SIZE // 2
 
     def ping_behind(self) -> None:
-        """Send a ping behind the messages. The session's answer confirms all messages that were sent before the
+        """Send a ping after the messages. The session's answer confirms all messages that were sent before the
         ping."""
         if self._window and not self.closed:
             self._carrier.barrier(self._sent)

@@ -69,7 +69,7 @@ class PeriodicChecks:
                 delivery.stall()
                 session = switch.sessions.get(delivery.session)
                 here = session if session is not None and session.delivery is delivery else None
-                # A paused session's confirmations may be behind its own messages, which wait for a receiver that does
+                # A paused session's confirmations may follow its own messages, which wait for a receiver that does
                 # not read. So the paused session gets more time, until that receiver is ended.
                 patience = 2 * STALLED_AFTER if here is not None and here.is_paused else STALLED_AFTER
                 if now - delivery.since >= patience:

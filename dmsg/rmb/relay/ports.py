@@ -24,7 +24,7 @@ class Carrier(Protocol):
         """Send a message. It is written at the end of the reactor turn."""
 
     def barrier(self, number: int) -> None:
-        """Send a ping with ``number`` behind all messages sent so far. The pong returns the number."""
+        """Send a ping with ``number`` after all messages sent so far. The pong returns the number."""
 
 
 class Store(Protocol[_Delivery_contra]):

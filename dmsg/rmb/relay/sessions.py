@@ -198,7 +198,7 @@ class RelaySession:
             self.ledger.ping(payload)
 
     def pong_received(self, payload: bytes) -> None:
-        # Pongs of pings behind messages have 8 bytes. Other pongs answer keepalive pings.
+        # Pongs of pings that ask for confirmation have 8 bytes. Other pongs answer keepalive pings.
         if len(payload) != 8 or self.is_lost:
             return
         try:

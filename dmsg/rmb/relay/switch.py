@@ -6,7 +6,7 @@ confirmation of messages is in :mod:`dmsg.rmb.relay.delivery`, and the acceptanc
 :mod:`dmsg.rmb.relay.inbound.accept`.
 
 Every accepted message ends in exactly one way: its receiver confirms it, a queue stores it, another relay accepts it,
-or it is refused with a reason to its sender. Only then does the relay answer the pings that the sender sent behind it.
+or it is refused with a reason to its sender. Only then does the relay answer the pings that the sender sent after it.
 So a sender that repeats unconfirmed messages loses none.
 """
 
@@ -47,7 +47,7 @@ from dmsg.rmb.twins.twin import Twin
 PING_BEHIND = 0.05
 """Seconds between two pings that ask for confirmation, for sessions that log each ping."""
 PING_BEHIND_FEW = 1.0
-"""Maximum seconds by which such a ping is delayed while few messages are unconfirmed."""
+"""Maximum seconds by which a ping that asks for confirmation is delayed while few messages are unconfirmed."""
 HAND_AGAIN, HAND_SLOWLY = 0.02, 0.32
 """Seconds before the first check whether a session's messages were written to its connection, and maximum seconds
 between two checks.
@@ -164,7 +164,7 @@ class Switch:
         self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
-        """Send a ping behind the messages of a delivery within ``PING_BEHIND`` seconds, or within ``PING_BEHIND_FEW``
+        """Send a ping after the messages of a delivery, within ``PING_BEHIND`` seconds, or within ``PING_BEHIND_FEW``
         seconds while few of them are unconfirmed. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
         if not self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)

@@ -63,7 +63,7 @@ class Profile:
 class Participant:
     """Program of a twin: signs, encrypts and sends messages; receives, verifies and decrypts them.
 
-    :param on_message: coroutine function that is called with each valid message. When a relay sends a ping behind a
+    :param on_message: coroutine function that is called with each valid message. When a relay sends a ping after a
         message, the ping is answered after this coroutine has ended.
     :param on_rejected: coroutine function that is called with each invalid message.
     :param drops: counter of dropped messages by reason.

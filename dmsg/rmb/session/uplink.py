@@ -1,7 +1,7 @@
 """Uplink of a session: connections to its relays, which are reopened when lost, and an outbox of the messages that no
 relay has confirmed.
 
-A message leaves the outbox when a relay has answered a ping that was sent behind it. When a connection is lost, its
+A message leaves the outbox when a relay has answered a ping that was sent after it. When a connection is lost, its
 unconfirmed messages are sent again over another connection; receivers recognise repeated messages. In the other
 direction, a relay's ping is answered when all messages received before it are processed.
 """
@@ -244,7 +244,7 @@ class RelayLink:
     # --- outbound ---
 
     def send(self, message: Outgoing) -> None:
-        """Send a message, and behind it a ping, unless the relay has not answered an earlier ping yet."""
+        """Send a message, and after it a ping, unless the relay has not answered an earlier ping yet."""
         assert self._socket is not None
         self._window.append(message)
         self._sent += 1
