@@ -83,7 +83,7 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         super().refuse(reason)
 
     def crowd_out(self) -> None:
-        """Close the link, because the full server needs its place for another client. A client that understands DRAIN
+        """Close the link, because the full server needs the place for another client. A client that understands DRAIN
         receives one, so that it moves its streams at once."""
         if self._peer is not None and self._peer.speaks_drain and self.link is not None:
             self.link.send(encode_drain(0, ()))

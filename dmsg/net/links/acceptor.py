@@ -85,7 +85,7 @@ class AcceptedSession(Protocol):
         """Send the peer the reason for the refusal, if the protocol has a message for it, and end the link."""
 
     def crowd_out(self) -> None:
-        """End the link, because the server needs its place for another client, and advise this client to use another
+        """End the link, because the server needs the place for another client, and advise this client to use another
         server."""
 
 

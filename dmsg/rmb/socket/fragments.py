@@ -14,7 +14,7 @@ MAX_FRAGMENTS = 16_384
 SMALL_FRAGMENT = 1024
 """Size in bytes below which a fragment counts as small, unless it is the last of its message."""
 OVERHEAD = 64
-"""Bytes that each fragment counts in addition to its payload, so that empty fragments count, too."""
+"""Bytes that are counted for each fragment in addition to its payload, so that empty fragments are counted, too."""
 
 
 class FragmentError(DmsgError):
@@ -38,8 +38,8 @@ class Fragments:
 
     @property
     def size(self) -> int:
-        """Bytes that the incomplete message counts in the memory account: its payload, and ``OVERHEAD`` for each
-        fragment."""
+        """Bytes that are charged for the incomplete message in the memory account: its payload, and ``OVERHEAD`` for
+        each fragment."""
         return self._pieces.size + OVERHEAD * self._count
 
     def add(self, first: int, payload: bytes) -> bytes | None:

@@ -20,8 +20,8 @@ BOTH_WAYS = 8
 OVERHEAD = 100
 """Bytes that are counted for each buffered message in addition to its length."""
 AT_ONCE = 1000
-"""Maximum number of messages processed in one reactor turn. It may be fewer if the twin's time in the turn is used
-up."""
+"""Maximum number of messages processed in one reactor turn. Processing stops earlier if the twin's time
+in the turn is used up."""
 
 
 class SessionBuffer(TurnTaker):

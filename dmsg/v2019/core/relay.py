@@ -55,7 +55,7 @@ from dmsg.v2019.core.wire import (
 )
 
 STRANGER_AFTER = 5.0
-"""Age in seconds of a connection that has sent no instance, above which it is assumed to belong to another program."""
+"""Age in seconds above which a connection that has sent no instance is assumed to belong to another program."""
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 

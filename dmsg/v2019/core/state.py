@@ -112,7 +112,8 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
 class ClientTransport:
     """Record of a transport at one of its two clients.
 
-    :ivar id: transport id, even if this client opened the transport, odd if the server assigned it.
+    :ivar id: transport id: an even number if this client opened the transport, an odd one if the server assigned the
+        id.
     :ivar remote: key of the other client.
     :ivar carrier: object that binds the transport to its stream and session. Set and used only outside the core.
     :ivar in_flight: (size, ticket) of each unacknowledged frame of a plain transport, by sequence.

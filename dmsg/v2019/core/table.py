@@ -89,7 +89,7 @@ RECEIVE_LIMIT = 4 * 1024 * 1024
 """Maximum bytes that a plain transport buffers for an application that does not read. A sender that exceeds the limit,
 although ACKs are withheld, loses the transport."""
 FRAME_OVERHEAD = 64
-"""Bytes that each unread frame counts in addition to its data, for the memory that its bookkeeping uses."""
+"""Bytes that are counted for each unread frame in addition to its data, because its bookkeeping uses memory."""
 MAX_INCOMING = 4096
 """Maximum number of transports of one connection that other clients have opened."""
 HANDSHAKES_A_TURN = 8

@@ -31,7 +31,7 @@ TAG_TIMEOUT = 3.0
 OK_TIMEOUT = 5.0
 """Maximum seconds from the tags to the arrival of the other end's OK."""
 MAX_LINKS = 32
-"""Maximum number of direct links at one port, and of its handshakes in progress."""
+"""Maximum number of direct links at one port, and also of handshakes in progress at that port."""
 LINKS_PER_ADDRESS = 4
 """Maximum number of direct links of one address at one port."""
 _LIMITS = ClientLimits(max_connections=MAX_LINKS, max_per_address=LINKS_PER_ADDRESS)

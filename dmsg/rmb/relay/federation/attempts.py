@@ -44,8 +44,8 @@ class AttemptOutcome(Enum):
     REFUSED = auto()
     """All relays answered, and all refused the message for good."""
     FAILED = auto()
-    """No relay accepted the message, and a later attempt may succeed: at least one gave no answer, or no final
-    answer."""
+    """No relay accepted the message, and a later attempt may succeed: at least one relay gave no answer, or no
+    final answer."""
 
 
 class RelayPoster(Protocol):

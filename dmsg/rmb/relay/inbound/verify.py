@@ -66,8 +66,8 @@ class InboundVerifier:
         self.under_way = 0
 
     def too_many(self, address: str, now: float) -> Verdict | None:
-        """Count one more message of ``address`` and return None. If it exceeds a limit, count nothing and return the
-        refusal."""
+        """Count one more message of ``address`` and return None. If the message exceeds a limit, count nothing and
+        return the refusal."""
         if self.under_way < MAX_INTAKE and self._rate.allow(address, now):
             return None
         return self._refuse_for_now(Drop.INTAKE_RATE, "too many messages")
