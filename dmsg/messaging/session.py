@@ -343,15 +343,15 @@ class ClientSession(Session):
         """Wait for ChannelClosed. After a timeout, end the channel without it."""
 
         stream: ChannelStream | None = channel.user
-        # The timeout grows with the number of bytes sent, because CloseChannel waits behind them at the server and the
-        # receiver.
+        # The timeout grows with the number of bytes sent, because CloseChannel is queued after them at the server and
+        # the receiver.
         sent = stream.sent_bytes if stream is not None else 0
         patience = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
 
         def late() -> None:
             if self._link is not None and (self._link.unsent() or self._holding):
                 # The timeout is extended. Either CloseChannel has not been sent yet, or an application on this side
-                # does not read, and the answer to CloseChannel is behind its data.
+                # does not read, and the answer to CloseChannel follows unread data.
                 self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
                 return
             del self._closing[channel]

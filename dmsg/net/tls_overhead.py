@@ -29,7 +29,8 @@ class ITLSOverhead(Interface):
 class OverheadAccount:
     """Account of one connection.
 
-    :ivar level: number of bytes received beside data, as far as records of data did not allow them.
+    :ivar level: number of bytes received. Each record of data reduces it by the size of the data and by
+        ``RECORD_OVERHEAD``, but not below 0.
     """
 
     __slots__ = ("level",)

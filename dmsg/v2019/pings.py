@@ -65,7 +65,7 @@ class Pings:
     def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
         """Measure the round trip to the server in seconds.
 
-        The Deferred fails with DmsgTimeout, or with the reason for which the connection ended.
+        The Deferred fails with DmsgTimeout, or with the error that ended the connection.
         """
         assert self._waiting is not None
         name = os.urandom(8) + self._instance

@@ -24,8 +24,8 @@ from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.protocol import ServerFactory
 
 DRAIN_GRACE = 1.0
-"""Minimum number of seconds for which the server continues after it has announced to its clients that it will stop. The
-server makes the announcement only if there are other servers."""
+"""Minimum number of seconds for which the server continues after it has announced its stop to its clients, unless all
+of them disconnect. The server makes the announcement only if there are other servers."""
 _log = Logger()
 
 

@@ -116,7 +116,7 @@ class Guard:
     :param limit: maximum number of connections in all; None to derive it from the limit of file descriptors.
     :param by_place: whether connections are also limited per address; False behind a proxy, from which all connections
         come.
-    :param on_refused: callback invoked with the reason for which a connection was closed.
+    :param on_refused: callback invoked when the guard closes a connection, with the reason for the close.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class CodeAnswers:
 
 
 class _Ignored(Exception):
-    """Exception with the reason for which a packet is not answered."""
+    """Exception that says why a packet is not answered."""
 
     def __init__(self, reason: LanDrop) -> None:
         self.reason = reason

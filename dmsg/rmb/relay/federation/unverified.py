@@ -1,4 +1,5 @@
-"""Table of this relay's twins whose messages must be verified here, because another relay has refused an unsigned one.
+"""Table of this relay's twins whose messages must be verified here, because another relay has refused one of their
+messages as unsigned.
 
 A relay does not verify what its own twins send. But another relay counts unsigned messages against the relay that sends
 them.  So a single twin could cause another relay to refuse this relay, with all its other twins.  Messages of the twins
