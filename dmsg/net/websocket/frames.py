@@ -21,7 +21,7 @@ MAX_CONTROL = 125
 _CONTROL = frozenset((PING, PONG))
 _READ_HERE = frozenset((BINARY, BEGINNING, MIDDLE, ENDING)) | _CONTROL
 SMALL, PIECE = 4096, 64 * 1024
-"""Size in bytes below which a piece is joined with others, and size from which on a joined piece is complete."""
+"""Size in bytes below which a piece is joined with others, and size at which the joined piece is full."""
 MAX_HEADER = 14
 """Number of bytes of the longest frame header: two, plus eight for the length and four for the mask."""
 

@@ -61,8 +61,8 @@ class SQLiteQueue:
 
     The appends of a reactor turn are committed together at its end. A commit does not wait for the disk
     (``synchronous=NORMAL``) unless the queue is durable (``synchronous=FULL``). Committed messages survive ``kill -9``,
-    and in a durable queue also a power cut. Without it, a power cut loses the messages that the operating system has
-    not written yet, at most those since the last checkpoint. It never damages the file.
+    and in a durable queue also a power cut. In any other queue, a power cut loses the messages that the operating
+    system has not written yet, at most those since the last checkpoint. A power cut never damages the file.
 
     While the file cannot be written, for example because the disk is full, appends are refused. Messages that are
     delivered meanwhile are remembered, not returned again, and deleted as soon as possible. Disk space is reserved for
