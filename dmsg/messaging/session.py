@@ -61,8 +61,8 @@ STALL_TIMEOUT = 15.0
 """Maximum seconds for which one application may keep its link paused.  After 30 seconds without progress, the server's
 kernel would end the link with all its channels."""
 LEFT_LIMIT = 16 * 1024 * 1024
-"""Maximum unread bytes of closed channels that are kept for their applications. Above it, those of the oldest are
-dropped."""
+"""Maximum unread bytes of closed channels that are kept for their applications. Above it, the bytes of the oldest
+channels are dropped."""
 
 _log = Logger()
 
