@@ -64,7 +64,7 @@ files."""
 TIDY_RUNS = 20
 """Number of runs after which small files are merged and unneeded files are removed."""
 TIDY_SECONDS = 6 * 3600
-"""Seconds after the previous run at which a run does this in any case (6 hours)."""
+"""Seconds since the previous run after which a run merges and removes files in any case (6 hours)."""
 _BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
 """Regular expression for the start of the path of a bronze file, with the source and the number of the batch."""
 

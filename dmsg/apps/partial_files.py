@@ -126,7 +126,7 @@ def take_away(name: str, at: int) -> Deferred[None] | None:
     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=at)
         return None
-    # The thread belongs to the global reactor, because ``deferToThread`` uses that one.
+    # The thread belongs to the global reactor, because ``deferToThread`` uses that reactor.
     from twisted.internet import reactor
 
     aside = f"{new_name()}{PART_SUFFIX}"

@@ -204,7 +204,7 @@ class SpliceFactory(Factory):
         return len(self._halves)
 
     def _make_room(self) -> bool:
-        """Make room for a new connection by aborting one whose stream has no transport.
+        """Make room for a new connection by aborting a connection whose stream has no transport.
 
         :returns: whether such a connection was found.
         """

@@ -40,7 +40,7 @@ def time_order(timestamp: int) -> str:
     timestamps.
 
     The reference compares ``time.Unix(ts, 0)``. This function adds the seconds from year 1 to 1970 in 64 bits, so
-    timestamps above 9223371974719179007 wrap around and count as older than all usual ones. All results have the same
+    timestamps above 9223371974719179007 wrap around and count as older than usual timestamps. All results have the same
     length, so that databases can compare them as text.
     """
     # Go's result is a signed number. Adding 2**63 makes it unsigned and keeps the order.

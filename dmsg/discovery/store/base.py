@@ -51,7 +51,7 @@ class DueServer(NamedTuple):
     :ivar place: address block of the poster.
     :ivar refreshes: whether the owner of the entry posts it regularly; see
         :class:`~dmsg.discovery.entries.rules.Terms`.
-    :ivar listed: whether the server is listed, because a check has found it and not too many have failed since.
+    :ivar listed: whether the server is listed, because a check has found it, and not too many checks have failed since.
     """
 
     json: bytes
