@@ -22,8 +22,9 @@ LEFT_OUT = "dmsg/testing/"
 """Directory whose messages only programmers see; the catalogue leaves them out."""
 HEAD = """# Messages
 
-Every error message and log line of the product, by package. `{...}` stands for a value. The second column is the
-exception that carries the message, the level of the log line, or `shown` for a line that a command prints.
+Every error message and log line of the product, by package, except those that consist only of values. `{...}` stands
+for a value. The second column is the exception that carries the message, the level of the log line, or `shown` for a
+line that a command prints.
 `python -m tests.docs.message_catalogue` writes this page from the code.
 """
 
