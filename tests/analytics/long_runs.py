@@ -153,7 +153,7 @@ class WritersTests(LongCase):
     twice.
     """
 
-    def test_the_second_of_two_concurrent_runs_is_refused(self) -> None:
+    def test_one_of_two_concurrent_runs_is_refused(self) -> None:
         simulate(self.root / "sim", 20_000, 6, 300, 2)
         analytics(*self.run_arguments(self.root / "whole"))
         out = self.root / "out"
@@ -163,15 +163,22 @@ class WritersTests(LongCase):
         ]
         commands[1][-1] = f"file://{out}"
         environment = {**os.environ, "JAVA_HOME": str(find_java())}
-        processes = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-            for command in commands
-        ]
-        said = [process.communicate(timeout=PATIENCE) for process in processes]
-        statuses = sorted(process.returncode for process in processes)
-        self.assertEqual(statuses, [0, 1], said)
-        (told,) = [text for process, (_, text) in zip(processes, said, strict=True) if process.returncode]
-        self.assertIn("another run writes to", told.splitlines()[-1])
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        first = subprocess.Popen(commands[0], env=environment, **pipes)
+        until = time.monotonic() + PATIENCE
+        while not any(out.rglob("*.parquet")) and time.monotonic() < until:
+            time.sleep(0.005)
+        # The first run writes. It is stopped, because otherwise it may end before the second one begins.
+        first.send_signal(signal.SIGSTOP)
+        try:
+            second = subprocess.run(commands[1], env=environment, timeout=PATIENCE, check=False, **pipes)
+        finally:
+            first.send_signal(signal.SIGCONT)
+        said = first.communicate(timeout=PATIENCE)
+        # Which run is refused depends on whether the first one had already announced its transaction.
+        ends = sorted(((first.returncode, said[1]), (second.returncode, second.stderr)))
+        self.assertEqual([status for status, _ in ends], [0, 1], ends)
+        self.assertIn("another run writes to", ends[1][1].splitlines()[-1])
         self.assertEqual(rounded(gold(out)), rounded(gold(self.root / "whole")))
 
 
