@@ -7,11 +7,7 @@ fails, and prints the seed of this walk.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 import tempfile
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,9 +22,9 @@ from dmsg.testing import faults
 from dmsg.testing.bus_lab import BusLab, repeatable_bus_lab
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
-from dmsg.testing.logged_errors import no_logged_errors
 from dmsg.testing.plan import Plan, Step, draw
 from dmsg.testing.promise import PromiseBroken
+from dmsg.testing.walk_command import Done, explained, run
 
 RELAYS = ("relay-1", "relay-2")
 TWINS = {"anna": ("relay-1",), "ben": ("relay-2",), "cleo": ("relay-1", "relay-2"), "dan": ("relay-2",)}
@@ -214,46 +210,20 @@ def follow(plan: Plan) -> tuple[BusWalk, Trace]:
         repeatable_bus_lab(plan.seed, Path(directory), trace) as lab,
     ):
         walk = BusWalk(lab, plan)
-        try:
-            with no_logged_errors():
-                walk.run()
-                lab.stop()
-        except AssertionError as error:
-            last = "\n".join(trace.last)
-            text = f"seed {plan.seed}: {error}; faults: {', '.join(walk.faults)}; the last events:\n{last}"
-            raise type(error)(text) from error
+        with explained(plan.seed, walk, trace):
+            walk.run()
+            lab.stop()
     return walk, trace
 
 
 def main() -> None:
-    """Do random walks for ``--seconds`` seconds, or until a walk fails. With ``--seed``, do only the walk of this
-    seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each walk")
-    arguments = parser.parse_args()
-    if arguments.seed is not None:
-        walk, trace = follow(draw(arguments.seed, arguments.steps, FAULTS))
-        sys.stdout.write(
-            f"seed {arguments.seed}: {walk.answered} calls answered; faults: {', '.join(walk.faults)}\n"
-            f"{trace.count} events, hash {trace.digest()}\n"
-        )
-        return
-    end = time.monotonic() + arguments.seconds
-    first = int.from_bytes(os.urandom(4), "big")
-    count = answered = 0
-    while time.monotonic() < end:
-        try:
-            answered += follow(draw(first + count, arguments.steps, FAULTS))[0].answered
-        except BaseException:
-            sys.stdout.write(
-                f"failed: python -m dmsg.testing.bus_walk --seed {first + count} --steps {arguments.steps}\n"
-            )
-            raise
-        count += 1
-    seeds = f"{first} to {first + count - 1}"
-    sys.stdout.write(f"{count} walks, seeds {seeds}: {answered} calls answered; none was lost or handled twice\n")
+    """Do random walks, as the command line asks."""
+
+    def walk(seed: int, steps: int) -> Done:
+        done, trace = follow(draw(seed, steps, FAULTS))
+        return Done(done.answered, done.faults, trace)
+
+    run("dmsg.testing.bus_walk", __doc__, STEPS, walk, "calls answered", "; none was lost or handled twice")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,6 @@ or has ended at both ends.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import time
 from collections.abc import Sequence
 from random import Random
 
@@ -31,9 +27,9 @@ from dmsg.testing import faults
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import SERVER_PORT, Lab, repeatable_lab
-from dmsg.testing.logged_errors import no_logged_errors
 from dmsg.testing.plan import Plan, Step, draw
 from dmsg.testing.promise import Pattern, PromiseBroken
+from dmsg.testing.walk_command import Done, explained, run
 
 SERVERS = ("server-1", "server-2", "server-3")
 CLIENTS = ("alice", "bob", "carol")
@@ -301,45 +297,20 @@ def follow(plan: Plan) -> tuple[MessagingWalk, Trace]:
     trace = Trace()
     with repeatable_lab(plan.seed, trace=trace) as lab:
         walk = MessagingWalk(lab, plan)
-        try:
-            with no_logged_errors():
-                walk.run()
-                lab.stop()
-        except AssertionError as error:
-            last = "\n".join(trace.last)
-            text = f"seed {plan.seed}: {error}; faults: {', '.join(walk.faults)}; the last events:\n{last}"
-            raise type(error)(text) from error
+        with explained(plan.seed, walk, trace):
+            walk.run()
+            lab.stop()
     return walk, trace
 
 
 def main() -> None:
-    """Do random walks for ``--seconds`` seconds, or until a walk fails. With ``--seed``, do only the walk of this
-    seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long")
-    parser.add_argument("--seed", type=int, help="only this one")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of each walk")
-    arguments = parser.parse_args()
-    if arguments.seed is not None:
-        walk, trace = follow(draw(arguments.seed, arguments.steps, FAULTS))
-        sys.stdout.write(
-            f"seed {arguments.seed}: {walk.delivered} bytes arrived; faults: {', '.join(walk.faults)}\n"
-            f"{trace.count} events, hash {trace.digest()}\n"
-        )
-        return
-    end = time.monotonic() + arguments.seconds
-    first = int.from_bytes(os.urandom(4), "big")
-    count = delivered = 0
-    while time.monotonic() < end:
-        try:
-            delivered += follow(draw(first + count, arguments.steps, FAULTS))[0].delivered
-        except BaseException:
-            options = f"--seed {first + count} --steps {arguments.steps}"
-            sys.stdout.write(f"failed: python -m dmsg.testing.messaging_walk {options}\n")
-            raise
-        count += 1
-    seeds = f"{first} to {first + count - 1}"
-    sys.stdout.write(f"{count} walks, seeds {seeds}: {delivered} bytes arrived, all correct, and no channel hangs\n")
+    """Do random walks, as the command line asks."""
+
+    def walk(seed: int, steps: int) -> Done:
+        done, trace = follow(draw(seed, steps, FAULTS))
+        return Done(done.delivered, done.faults, trace)
+
+    run("dmsg.testing.messaging_walk", __doc__, STEPS, walk, "bytes arrived", ", all correct, and no channel hangs")
 
 
 if __name__ == "__main__":

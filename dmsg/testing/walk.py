@@ -24,18 +24,18 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import stream_of
 from dmsg.streams.carrier import ClientStream
 from dmsg.testing.bystanders import HARBOUR, Bystanders, check_blame
-from dmsg.testing.determinism import KEPT, Trace
+from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.liar import Alliance, Liar
 from dmsg.testing.lies import KINDS
-from dmsg.testing.logged_errors import no_logged_errors
 from dmsg.testing.lying_discovery import LyingDiscovery
 from dmsg.testing.lying_ends import KINDS as END_KINDS, LyingEnds
 from dmsg.testing.plan import LIES, Plan, Step
 from dmsg.testing.promise import Fixed, PromiseBroken, Talker, Talkers
 from dmsg.testing.shrink import Shrinker, as_test, signature
 from dmsg.testing.strangers import Strangers
+from dmsg.testing.walk_command import explained
 from dmsg.testing.walk_coverage import WalkCoverage
 from dmsg.testing.walk_kinds import EVERY_FAULT, EVERY_LIE, OF_DISCOVERY, STEPS, draw_plan
 from dmsg.v2019.client import Client
@@ -429,21 +429,10 @@ def follow(plan: Plan) -> Walk:
     trace = Trace()
     with repeatable_lab(plan.seed, trace=trace) as lab:
         one = Walk(lab, trace, plan=plan)
-        _run_logged(one)
-    return one
-
-
-def _run_logged(one: Walk) -> None:
-    """Run a walk. Errors that were only logged let the walk fail, too."""
-    try:
-        with no_logged_errors():
+        with explained(plan.seed, one, trace, lambda: f"; lies: {_counted(one.lies) or 'none'}"):
             one.run()
-            one.lab.stop()
-    except AssertionError as error:
-        last = "\n".join(one.trace.last[-KEPT:])
-        told = _counted(one.lies) or "none"
-        text = f"seed {one.seed}: {error}; faults: {', '.join(one.faults)}; lies: {told}; the last events:\n{last}"
-        raise type(error)(text) from error
+            lab.stop()
+    return one
 
 
 def _counted(lies: Counter[str]) -> str:

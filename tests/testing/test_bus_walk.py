@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-
-from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.session.seal import ReplayWindow
 from dmsg.testing.bus_walk import FAULTS, follow
 from dmsg.testing.plan import Plan, draw
+from tests.testing.walks import WalkCase
 
 SEEDS = range(3)
 STEPS = 25
@@ -19,7 +19,10 @@ def plan(seed: int) -> Plan:
     return draw(seed, STEPS, FAULTS)
 
 
-class BusWalkTests(SynchronousTestCase):
+WALKS = [partial(follow, plan(seed)) for seed in SEEDS]
+
+
+class BusWalkTests(WalkCase):
     """Walks with fixed seeds."""
 
     def test_each_call_is_handled_once(self) -> None:
@@ -36,7 +39,7 @@ class BusWalkTests(SynchronousTestCase):
 
     def test_a_receiver_that_forgets_what_it_handled_is_found(self) -> None:
         self.patch(ReplayWindow, "add", lambda *_: True)
-        self.found("was handled twice by one program")
+        self.found("was handled twice by one program", WALKS)
 
     def test_a_relay_that_deletes_unconfirmed_messages_is_found(self) -> None:
         read = SQLiteQueue.read
@@ -47,16 +50,4 @@ class BusWalkTests(SynchronousTestCase):
             return batch
 
         self.patch(SQLiteQueue, "read", forget)
-        self.found("calls are lost")
-
-    def found(self, text: str) -> None:
-        """Check that one of the walks fails with this text."""
-        errors: list[str] = []
-        for seed in SEEDS:
-            try:
-                follow(plan(seed))
-            except AssertionError as error:
-                errors.append(str(error).partition("; faults")[0])
-                if text in errors[-1]:
-                    return
-        self.fail(f"no walk found it, but: {errors}")
+        self.found("calls are lost", WALKS)

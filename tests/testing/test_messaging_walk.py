@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-
-from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.messaging.core.relay import Relay
 from dmsg.messaging.core.secure import ChannelCiphers
 from dmsg.testing.messaging_walk import FAULTS, follow
 from dmsg.testing.plan import Plan, draw
 from dmsg.testing.promise import PromiseBroken
+from tests.testing.walks import WalkCase
 
 SEEDS = range(3)
 STEPS = 60
@@ -20,7 +20,10 @@ def plan(seed: int) -> Plan:
     return draw(seed, STEPS, FAULTS)
 
 
-class MessagingWalkTests(SynchronousTestCase):
+WALKS = [partial(follow, plan(seed)) for seed in SEEDS]
+
+
+class MessagingWalkTests(WalkCase):
     """Walks with fixed seeds."""
 
     def test_no_channel_breaks_its_guarantee(self) -> None:
@@ -45,22 +48,10 @@ class MessagingWalkTests(SynchronousTestCase):
             return True
 
         self.patch(Relay, "remove", forget)
-        self.found("ends hang")
+        self.found("ends hang", WALKS)
 
     def test_wrong_bytes_are_found(self) -> None:
         decrypt = ChannelCiphers.open
         self.patch(ChannelCiphers, "open", lambda ciphers, data: decrypt(ciphers, data)[::-1])
-        self.found("wrong bytes arrived")
+        self.found("wrong bytes arrived", WALKS)
         self.assertTrue(self.flushLoggedErrors(PromiseBroken))
-
-    def found(self, text: str) -> None:
-        """Check that one of the walks fails with this text."""
-        errors: list[str] = []
-        for seed in SEEDS:
-            try:
-                follow(plan(seed))
-            except AssertionError as error:
-                errors.append(str(error).partition("; faults")[0])
-                if text in errors[-1]:
-                    return
-        self.fail(f"no walk found it, but: {errors}")
