@@ -255,7 +255,7 @@ class Disk:
         file.sync()
 
     def sync_names(self) -> None:
-        """Make permanent which files exist."""
+        """Sync the directory: files that were created, renamed or removed so far stay so after a power cut."""
         with self._operation(Operation.SYNC_NAMES):
             pass
         self._synced_names = dict(self._files)

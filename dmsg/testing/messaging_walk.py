@@ -159,7 +159,8 @@ class MessagingWalk:
         self.plan = plan
         self.faults: list[str] = []
         self._profile = Random(f"profile {plan.seed}").choice(list(Profile))
-        self._faults = Faults(_Servers(lab, self._profile), SERVERS, CLIENTS, [])
+        self._servers = _Servers(lab, self._profile)
+        self._faults = Faults(self._servers, SERVERS, CLIENTS, [])
         self._clients: dict[str, Client] = {}
         self._accepting: list[ChannelEnd] = []
         """Accepting ends, by the numbers of their channels."""
@@ -176,9 +177,8 @@ class MessagingWalk:
         :raises AssertionError: a channel hangs.
         """
         lab = self.lab
-        servers = _Servers(lab, self._profile)
         for name in SERVERS:
-            servers.add_server(name)
+            self._servers.add_server(name)
         for name in CLIENTS:
             host = lab.network.host(name)
             client = Client(
