@@ -160,6 +160,9 @@ long-lab: $(VENV)/.test ## random walks of each protocol family over faults and 
 	$(BIN)/python -m dmsg.testing.walk --seconds $(SECONDS) --lies
 	$(BIN)/python -m dmsg.testing.bus_walk --seconds $(SECONDS)
 	$(BIN)/python -m dmsg.testing.messaging_walk --seconds $(SECONDS)
+	$(BIN)/python -m dmsg.testing.code_walk --seconds $(SECONDS)
+	$(BIN)/python -m dmsg.testing.discovery_walk --seconds $(SECONDS)
+	$(BIN)/python -m dmsg.testing.agent_walk --seconds $(SECONDS)
 
 $(VENV)/.spark-s3: $(VENV)/.spark
 	@echo "installing an object store for tests into $(VENV)"
@@ -212,7 +215,7 @@ long-fuzz-guided: $(VENV)/.fuzz ## parsers and tables of untrusted bytes, guided
 
 long-operate: $(VENV)/.test ## a killed agent, every alert (Prometheus), pages in Chromium, codes between machines, a clock that is set, a thousand clients
 	$(TRIAL) tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes tests.testing.long_lan \
-		tests.docs.long_pictures tests.net.long_clock tests.net.long_crowd tests.net.long_sites
+		tests.docs.long_pictures tests.net.long_clock tests.net.long_crowd tests.net.long_proxy_timeouts tests.net.long_sites
 
 long-rmb: $(VENV)/.test ## the bus: 10,000 messages over sixty kills; the official TypeScript client (node)
 	$(TRIAL) tests.rmb.long_runs

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.carriers import carrier_rows
 from benchmarks.client import client_rows
 from benchmarks.discovery import discovery_rows
 from benchmarks.entries import many_rows, size_rows
@@ -20,7 +21,7 @@ from benchmarks.herd import herd_rows
 from benchmarks.machine import CIPHER, aead, cores, pin, raise_descriptor_limit
 from benchmarks.messaging import messaging_rows
 from benchmarks.path import path_rows
-from benchmarks.relay import connect_row, crowd_rows, memory_rows, mixed_rows, relay_rows, transport_row, websocket_rows
+from benchmarks.relay import connect_row, crowd_rows, memory_rows, mixed_rows, relay_rows, transport_row
 from benchmarks.report import show
 from benchmarks.rmb import rmb_rows
 from benchmarks.start import start_rows
@@ -31,6 +32,7 @@ from dmsg.keys import PubKey, SecKey
 PARTS = (
     "start",
     "relay",
+    "carriers",
     "crowd",
     "client",
     "flood",
@@ -125,8 +127,9 @@ def main() -> None:
         "start": ("CPU, modules and memory of a program until its end, or until it is ready", start_rows),
         "relay": (
             "relayed frames: CPU of the relay per frame, one and eight pairs",
-            lambda: relay_rows() + mixed_rows() + websocket_rows(),
+            lambda: relay_rows() + mixed_rows(),
         ),
+        "carriers": ("relayed frames inside websockets and TLS, beside plain TCP: CPU of the relay", carrier_rows),
         "crowd": ("the cost per frame among 1,000 and 9,000 connections, and theirs idle", crowd_rows),
         "client": ("through the client API, 64 messages in flight, each acknowledged", client_rows),
         "flood": ("round trips of a pair while another client floods the relay with control frames", flood_rows),

@@ -121,9 +121,13 @@ class Entity:
             time.sleep(0.02)
         raise TimeoutError(pattern)
 
-    def address(self) -> tuple[str, int]:
-        """Return the address on which the process listens."""
-        match = self.wait_for(r"listens on IPv4Address\(type='TCP', host='([^']+)', port=(\d+)\)")
+    def address(self, index: int = 0) -> tuple[str, int]:
+        """Return the address on which the process listens.
+
+        :param index: position of the address among those of all its options ``--listen``.
+        """
+        earlier = f"(?s:listens on .*?){{{index}}}"
+        match = self.wait_for(earlier + r"listens on IPv4Address\(type='TCP', host='([^']+)', port=(\d+)\)")
         return match[1], int(match[2])
 
     def cpu(self) -> float:

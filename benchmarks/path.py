@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from typing import Any
@@ -16,7 +15,7 @@ DELAY = 0.05
 RATE = 125e6
 """Bytes a second."""
 SECONDS = 8.0
-SETTINGS = ("net.ipv4.tcp_rmem=4096 131072 67108864", "net.ipv4.tcp_wmem=4096 131072 67108864")
+SETTINGS = {"net.ipv4.tcp_rmem": "4096 131072 67108864", "net.ipv4.tcp_wmem": "4096 131072 67108864"}
 """TCP buffers that such a path needs; the kernel's own allow a quarter of it."""
 
 _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=")
@@ -53,8 +52,8 @@ def path_rows() -> list[dict[str, Any]]:
 def _row(*, tuned: bool) -> dict[str, Any]:
     with NamespaceLab(("relay", "alice", "bob"), seed=1) as lab:
         for host in lab.addresses if tuned else ():
-            for setting in SETTINGS:
-                subprocess.run(["ip", "netns", "exec", lab._namespace(host), "sysctl", "-q", "-w", setting], check=True)
+            for name, value in SETTINGS.items():
+                lab.set_network_option(host, name, value)
         lab.path("relay", "bob", delay=DELAY, rate=RATE)
         lab.path("alice", "bob", delay=DELAY, rate=RATE)
         lab.path("alice", "relay", rate=RATE)

@@ -1,19 +1,22 @@
-"""``python -m benchmarks.pipeline``: bronze and gold tables on Spark, beside DuckDB, in one run.
+"""``python -m benchmarks.pipeline``: a run of the pipeline beside DuckDB, on the same files.
 
-CPU seconds of all processes, because the machine may be shared: a run as ``dmsg
-analytics run`` makes it, step by step.  Starting Spark and compiling everything
-once is a row of its own and is in no other.  DuckDB does the same work in the
-same run: the same lines to Parquet, the same question to the same silver tables,
-the answer to Parquet.  Steps without a figure of DuckDB read gold tables of a few
-thousand rows, or exist in Spark's way alone.
+The benchmark makes the run that ``dmsg analytics run`` makes, in a process of its own for each size.  All figures are
+CPU seconds of all processes, because the machine may be shared.  They include the start of Spark, which starts when a
+step needs it.  DuckDB does the main part of the same work: it converts the same files to Parquet, asks the same
+questions of the same silver tables, and writes the answers to Parquet.  Steps without a figure of DuckDB read gold
+tables of a few thousand rows, or check what DuckDB does not check.  Then late events are added to the tables.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
+import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,16 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from pyspark.sql import SparkSession
 from rich.console import Console
 
 from benchmarks.report import show
+from dmsg.analytics import store
 from dmsg.analytics.jobs import Pipeline
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import receipts_source, spool_source
 from dmsg.analytics.schemas import EVENT, FAMILIES, SILVER
-from dmsg.analytics.session import make_session
-from dmsg.analytics.simulate import Network, Simulation
+from dmsg.analytics.session import Load, SparkOnDemand, make_session
 from dmsg.analytics.store import BRONZE_KEY
 from dmsg.analytics.views import VIEWS
 from dmsg.telemetry.schema import BUCKETS
@@ -43,6 +45,12 @@ DAYS = 5
 EVENTS_OF_SERVER, EVENTS_OF_CLIENT = 100_000, 1_000
 """The network grows with its events: at 20 million 200 servers, 20,000 clients."""
 THREADS = 2
+WHOLE = "the whole run"
+LATE_DAY = "2026-03-08"
+"""Day of the late events."""
+LATE = (10_000, 1)
+"""Numbers of late events that later runs add, one run for each number."""
+SIMULATE = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics", "simulate")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -85,12 +93,17 @@ def cpu() -> float:
 
 
 def peak_memory() -> float:
-    """MB that the Java has had at most."""
+    """Maximum memory of Java in MB; 0 if Spark has not started."""
     for process in _java():
         for line in (process / "status").read_text().splitlines():
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) / 1024
     return 0.0
+
+
+def peak_memory_of_python() -> float:
+    """Maximum memory of this process in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measured(act: Callable[[], Any]) -> tuple[float, float]:
@@ -118,7 +131,7 @@ def _as_view(duck: duckdb.DuckDBPyConnection, name: str, files: list[str]) -> st
 
 
 class Steps:
-    """Cost of each step of a run, from the run's messages of progress."""
+    """Cost of each step of a run, from the run's messages of progress.  A run in parts begins a step several times."""
 
     def __init__(self, console: Console) -> None:
         self.costs: dict[str, tuple[float, float]] = {}
@@ -130,7 +143,8 @@ class Steps:
         now = (cpu(), time.perf_counter())
         if self._what:
             spent = (now[0] - self._begin[0], now[1] - self._begin[1])
-            self.costs[self._what] = spent
+            former = self.costs.get(self._what, (0.0, 0.0))
+            self.costs[self._what] = (former[0] + spent[0], former[1] + spent[1])
             self._console.print(f"[dim]{self._what}: {spent[0]:.1f} CPU-s, {spent[1]:.1f} s")
         self._what, self._begin = what, now
 
@@ -138,36 +152,83 @@ class Steps:
 class Bench:
     """Benchmark with one size of data."""
 
-    def __init__(self, spark: SparkSession, directory: Path, events: int, console: Console) -> None:
-        self.spark = spark
+    def __init__(self, directory: Path, events: int, console: Console) -> None:
         self.directory = directory
         self.events = events
-        self.spool = directory / "sim" / "spool"
+        self.console = console
+        self.spool, self.checked = directory / "sim" / "spool", directory / "sim" / "checked"
+        self.late = directory / "late"
         self.steps = Steps(console)
-        self.lake = Lake(spark, str(directory / "out"))
+        self.peaks: dict[str, float] = {}
+        self.spark = SparkOnDemand(lambda: make_session(f"local[{THREADS}]", load=self._load()))
+        self.lake = Lake(self.spark, str(directory / "out"))
         self.duck = duckdb.connect()
         self.duck.execute(f"SET threads = {THREADS}; SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
         self.duck.execute("SET memory_limit = '4GB'")
 
-    def prepare(self) -> None:
-        """Events, unless they are there from a run before."""
-        if self.directory.exists():
-            shutil.rmtree(self.directory / "out", ignore_errors=True)
-            return
-        servers, clients = max(2, self.events // EVENTS_OF_SERVER), max(20, self.events // EVENTS_OF_CLIENT)
-        network = Network(self.events // 2, servers, clients, DAYS, 1, LAST_DAY)
-        Simulation(self.spark, network).write(self.directory / "sim")
+    def _load(self) -> Load:
+        """Return the load by which ``dmsg analytics run`` would configure Spark for a first run."""
+        return Load.of_files(sum(path.stat().st_size for one in (self.spool, self.checked) for path in one.iterdir()))
 
-    def run(self) -> None:
-        """The pipeline as ``dmsg analytics run`` runs it."""
-        pipeline = Pipeline(
-            self.spark,
-            str(self.directory / "out"),
-            now=datetime.combine(LAST_DAY, datetime.min.time(), UTC) + timedelta(1.5),
-            progress=self.steps,
-            tune=False,
+    def prepare(self) -> None:
+        """Simulate events, unless an earlier benchmark has left them, and hold back the late ones."""
+        if not self.late.exists():
+            servers, clients = max(2, self.events // EVENTS_OF_SERVER), max(20, self.events // EVENTS_OF_CLIENT)
+            numbers = {"transports": self.events // 2, "servers": servers, "clients": clients, "days": DAYS}
+            options = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
+            where = ("--out", str(self.directory / "sim"), "--last-day", str(LAST_DAY))
+            if not self.spool.exists():
+                subprocess.run([*SIMULATE, *options, *where], check=True, stdout=subprocess.DEVNULL)
+            self._hold_back()
+        for path in self.spool.glob("events-late-*"):
+            path.unlink()
+        shutil.rmtree(self.directory / "out", ignore_errors=True)
+
+    def _hold_back(self) -> None:
+        """Move lines of one day from a file of the spool to the files of late events."""
+        source = next(self.spool.glob("events-transports-*"))
+        held: list[bytes] = []
+        kept: list[bytes] = []
+        wanted = sum(LATE)
+        for line in gzip.decompress(source.read_bytes()).splitlines(keepends=True):
+            row = json.loads(line)
+            of_day = row["type"] != "segment_end" and str(datetime.fromtimestamp(row["ts"] / 1000, UTC).date())
+            (held if of_day == LATE_DAY and len(held) < wanted else kept).append(line)
+        source.write_bytes(gzip.compress(b"".join(kept), 6))
+        assert len(held) == wanted, f"{source} has {len(held)} events of {LATE_DAY}"
+        self.late.mkdir()
+        for count in LATE:
+            lines, held = held[:count], held[count:]
+            # The last line of a file is an event, too. It names a process of its own, because it would otherwise have
+            # arrived before.
+            end = json.dumps(json.loads(kept[-1]) | {"boot": f"late-{count}"}).encode() + b"\n"
+            (self.late / f"events-late-{count}.jsonl.gz").write_bytes(gzip.compress(b"".join([*lines, end])))
+
+    def run(self, progress: Callable[[str, int, int], None]) -> None:
+        """Run the pipeline as ``dmsg analytics run`` runs it."""
+        now = datetime.combine(LAST_DAY, datetime.min.time(), UTC) + timedelta(1.5)
+        pipeline = Pipeline(self.spark, str(self.directory / "out"), now=now, progress=progress)
+        pipeline.run([spool_source(str(self.spool)), receipts_source(str(self.checked))])
+
+    def run_late(self) -> list[dict[str, Any]]:
+        """Return the cost of runs that add late events."""
+        found = []
+        for count in LATE:
+            shutil.copy(self.late / f"events-late-{count}.jsonl.gz", self.spool)
+            spent = measured(lambda: self.run(lambda what, done, total: None))
+            found.append({"late_events": count, "cpu_s": spent[0], "wall_s": spent[1]})
+        return found
+
+    def duck_receipts(self) -> None:
+        """Convert the checked receipts to Parquet by day in DuckDB."""
+        target = self.directory / "duck"
+        self.duck.execute(
+            f"""COPY (SELECT *, CAST(epoch_ms(ts) AS DATE) AS dt
+            FROM read_json('{self.checked}/receipts-*.jsonl.gz', columns = {{{FIELDS}}}, filename = true,
+                           format = 'newline_delimited', ignore_errors = true))
+            TO '{target}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, PARTITION_BY (dt))"""
         )
-        pipeline.run([spool_source(str(self.spool)), receipts_source(str(self.directory / "sim" / "checked"))])
+        shutil.rmtree(target)
 
     def duck_bronze(self) -> None:
         """The same lines to Parquet by family and day in DuckDB."""
@@ -285,93 +346,76 @@ class Bench:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all figures of this size."""
-        self.run()
-        duck = {"bronze: spool": measured(self.duck_bronze)}
+        """Return the cost of each step and of the whole run."""
+        start = cpu()
+        self.run(self.steps)
+        self.peaks = {"peak_java_mb": peak_memory(), "peak_python_mb": peak_memory_of_python()}
+        duck = {
+            "bronze: spool": measured(self.duck_bronze),
+            "bronze: receipts": measured(self.duck_receipts),
+        }
         for name, sql in self.duck_tables().items():
             target = self.directory / "duck.parquet"
             layer = "silver" if name in SILVER else "gold"
             duck[f"{layer}: {name}"] = measured(lambda: self.duck.execute(f"COPY ({sql}) TO '{target}'"))  # noqa: B023
+        # The imports of this program belong to the whole run, because a command pays for them, too.
+        costs = {"imports": (start, 0.0)} | self.steps.costs
+        total = (sum(spent[0] for spent in costs.values()), sum(spent[1] for spent in costs.values()))
+        duck[WHOLE] = (sum(spent[0] for spent in duck.values()), sum(spent[1] for spent in duck.values()))
         found = []
-        for name, spent in self.steps.costs.items():
+        for name, spent in (costs | {WHOLE: total}).items():
             other = duck.get(name)
             found.append(
                 {
                     "step": name,
-                    "spark_cpu_s": spent[0],
+                    "run_cpu_s": spent[0],
                     "duckdb_cpu_s": None if other is None else other[0],
                     "ratio": None if other is None else spent[0] / max(0.01, other[0]),
-                    "spark_wall_s": spent[1],
-                    "events_per_s": self.events / spent[1],
+                    "run_wall_s": spent[1],
                 }
             )
-        total = [sum(spent[index] for spent in self.steps.costs.values()) for index in (0, 1)]
-        found.append(
-            {
-                "step": "the whole run",
-                "spark_cpu_s": total[0],
-                "duckdb_cpu_s": None,
-                "ratio": None,
-                "spark_wall_s": total[1],
-                "events_per_s": self.events / total[1],
-            }
-        )
         return found
 
 
-def _compare(row: dict[str, Any], smaller: dict[str, Any]) -> None:
-    """Add the factors to the smaller size, and the ratio of the added time to DuckDB's.  The fixed cost of each query,
-    a hundred times as large in Spark, does not count then.
-    """
-    more = row["spark_cpu_s"] - smaller["spark_cpu_s"]
-    row["growth"] = row["spark_cpu_s"] / max(0.01, smaller["spark_cpu_s"])
-    if row["duckdb_cpu_s"] is not None:
-        row["ratio_of_growth"] = more / max(0.01, row["duckdb_cpu_s"] - smaller["duckdb_cpu_s"])
+def _measure(events: int, directory: Path) -> dict[str, Any]:
+    """Return the figures of one size."""
+    console = Console(width=150)
+    # A run merges small files if the run before was hours ago. The simulated days were, but here no time passes between
+    # two runs.
+    store.TIDY_SECONDS = sys.maxsize // 1000
+    bench = Bench(directory / str(events), events, console)
+    bench.prepare()
+    rows = bench.rows()
+    late = bench.run_late()
+    show(f"{events:,} events of transports, driver of 1 GB, {THREADS} threads; {bench.peaks}", rows)
+    show(f"late events of one day, added to the tables of {events:,}", late)
+    return {"rows": rows, "late": late, **bench.peaks}
 
 
 def main() -> None:
-    """2 and 20 million events."""
+    """Measure each size in a process of its own, because Spark's settings depend on the size."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
     parser.add_argument("--events", type=int, nargs="*", default=[2_000_000, 20_000_000])
     parser.add_argument("--directory", type=Path, help="where events are, or go (default: a new one, which is removed)")
     parser.add_argument("--json", type=Path, default=Path("build/bench-pipeline.json"))
     options = parser.parse_args()
-    console = Console(width=150)
     directory = options.directory or Path(tempfile.mkdtemp(prefix="dmsg-pipeline-"))
-    session: list[SparkSession] = []
-    begin = measured(lambda: session.append(make_session(f"local[{THREADS}]", memory="1g")))
-    spark = session[0]
-    warm = Bench(spark, directory / "warm", 20_000, console)
-    warm.prepare()
-    first = measured(warm.run)
-    fixed = {"session_cpu_s": begin[0], "first_small_run_cpu_s": first[0]}
-    results: dict[str, Any] = {"fixed": fixed}
-    show("fixed cost, in no other row: start, and a run over 20,000 events that compiles everything", [fixed])
-    before: dict[str, dict[str, Any]] = {}
+    results: dict[str, Any] = {}
     try:
-        for events in options.events:
-            bench = Bench(spark, directory / str(events), events, console)
-            spent = measured(bench.prepare)
-            console.print(f"simulated {events:,} events of transports: {spent[0]:.0f} CPU-s")
-            rows = bench.rows()
-            for row in rows:
-                if row["step"] in before:
-                    _compare(row, before[row["step"]])
-            before = {row["step"]: row for row in rows}
-            results[str(events)] = {"rows": rows, "peak_java_mb": peak_memory()}
-            title = (
-                f"{events:,} events of transports, driver of 1 GB, {THREADS} threads, {peak_memory():.0f} MB at most"
-            )
-            show(title, rows)
-            if options.directory is None:
-                shutil.rmtree(bench.directory, ignore_errors=True)
+        if len(options.events) == 1:
+            results[str(options.events[0])] = _measure(options.events[0], directory)
+        else:
+            for events in options.events:
+                part = directory / f"{events}.json"
+                own = ("--events", str(events), "--directory", str(directory), "--json", str(part))
+                subprocess.run([sys.executable, "-m", "benchmarks.pipeline", *own], check=True)
+                results |= json.loads(part.read_text())
     finally:
         if options.directory is None:
             shutil.rmtree(directory, ignore_errors=True)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"figures: {options.json}")
-    spark.stop()
+    Console().print(f"figures: {options.json}")
 
 
 if __name__ == "__main__":

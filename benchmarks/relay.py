@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.machine import aead, away, key_agreement, splice, start_server
 from benchmarks.wire import Connection, close_transport, open_transport, pump, seal_frames
+from dmsg.net.carriers.names import PLAIN, Carrier
 
 IDLE = 12.0
 """Seconds after which idle connections have released what they can make again, and the allocator has returned it."""
@@ -29,11 +30,14 @@ def frames(
     pairs: int,
     coalesced: bool,
     mixed: bool = False,
-    websocket: bool = False,
+    carrier: Carrier = PLAIN,
 ) -> dict[str, Any]:
-    """CPU per relayed frame, and the rate, medians of some runs."""
-    initiators = [Connection(address, key, websocket=websocket) for _ in range(pairs)]
-    responders = [Connection(address, key, websocket=websocket) for _ in range(pairs)]
+    """CPU per relayed frame, and the rate, medians of some runs.
+
+    :param address: where the server accepts connections of the carrier.
+    """
+    initiators = [Connection(address, key, carrier=carrier) for _ in range(pairs)]
+    responders = [Connection(address, key, carrier=carrier) for _ in range(pairs)]
     for initiator, responder in zip(initiators, responders, strict=True):
         open_transport(initiator, responder, 2)
     each = max(50, min(MAX_FRAMES, VOLUME // size) // pairs)
@@ -81,20 +85,6 @@ def relay_rows(idle: int = 0) -> list[dict[str, Any]]:
                     rows.append(row)
         for connection in waiting:
             connection.close()
-    return rows
-
-
-def websocket_rows() -> list[dict[str, Any]]:
-    """The same frames between clients in websockets, as a multiple of the cost between clients on plain TCP."""
-    rows = []
-    server, address, key = start_server(core=away())
-    with server:
-        for size in SIZES:
-            plain = frames(address, server, key, size, 8, True)
-            row = frames(address, server, key, size, 8, True, websocket=True)
-            again = frames(address, server, key, size, 8, True)
-            row["times_plain"] = row["cpu_us"] / ((plain["cpu_us"] + again["cpu_us"]) / 2)
-            rows.append({**row, "carrier": "ws"})
     return rows
 
 

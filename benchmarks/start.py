@@ -1,6 +1,7 @@
 """CPU time, modules and memory of commands from start to end, and of entities until they are ready.
 
-The limits beside them are Python without a program, and the import of Twisted's reactor.
+The limits beside them are Python without a program, the imports of Twisted's reactor and of klein, and a program of
+twistd that listens on one port (``twistd portforward``).
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ def _rows(stack: ExitStack, directory: Path) -> list[Row]:
     )
     stack.enter_context(server)
     entities += more
+    forward, more = _entity("starting on", "portforward", "--port=tcp:0:interface=127.0.0.1", "--host=127.0.0.1")
+    forward.stop()
+    entities += more
     environments = {}
     for name in ("peer", "own"):
         key = SecKey.generate()
@@ -85,6 +89,7 @@ def _rows(stack: ExitStack, directory: Path) -> list[Row]:
         {
             "python, no program": ((sys.executable, "-c", "pass"), alone),
             "import of twisted's reactor": ((sys.executable, "-c", "import twisted.internet.reactor"), alone),
+            "import of klein": ((sys.executable, "-c", "import klein"), alone),
             "dmsg --version": ((*_DMSG, "--version"), alone),
             "dmsg ping --count 1": (ping, alone),
             "dmsg ping --count 1, agent": (ping, environments["own"]),

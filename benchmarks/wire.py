@@ -9,22 +9,29 @@ from __future__ import annotations
 import select
 import selectors
 import socket
+import ssl
 import struct
 import time
+from contextlib import suppress
 
 from benchmarks.machine import CIPHER
 from dmsg.base.cipher_names import Cipher
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.carriers.names import ALPN, PLAIN, SECURE_WEBSOCKET, WEBSOCKET, Carrier
 from dmsg.net.carriers.requests import PATH
 from dmsg.net.websocket.byte_stream import StreamReader
 from dmsg.net.websocket.frames import BINARY, NO_MASK, encode
 from dmsg.noise.records import MAX_PLAINTEXT, OVERHEAD, RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake
+from dmsg.v2019.core.congestion import ROUTE_QUEUE_LIMIT
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, OK, REQUEST, Frame, FrameBuffer, encode_frame, encode_fwd_header
+from dmsg.v2019.protocol import STALL_GRACE
 
 TIMEOUT = 30.0
 RECEIVE_SIZE = 256 * 1024
 WRITE_SIZE = 256 * 1024
+SEND_SIZE = 1024 * 1024
+"""Maximum bytes that a sender passes to the kernel, or encrypts in TLS, before it looks at other connections."""
 
 
 class Connection:
@@ -37,18 +44,21 @@ class Connection:
         source: str = "",
         timeout: float = TIMEOUT,
         *,
-        websocket: bool = False,
+        carrier: Carrier = PLAIN,
     ) -> None:
         """:param source: the address to come from.
 
         :param timeout: seconds to wait at most for each answer.
-        :param websocket: whether the connection lies in a websocket.
+        :param carrier: what the connection lies in; its port is not used.
         """
         self.key = SecKey.generate()
         self.socket = socket.create_connection(address, timeout, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = StreamReader(masked=False) if websocket else None
-        if websocket:
+        if carrier.secure:
+            self.socket = _tls(self.socket, carrier)
+        is_websocket = carrier.kind in (WEBSOCKET, SECURE_WEBSOCKET)
+        self._reader = StreamReader(masked=False) if is_websocket else None
+        if is_websocket:
             self._upgrade()
         handshake = XKHandshake(self.key, server, aes_gcm=CIPHER is Cipher.AES_256_GCM)
         self.socket.sendall(self.wrapped(handshake.data_to_send()))
@@ -113,6 +123,23 @@ class Connection:
         """Send a record."""
         self.socket.sendall(self.wrapped(self.sealer.seal(data)))
 
+    def raise_closed(self) -> None:
+        """Read frames of the server that arrive while only this end sends.
+
+        :raises ConnectionError: the server has closed the connection or one of its transports.
+        """
+        data = self.socket.recv(RECEIVE_SIZE)
+        if not data:
+            raise ConnectionError("server closed a sender")
+        self._take(self.unwrapped(data))
+        closed = [frame for frame in self._ready if frame.type == CLOSE]
+        if closed:
+            raise ConnectionError(
+                f"server closed transport {closed[0].id}, reason {closed[0].payload.hex()}. If the receiver accepts no "
+                f"data for {STALL_GRACE} s, its senders are not paused any longer, and a transport with more than "
+                f"{ROUTE_QUEUE_LIMIT >> 20} MiB in the receiver's queue is closed."
+            )
+
     def skip(self) -> None:
         """Read what there is, and look at none of it."""
         # MSG_DONTWAIT alone would wait all the same: a socket with a time-out is polled first
@@ -120,9 +147,45 @@ class Connection:
             if not self.socket.recv(RECEIVE_SIZE):
                 raise ConnectionError("server closed the connection")
 
+    def read_available(self) -> bytes:
+        """Return bytes that the non-blocking socket has; at least those of one ``recv``.
+
+        :raises ConnectionError: the server has closed the connection.
+        """
+        if not isinstance(self.socket, ssl.SSLSocket):
+            pieces = [self.socket.recv(RECEIVE_SIZE)]
+        else:
+            pieces = []
+            # All records are read, because a selector does not see those that OpenSSL has already read.
+            with suppress(ssl.SSLWantReadError):
+                while not pieces or pieces[-1]:
+                    pieces.append(self.socket.recv(RECEIVE_SIZE))
+        if pieces and not pieces[-1]:
+            raise ConnectionError("server closed the connection")
+        return self.unwrapped(b"".join(pieces))
+
+    def write_some(self, data: memoryview) -> int:
+        """Send as much as the non-blocking socket takes, and return the number of bytes; at most ``SEND_SIZE``."""
+        if not isinstance(self.socket, ssl.SSLSocket):
+            return self.socket.send(data[:SEND_SIZE])
+        sent, end = 0, min(len(data), SEND_SIZE)
+        with suppress(ssl.SSLWantWriteError):
+            while sent < end:  # one call sends one record
+                sent += self.socket.send(data[sent:end])
+        return sent
+
     def close(self) -> None:
         """End it."""
         self.socket.close()
+
+
+def _tls(connected: socket.socket, carrier: Carrier) -> ssl.SSLSocket:
+    """Begin TLS as the library's clients do: with the ALPN name of the carrier, and without a check of the server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols([ALPN[carrier.kind].decode()])
+    return context.wrap_socket(connected)
 
 
 def open_transport(initiator: Connection, responder: Connection, own_id: int) -> int:
@@ -201,6 +264,7 @@ def pump(senders: list[tuple[Connection, bytes]], receivers: list[Connection], e
     """Send everything, receive ``expected`` bytes of plaintext at the receivers in all.
 
     :returns: seconds, and records received.
+    :raises ConnectionError: the server has closed a transport or a connection, so bytes will be missing.
     """
     selector = selectors.DefaultSelector()
     counters = {}
@@ -208,7 +272,7 @@ def pump(senders: list[tuple[Connection, bytes]], receivers: list[Connection], e
     for connection, data in senders:
         connection.socket.setblocking(False)
         waiting[connection] = memoryview(data)
-        selector.register(connection.socket, selectors.EVENT_WRITE, connection)
+        selector.register(connection.socket, selectors.EVENT_WRITE | selectors.EVENT_READ, connection)
     for connection in receivers:
         connection.socket.setblocking(False)
         counters[connection] = _Counter()
@@ -219,21 +283,20 @@ def pump(senders: list[tuple[Connection, bytes]], receivers: list[Connection], e
         events = selector.select(TIMEOUT)
         if not events:
             raise TimeoutError(f"{left} of {expected} bytes did not arrive")
-        for key, _ in events:
+        for key, ready in events:
             connection = key.data
             if connection in counters:
                 counter = counters[connection]
                 before = counter.plaintext
-                data = connection.socket.recv(RECEIVE_SIZE)
-                if not data:
-                    raise ConnectionError("server closed a receiver")
-                counter.feed(connection.unwrapped(data))
+                counter.feed(connection.read_available())
                 left -= counter.plaintext - before
+            elif ready & selectors.EVENT_READ:
+                connection.raise_closed()
             else:
                 view = waiting[connection]
-                sent = connection.socket.send(view[: 1 << 20])
+                sent = connection.write_some(view)
                 if sent == len(view):
-                    selector.unregister(connection.socket)
+                    selector.modify(connection.socket, selectors.EVENT_READ, connection)
                 else:
                     waiting[connection] = view[sent:]
     took = time.perf_counter() - start

@@ -39,7 +39,7 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.discovery.service.settings": "DiscoverySettings",
         "dmsg.servers.admission": "Admission Hook KeyList ListError read_keys",
         "dmsg.base.memory": "Memory",
-        "dmsg.telemetry.service": "TelemetrySettings",
+        "dmsg.telemetry.settings": "TelemetrySettings",
         "dmsg.collector.service": "Collector CollectorSettings",
         "dmsg.collector.sender": "SpoolSender",
         "dmsg.v2019.client": "Client",
@@ -110,5 +110,5 @@ if TYPE_CHECKING:
         read_keys as read_keys,
     )
     from dmsg.servers.settings import ServerSettings as ServerSettings
-    from dmsg.telemetry.service import TelemetrySettings as TelemetrySettings
+    from dmsg.telemetry.settings import TelemetrySettings as TelemetrySettings
     from dmsg.v2019.client import Client as Client

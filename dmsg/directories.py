@@ -17,32 +17,32 @@ class UnsafeDirectory(OSError):
 
 
 def config_directory() -> Path:
-    """Return the path of the user's directory for settings, address book and keys. It may not exist."""
+    """Return the path of the user's directory for settings, address book and keys. It need not exist."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "dmsg"
 
 
 def state_directory() -> Path:
-    """Return the path of the user's directory for logs. It may not exist."""
+    """Return the path of the user's directory for logs. It need not exist."""
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "dmsg"
 
 
 def data_directory() -> Path:
-    """Return the path of the user's directory for data that cannot be created again. It may not exist."""
+    """Return the path of the user's directory for data that cannot be created again. It need not exist."""
     return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "dmsg"
 
 
 def host_directory() -> Path:
-    """Return the path of the directory in which ``dmsg host`` keeps a network, by default. It may not exist."""
+    """Return the path of the directory in which ``dmsg host`` keeps a network, by default. It need not exist."""
     return data_directory() / "host"
 
 
 def cache_directory() -> Path:
-    """Return the path of the user's directory for files that can be created again. It may not exist."""
+    """Return the path of the user's directory for files that can be created again. It need not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"
 
 
 def socket_directory() -> Path:
-    """Return the path of the default directory for the agent's socket. It may not exist."""
+    """Return the path of the default directory for the agent's socket. It need not exist."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "dmsg" if runtime else cache_directory()
 
@@ -93,6 +93,30 @@ def check_directory(path: Path) -> None:
     if not mine and not status.st_mode & writers:
         text = f"{path} is a directory of another user (uid {status.st_uid}); {todo}"
     raise UnsafeDirectory(errno.EPERM, text)
+
+
+def check_not_planted(path: Path) -> None:
+    """Check that no part of a path is a file, link or directory that another user has put into a shared directory.
+
+    A directory is shared if everybody may write to it and it has the sticky bit, as ``/tmp`` has.  Its owner and root
+    are trusted.  These are the rules by which Linux follows links if ``fs.protected_symlinks`` is set.
+
+    :param path: path that need not exist.
+    :raises UnsafeDirectory: another user, who could read and replace what is written there, has created a part.
+    """
+    for whole in (Path(os.path.abspath(path)), Path(os.path.realpath(path))):
+        for one in (*reversed(whole.parents), whole):
+            try:
+                above, status = os.stat(one.parent), os.lstat(one)
+            except OSError:
+                break  # The error is reported when the path is used.
+            is_shared = above.st_mode & stat.S_ISVTX and above.st_mode & stat.S_IWOTH
+            if is_shared and status.st_uid not in (0, os.geteuid(), above.st_uid):
+                raise UnsafeDirectory(
+                    errno.EPERM,
+                    f"{one} is another user's (uid {status.st_uid}), and {one.parent} is a shared directory: "
+                    "use a directory of your own",
+                )
 
 
 def make_directory(path: Path) -> None:

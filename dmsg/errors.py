@@ -13,9 +13,9 @@ from enum import Enum, IntEnum
 class CloseReason(IntEnum):
     """Reason for which a stream or a transport has ended.
 
-    Inside the library a reason may be any number from 0 on, because applications and newer programs may use numbers
-    that are not listed here. A frame has room for small numbers only (see ``fit_close_reason``): a CLOSE frame of 2019
-    has one byte for the reason. The reference of 2019 writes 0 there, and does not read the byte.
+    In this package's code, a reason may be any number from 0 on, because applications and newer programs may use
+    numbers that are not listed here. A frame has room for small numbers only (see ``fit_close_reason``): a CLOSE frame
+    of 2019 has one byte for the reason. The reference of 2019 writes 0 there, and does not read the byte.
     """
 
     UNSPECIFIED = 0

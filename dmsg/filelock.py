@@ -42,7 +42,8 @@ def lock_if_can(descriptor: int) -> bool:
 
 
 def is_at(descriptor: int, path: str | Path, at: int | None = None) -> bool:
-    """Whether an open file is still the file at ``path``. A process that held the lock before may have removed it.
+    """Whether an open file is still the file at ``path``. A process that held the lock before may have removed the open
+    file.
 
     :param at: descriptor of the directory to which a relative path refers.
     """

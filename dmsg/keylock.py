@@ -50,7 +50,8 @@ class KeyLock:
         if descriptor is None or any(other.descriptor == descriptor for other in holders):
             return
         if self.lock_file is not None:
-            # The file is removed before the lock is released. After that, it could be the file of the next program.
+            # The lock file is removed before the lock is released. After the release, the next program may already have
+            # locked the file.
             with suppress(OSError):
                 os.unlink(self.lock_file)
         os.close(descriptor)
@@ -78,6 +79,33 @@ def hold_key(
         lock = _hold_itself(real, share, advice, display_path or real)
     _held[real] = [lock]
     return lock
+
+
+def is_held(path: str | os.PathLike[str]) -> bool:
+    """Whether a program holds the lock that :func:`hold_key` has created beside ``path``.
+
+    The lock file of a program that was killed remains, but nobody holds its lock.  On a file system without locks, the
+    result is False.
+
+    :raises OSError: the lock file exists and cannot be opened.
+    """
+    beside = os.path.realpath(path) + LOCK_SUFFIX
+    while True:
+        try:
+            descriptor = os.open(beside, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            # The lock is shared, so that two programs that check the file at the same time do not refuse each other.
+            if not take_lock(descriptor, share=True):
+                return True
+            # If the file has been replaced since it was opened, another program may hold the lock on the new file.
+            if is_at(descriptor, Path(beside)):
+                return False
+        except NoLocks:
+            return False
+        finally:
+            os.close(descriptor)
 
 
 def _hold_beside(real: str, program: str, share: bool, advice: str, display_path: str) -> KeyLock | None:

@@ -104,7 +104,8 @@ class PubKey(bytes):
         """Parse a key that a person wrote.
 
         :param text: 53 characters of base32 (:attr:`text`) or 66 hexadecimal characters, upper or lower case.
-        :raises KeyFormatError: the text is neither, or is base32 of a key whose :attr:`text` differs.
+        :raises KeyFormatError: the text is neither, or its last character of base32 has a spare bit that is not 0.
+            Base32 has one bit more than a key, so two texts would otherwise stand for the same key.
         """
         if len(text) != PUBKEY_TEXT_SIZE:
             if len(text) != PUBKEY_SIZE * 2:
@@ -139,8 +140,9 @@ class PubKey(bytes):
 
     @property
     def short(self) -> str:
-        """First 8 hexadecimal digits of the key, as logs and messages show it."""
-        return self[:4].hex()
+        """First 8 characters of :attr:`text`, as logs, messages and pages show the key."""
+        # Five bytes are exactly 8 characters of base32.
+        return base64.b32encode(self[:5]).decode("ascii").lower()
 
     def __str__(self) -> str:
         return self.hex()
@@ -195,7 +197,7 @@ class Signature(bytes):
         try:
             point = coincurve.PublicKey.from_signature_and_message(bytes(self), digest, hasher=None)
             return bytes.__new__(PubKey, point.format())
-        except Exception:  # In one case, coincurve raises Exception itself.
+        except Exception:  # For some signatures, coincurve raises Exception itself.
             raise SignatureError("no public key can be recovered from the signature") from None
 
     def __str__(self) -> str:
@@ -282,7 +284,7 @@ class SecKey:
         point (``cipher.ECDH``).
         """
         secret = ffi.new("unsigned char [32]")
-        # This does the same as coincurve's ecdh(), but gets the decompressed point from a cache.
+        # These lines do the same as coincurve's ecdh(), but get the decompressed point from a cache.
         lib.secp256k1_ecdh(
             self._key.context.ctx, secret, _point(public).public_key, self._key.secret, ffi.NULL, ffi.NULL
         )
@@ -343,7 +345,7 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
         rename_to_new(temporary, target)
         temporary = None
     except FileExistsError:
-        raise KeyFileError(f"{path}: exists already") from None
+        raise KeyFileError(f"{path}: this file exists already") from None
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
     finally:
@@ -366,14 +368,14 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
     if not stat.S_ISREG(mode):
-        raise KeyFileError(f"{path}: {'is a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+        raise KeyFileError(f"{path}: this is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
     if not text:
-        raise KeyFileError(f"{path}: is empty, not a key file")
+        raise KeyFileError(f"{path}: this file is empty, so it is not a key file")
     fields = dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) == 2)
     try:
         key = SecKey.from_hex(fields["secret"].strip())
     except (KeyError, KeyFormatError):
-        raise KeyFileError(f"{path}: not a key file") from None
+        raise KeyFileError(f"{path}: this is not a key file") from None
     # The mode is checked after the content, so that the advice to change the mode is not given for a file that has no
     # key.
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

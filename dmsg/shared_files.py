@@ -44,7 +44,8 @@ def exclusive_change(path: Path, *, timeout: float | None = None) -> Iterator[No
     try:
         yield
     finally:
-        # The file is removed before the lock is released. After that, it could be the file of the next program.
+        # The lock file is removed before the lock is released. After the release, the next program may already have
+        # locked the file.
         with suppress(OSError):
             os.unlink(lock)
         os.close(descriptor)

@@ -14,6 +14,9 @@ myst_heading_anchors = 3
 exclude_patterns = ["_build", "_generated"]
 html_theme = "furo"
 html_title = "dmsg"
+# Lists of contents name sections, not each class and function: the theme copies all of them for every page, also for
+# the pages of source code, which would take four fifths of the time.
+toc_object_entries = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True}
@@ -34,10 +37,13 @@ nitpick_ignore_regex = [
     ("py:class", r".*\._\w+"),
     # variables of types
     ("py:(class|obj)", r"dmsg\..*\.(_?[A-Z]\w*_(co|contra)|[A-Z]|\w*[a-z]T(_co|_contra)?)"),
-    ("py:class", r"I(ListeningPort|ReactorTime|Connector)|(_blake2\.)?blake2b|array|Deferred|ClientFactory|P"),
+    (
+        "py:class",
+        r"I(ListeningPort|ReactorTime|Connector)|Reactor|Random|(_blake2\.)?blake2b|array|Deferred|ClientFactory|P",
+    ),
     ("py:class", r"ConnectionHandler|RedisFactory|KeySource|TwistedClient|(dmsg\.blocking\.streams\.)?StreamProtocol"),
     # modules that have no page
-    ("py:class", r"dmsg\.(servers\.(relays|registration)|collector\.status_page)\b.*"),
+    ("py:class", r"dmsg\.(agent\.service|servers\.(relays|registration)|collector\.status_page)\b.*"),
     ("py:class", r"dmsg\.(analytics\.parquet|discovery\.checks\.overrides)\b.*"),
     ("py:(exc|class)", r"CannotListenError|IPv4Address|IPv6Address|Handler|HTTPClient"),
 ]

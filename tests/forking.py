@@ -69,7 +69,8 @@ def _import_all() -> None:
     sys.modules[_REACTOR] = types.ModuleType(_REACTOR)
     for found in pkgutil.walk_packages(dmsg.__path__, "dmsg."):
         if not found.name.startswith(_NOT_IMPORTED):
-            with contextlib.suppress(ImportError):  # An extra is not installed.
+            # An extra is not installed, and some modules end a program that needs it.
+            with contextlib.suppress(ImportError, SystemExit):
                 importlib.import_module(found.name)
     del sys.modules[_REACTOR]
     # Without these calls each worker would parse all modules again for the constants that hypothesis tries first.
@@ -238,6 +239,8 @@ class ForkServer:
         try:
             socket.send_fds(self._connection, [pickle.dumps(request)], list(given.values()))
             answer = self._connection.recv(4)
+        except ConnectionError:
+            return None  # The fork server has ended, and its error is on the screen.
         finally:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         return int.from_bytes(answer, "big") or None

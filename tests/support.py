@@ -176,6 +176,8 @@ class MemoryNetwork(JoinedNetwork):
 
     def __init__(self, clock: Clock | None = None, **server_options: Any) -> None:
         clock = clock or Clock()
+        # The server counts transport ids from 0x8001. Ids that a test writes itself are smaller, so they never collide.
+        server_options.setdefault("random", Draws(0x4000))
         super().__init__(clock, ServerFactory(clock, SERVER_KEY, **server_options))
 
     def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> ClientSession:
@@ -201,53 +203,3 @@ def ciphers(handshake: XKHandshake) -> tuple[RecordSealer, RecordOpener]:
     """Return the sealer and the opener of one end whose handshake is done."""
     assert handshake.keys is not None
     return RecordSealer(handshake.keys[0]), RecordOpener(handshake.keys[1])
-
-
-class RawClient(Protocol):
-    """Client of plain bytes on a real or simulated connection, after the handshake."""
-
-    def __init__(self, key: SecKey, server: PubKey, ephemeral: SecKey | None = None) -> None:
-
-        from dmsg.v2019.core.wire import FrameBuffer
-
-        self._handshake = XKHandshake(key, server, ephemeral=ephemeral)
-        self._buffer = FrameBuffer()
-        self.opener: RecordOpener | None = None
-        self.key = key
-        self.frames: list[Any] = []
-        self.closed = False
-
-    def connectionMade(self) -> None:
-        assert self.transport is not None
-        self.transport.write(self._handshake.data_to_send())
-
-    def dataReceived(self, data: bytes) -> None:
-        assert self.transport is not None
-        if self.opener is None:
-            self._handshake.receive_data(data)
-            self.transport.write(self._handshake.data_to_send())
-            if self._handshake.remote is None:
-                return
-            self.sealer, self.opener = ciphers(self._handshake)
-            data = self._handshake.trailing_data()
-        assert self.opener is not None
-        scratch = bytearray(len(data) + 70_000)
-        self.frames += self._buffer.feed(bytes(scratch[: self.opener.open_into(data, scratch, 0)]))
-        self.frames_changed()
-
-    def frames_changed(self) -> None:
-        """Hook for tests that wait for frames."""
-
-    def send(self, plaintext: bytes) -> None:
-        """Send one record."""
-        assert self.sealer is not None and self.transport is not None
-        self.transport.write(bytes(self.sealer.seal(plaintext)))
-
-    def take(self) -> list[Any]:
-        """Return the frames since the last call."""
-        frames, self.frames = self.frames, []
-        return frames
-
-    def connectionLost(self, reason: Any = None) -> None:
-        self.closed = True
-        self.frames_changed()

@@ -10,7 +10,7 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.cli.agent.log import open_log
-from dmsg.directories import UnsafeDirectory, check_directory, free_bytes, make_directory
+from dmsg.directories import UnsafeDirectory, check_directory, check_not_planted, free_bytes, make_directory
 from dmsg.errors import DmsgError, KeyFileError
 from dmsg.keys import default_key
 
@@ -64,6 +64,27 @@ class DirectoryTests(SynchronousTestCase):
     def test_a_directory_is_created_for_this_user_alone(self) -> None:
         make_directory(self.path / "a")
         self.assertEqual((self.path / "a").stat().st_mode & 0o777, 0o700)
+
+    def test_what_another_user_has_put_into_a_shared_directory(self) -> None:
+        if os.geteuid() != 0:
+            raise SkipTest("only root can create files of other users")
+        shared, own = self.root / "shared", self.root / "own"
+        for one in (shared, own):
+            one.mkdir()
+        shared.chmod(0o1777)
+        for name in ("theirs", "mine"):
+            (shared / name).mkdir()
+            (shared / f"{name}-link").symlink_to(own)
+        for name in ("theirs", "theirs-link"):
+            os.lchown(shared / name, STRANGER, STRANGER)
+        for path in (shared / "theirs", shared / "theirs" / "below" / "absent", shared / "theirs-link"):
+            with self.assertRaisesRegex(UnsafeDirectory, r"theirs.* is another user's \(uid 65534\)"):
+                check_not_planted(path)
+        for path in (shared, shared / "mine", shared / "mine-link", shared / "absent", own, Path(".")):
+            check_not_planted(path)
+        # In a directory that is not shared, others write only if its owner permits that.
+        shared.chmod(0o775)
+        check_not_planted(shared / "theirs")
 
     def test_the_agent_writes_only_to_private_directories(self) -> None:
         """Neither key nor log come to be where others may write."""

@@ -19,6 +19,7 @@ SCENARIOS = {
     "aio": "server",
     "analytics": "spark",
     "cli": "commands interrupted json offered process_behaviour start tools untrusted_names",
+    "cli/files": "full_disk planted",
     "clients": "addresses expect stopped",
     "collector": "exchange processes",
     "discovery/entries": "deletions",

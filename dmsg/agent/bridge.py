@@ -145,7 +145,7 @@ class Bridge(Protocol):
             self._close_reason = CloseReason.UNSPECIFIED if reason.check(ConnectionDone) else CloseReason.ABORTED
         self._finish()
 
-    # --- calls of the program's connection ---
+    # --- called by the program's connection ---
 
     @property
     def peer(self) -> DmsgAddress:
@@ -215,7 +215,7 @@ class Bridge(Protocol):
         elif kind in (Kind.DATA, Kind.END):
             if self._outstanding > WINDOW or self._frames >= WINDOW_FRAMES:
                 raise WireError(
-                    f"more than {WINDOW} bytes or {WINDOW_FRAMES} frames sent without waiting for acknowledgements"
+                    f"more than {WINDOW} bytes or {WINDOW_FRAMES} frames were sent without waiting for acknowledgements"
                 )
             self._outstanding += len(payload)
             self._frames += 1
@@ -233,10 +233,10 @@ class Bridge(Protocol):
         """Send the data of a DATA frame, or the half-close of an END frame, to the peer."""
         if kind is Kind.END:
             if not (self.transport.can_half_close and self._program_half_closes) or payload:
-                raise WireError("an END frame that the stream has not negotiated")
+                raise WireError("an END frame has a payload, or was sent without an agreement on half-close")
             return self.transport.end_writing()
         if self.transport.writing_ended:
-            raise WireError("a DATA frame after END")
+            raise WireError("a DATA frame follows an END frame")
         return self.transport.send(payload)
 
     def program_lost(self) -> None:

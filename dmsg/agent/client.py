@@ -82,7 +82,7 @@ class AgentClient:
         return Deferred.fromCoroutine(self._stop())
 
     def expect(self, remote: PubKey) -> None:
-        """Do nothing, because the agent is online already."""
+        """Do nothing: the agent is online already, so no connection to ``remote`` needs to be prepared."""
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
         """Return a Deferred that fires when the agent is connected to a server."""

@@ -119,7 +119,7 @@ class AgentListeningPort:
             await self._taking.run(self._accept, number, protocol)
         except (DmsgError, *AWAY) as error:
             # The stream ended before this program accepted it, so its protocol is never connected.
-            _log.info("the stream from {peer} was not accepted: {error}", peer=str(peer)[:16], error=str(error))
+            _log.info("the stream from {peer} was not accepted: {error}", peer=peer.short, error=str(error))
 
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
         connection = StreamConnection(self._connections, lambda opened: protocol)

@@ -40,7 +40,8 @@ class LocalStream(StreamTransport):
 
     @property
     def _leaves_closing_to_remote(self) -> bool:
-        # This end only sends CLOSE to the agent. The agent closes its own stream first, and then reports that end here.
+        # This end only sends CLOSE to the agent. The agent then closes the stream to the peer, and reports when that
+        # stream has ended.
         return True
 
     @property
@@ -51,7 +52,8 @@ class LocalStream(StreamTransport):
         return self._carrier.bytes_in_flight
 
     def _may_have_all(self) -> bool:
-        # The agent's own streams have the same rule: ACKs of secure streams are sent as soon as data arrives.
+        # As in ClientStream, the peer of a secure stream sends an ACK as soon as data arrives. If there is no ACK, the
+        # peer does not have the data. The peer of a plain stream may have all data without having sent an ACK.
         return not self.secure and super()._may_have_all()
 
     def away(self, seconds: float | None) -> None:
@@ -137,7 +139,7 @@ class LocalCarrier:
             self.server = None if server is None else PubKey.from_hex(server)
             self.stream.away(None if away is None else float(away))
         except (ValueError, TypeError, KeyError):
-            raise WireError("a WAY frame that does not name a server") from None
+            raise WireError("a WAY frame does not name a server") from None
 
     @property
     def closed(self) -> bool:

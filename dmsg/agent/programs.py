@@ -74,7 +74,7 @@ class ServingAgent(Interface):
     """Interface of the agent, as the connections of programs use it."""
 
     client: Client
-    bridges: set[Bridge]
+    bridges: dict[Bridge, None]
     shared: SharedWindow
     services: dict[int, Service]
     untaken: dict[int, Bridge]
@@ -101,7 +101,7 @@ class ServiceOffer:
 
     :ivar anyone: whether every peer may connect; None if the program does not say.
     :ivar keys: keys of all peers that may connect; None if the program has not sent all of them.
-    :ivar allowed: number of peers that may connect; 0 if ``anyone`` is not False.
+    :ivar allowed: number of peers that may connect, if ``anyone`` is False; otherwise 0.
     :ivar allowed_sample: some of the keys of these peers, in hexadecimal, for ``status``.
     :ivar offers: text about what the service offers to peers.
     """
@@ -306,7 +306,7 @@ class ProgramConnection(Protocol):
 
     def stream_opened(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._agent.bridges.add(bridge)
+        self._agent.bridges[bridge] = None
         self.say(bridge.describe())
         assert self.transport is not None
         self.transport.registerProducer(_ProgramProducer(bridge), True)  # type: ignore[attr-defined]
@@ -340,7 +340,7 @@ class ProgramConnection(Protocol):
         """Drop the reference to the stream of this connection."""
         bridge, self._bridge = self._bridge, None
         if bridge is not None:
-            self._agent.bridges.discard(bridge)
+            self._agent.bridges.pop(bridge, None)
             if self._of is not None:
                 self._of.stream_ended(bridge)
 

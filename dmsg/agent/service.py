@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -24,6 +23,7 @@ from dmsg.agent.bridge import Bridge, SharedWindow
 from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
 from dmsg.agent.socket_path import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.wire import PROTOCOL, Answer
+from dmsg.base.version import program_version
 from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.net.clock import ClockWatch
 from dmsg.net.reactor import Reactor
@@ -71,7 +71,9 @@ class Agent(TwistedService):
         self._updated_at = reactor.seconds()
         self._factory = _ProgramFactory(self, reactor)
         self.shared = SharedWindow()
-        self.bridges: set[Bridge] = set()
+        # These are dictionaries instead of sets, because a dictionary keeps the order of insertion. So runs of the lab
+        # with the same seed are equal.
+        self.bridges: dict[Bridge, None] = {}
         self.services: dict[int, Service] = {}
         self.untaken: dict[int, Bridge] = {}
 
@@ -148,7 +150,7 @@ class Agent(TwistedService):
             "protocol": PROTOCOL,
             "key": str(self.client.public_key),
             "pid": os.getpid(),
-            "version": version("dmsg"),
+            "version": program_version(),
             "discovery": list(self._discovery),
             "encryption": self.client.encryption.value,
         }
@@ -183,7 +185,7 @@ class _ProgramFactory(Factory):
         self._agent = agent
         self._reactor = reactor
         self._numbers = count(1)
-        self._open: set[_CountedConnection] = set()
+        self._open: dict[_CountedConnection, None] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> _CountedConnection | None:
         if len(self._open) >= MAX_PROGRAMS + RESERVE:
@@ -210,17 +212,17 @@ class _CountedConnection(ProgramConnection):
     """Connection from a program that is in the factory's set of connections while it is open."""
 
     def __init__(
-        self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], connections: set[_CountedConnection]
+        self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], connections: dict[_CountedConnection, None]
     ) -> None:
         super().__init__(agent, reactor, numbers)
         self._connections = connections
 
     def connectionMade(self) -> None:
-        self._connections.add(self)
+        self._connections[self] = None
         super().connectionMade()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._connections.discard(self)
+        self._connections.pop(self, None)
         super().connectionLost(reason)
 
 

@@ -84,8 +84,8 @@ class Kind(IntEnum):
     seconds since it lost its transport (null while it has one).  Sent by the agent.
     """
     READ = 4
-    """Number of bytes that the program has newly read (4 bytes, big-endian).  The agent may send as many further bytes.
-    Sent by the program.
+    """Number of bytes that the program has newly read (4 bytes, big-endian).  The agent may then send the same number
+    of further bytes. Sent by the program.
     """
     END = 5
     """End of the sender's data; the other direction continues.  The peer acknowledges an END from a program like a DATA
@@ -114,9 +114,9 @@ def parse_line(text: bytes) -> Answer:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise WireError("not a line of JSON") from None
+        raise WireError("a line is not JSON") from None
     if not isinstance(content, dict):
-        raise WireError("not a JSON object")
+        raise WireError("a line is not a JSON object")
     return content
 
 
@@ -146,7 +146,7 @@ def parse_count(payload: bytes) -> int:
     :raises WireError: the payload does not have 4 bytes.
     """
     if len(payload) != _COUNT.size:
-        raise WireError("a TAKEN or READ frame whose payload does not have 4 bytes")
+        raise WireError("the payload of a TAKEN or READ frame does not have 4 bytes")
     return int(_COUNT.unpack(payload)[0])
 
 
@@ -156,7 +156,7 @@ def parse_close(payload: bytes) -> int:
     :raises WireError: the payload is empty, or has more than ``MAX_REASON`` bytes.
     """
     if not 0 < len(payload) <= MAX_REASON:
-        raise WireError("a CLOSE frame without a reason")
+        raise WireError("a CLOSE frame has no valid reason")
     return int.from_bytes(payload, "big")
 
 
@@ -186,7 +186,7 @@ class Reader:
         end = self._data.find(b"\n", 0, limit)
         if end < 0:
             if len(self._data) >= limit:
-                raise WireError(f"a line of more than {limit} bytes")
+                raise WireError(f"a line has more than {limit} bytes")
             return None
         text = bytes(self._data[:end])
         del self._data[: end + 1]
@@ -201,9 +201,9 @@ class Reader:
             return None
         kind, size = HEADER.unpack_from(self._data)
         if kind not in _KINDS:
-            raise WireError(f"a frame of type {kind}")
+            raise WireError(f"a frame has the unknown type {kind}")
         if size > MAX_PAYLOAD:
-            raise WireError(f"a frame of {size} bytes")
+            raise WireError(f"a frame has {size} bytes, the limit is {MAX_PAYLOAD}")
         end = HEADER.size + size
         if len(self._data) < end:
             return None

@@ -167,8 +167,9 @@ async def connect(
     discovery: str | Sequence[str] | None = None,
     own_key: KeySource = None,
 ) -> AsyncIterator[Stream]:
-    """Context manager for one stream, with a client that is stopped with it; see :class:`Client` and
-    :meth:`Client.connect`.
+    """Start a client and open one stream. The end of the ``async with`` block closes the stream and stops the client.
+
+    See :class:`Client` and :meth:`Client.connect`.
 
     :param own_key: secret key of this client, or path of its key file.
     """
@@ -184,8 +185,9 @@ async def listen(
     discovery: str | Sequence[str] | None = None,
     key: KeySource = None,
 ) -> AsyncIterator[Listener]:
-    """Context manager for one listener, with a client that is stopped with it; see :class:`Client` and
-    :meth:`Client.listen`.
+    """Start a client and listen on one port. The end of the ``async with`` block closes the port and stops the client.
+
+    See :class:`Client` and :meth:`Client.listen`.
     """
     async with Client(discovery, key=key) as client, client.listen(handler, port) as listener:
         yield listener

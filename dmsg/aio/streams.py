@@ -54,7 +54,7 @@ class _Transport(asyncio.Transport):
             raise NotImplementedError(
                 "the peer's program does not support half-close: after an end of data it would stop sending"
             )
-        # The producer is unregistered first, because a stream does not end its data while it has a producer.
+        # The producer is unregistered first, because a stream does not half-close while it has a producer.
         self._stream.unregisterProducer()
         self._stream.loseWriteConnection()
 
@@ -128,7 +128,7 @@ class StreamBridge(Protocol):
         error = None if reason.check(ConnectionDone) else cast(Exception, reason.value)
         self._aio.connection_lost(error)
 
-    # --- producer: calls of the stream ---
+    # --- producer: called by the stream ---
 
     def pauseProducing(self) -> None:
         self._aio.pause_writing()

@@ -47,7 +47,7 @@ class Groups:
 
     :param columns: names of text columns. If there is only one column, an event in which that column is NULL belongs to
         no group.
-    :param events: every group has one of these events.
+    :param events: events from which the groups are made: one group for each combination of values in ``columns``.
     :raises WholeDays: there are several columns, and an event has NULL in one of them.
     """
 
@@ -89,7 +89,8 @@ def read_events(
     try:
         return _read_events(storage, files, family, groups, most)
     except (pa.ArrowInvalid, OSError):
-        # Spark then reads the whole days, and names the damaged file in its error.
+        # A file may be damaged. WholeDays makes Spark read the whole days, and Spark's error then names the damaged
+        # file.
         raise WholeDays from None
 
 
@@ -106,7 +107,7 @@ def _read_events(
             for group in range(source.num_row_groups):
                 if groups is not None:
                     if not there.issuperset(groups.columns):
-                        # The file lacks a column of the groups, so none of its events belongs to a group.
+                        # The file lacks a column that defines the groups, so none of its events belongs to a group.
                         continue
                     keep = groups.hold(source.read_row_group(group, groups.columns))
                     affected = pc.sum(keep).as_py() or 0
@@ -138,30 +139,40 @@ def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str], *
     return pa.table(columns, pa.schema([one for one in schema if one.name in columns]))
 
 
-def subtract(stored: pa.Table, rows: pa.Table) -> pa.Table | None:
-    """Return the stored rows without ``rows``. A row that occurs twice in ``rows`` is removed twice. Return None if one
-    of ``rows`` is not stored."""
-    if not rows.num_rows:
-        return stored
-    stored = stored.combine_chunks()
-    # Comparing whole rows is expensive. So a filter first drops each stored row with an integer that does not occur in
-    # the same column of ``rows``. Only the others are compared as a whole.
-    alike = pa.array([True] * stored.num_rows, pa.bool_())
-    for one in stored.schema:
-        if pa.types.is_int64(one.type):
-            alike = pc.and_(alike, pc.is_in(stored[one.name].combine_chunks(), rows[one.name].combine_chunks()))
-    places = pc.indices_nonzero(alike)
-    left: dict[str, int] = {}
-    for row in rows.to_pylist():
-        text = repr(row)
-        left[text] = left.get(text, 0) + 1
-    gone = []
-    for place, row in zip(places.to_pylist(), stored.take(places).to_pylist(), strict=True):
-        text = repr(row)
-        if left.get(text):
-            left[text] -= 1
-            gone.append(place)
-    if any(left.values()):
-        return None
-    kept = pc.invert(pc.is_in(pa.array(range(stored.num_rows), pa.int64()), pa.array(gone, pa.int64())))
-    return stored.filter(kept)
+class Subtraction:
+    """Search for stored rows that equal given rows. Each given row matches at most one stored row, so a row that is
+    given twice matches two equal stored rows.
+
+    :param rows: the rows to find.
+    """
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows.combine_chunks()
+        self._left: dict[str, int] = {}
+        for row in rows.to_pylist():
+            text = repr(row)
+            self._left[text] = self._left.get(text, 0) + 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all given rows were found."""
+        return not any(self._left.values())
+
+    def find(self, stored: pa.Table) -> pa.Array:
+        """Return for each stored row whether it matches a given row. Each given row matches at most one stored row."""
+        stored = stored.combine_chunks()
+        # Comparing whole rows is expensive. So a filter first drops each stored row with an integer that does not occur
+        # in the same column of the given rows. Only the others are compared as a whole.
+        alike = pa.array([True] * stored.num_rows, pa.bool_())
+        for one in stored.schema:
+            if pa.types.is_int64(one.type):
+                wanted = self._rows[one.name].combine_chunks()
+                alike = pc.and_(alike, pc.is_in(stored[one.name].combine_chunks(), wanted))
+        places = pc.indices_nonzero(alike)
+        found = []
+        for place, row in zip(places.to_pylist(), stored.take(places).to_pylist(), strict=True):
+            text = repr(row)
+            if self._left.get(text):
+                self._left[text] -= 1
+                found.append(place)
+        return pc.is_in(pa.array(range(stored.num_rows), pa.int64()), pa.array(found, pa.int64()))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,25 +27,24 @@ from dmsg.analytics.affected_rows import (
     MOST_NEW,
     MOST_STORED,
     Groups,
+    Subtraction,
     WholeDays,
     event_schema,
     read_events,
-    subtract,
 )
 from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
-from dmsg.analytics.gold import traffic
+from dmsg.analytics.gold import abuse, traffic
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_tables import as_rows, rows_of_table
 from dmsg.analytics.parquet import arrow_schema
+from dmsg.analytics.rewrites import Rewrite, find_rewrites
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import FAMILIES, SILVER
 from dmsg.analytics.store import NUMBERS, SUMS, unrefined
 from dmsg.analytics.table_plans import Tables, daily_tables, silver_tables
+from dmsg.analytics.views import VIEWS
 
-MOST_FILES = 16
-"""Number of files of a day at which the day is rewritten. With fewer files, new rows are added to the day in one more
-file."""
 IDENTITY = ("producer", "boot", "seq", "ts", "mono", "dt")
 """Columns that identify and number an event."""
 _PAIR = ("producer", "src", "dst")
@@ -56,7 +55,7 @@ _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "latency_hour": traffic.add_latency_hour,
 }
 """Functions that add the numbers of new transport events to stored rows, by table."""
-TABLES = ("verdicts", "unfinished", "settlement_conflict_day", *_BY_GROUPS, *_SUMS_OF)
+TABLES = ("verdicts", "unfinished", "settlement_conflict_day", "abuse_day", *_BY_GROUPS, *_SUMS_OF)
 """Tables that this module computes."""
 
 
@@ -64,11 +63,12 @@ TABLES = ("verdicts", "unfinished", "settlement_conflict_day", *_BY_GROUPS, *_SU
 class Rows:
     """Rows of a table to write.
 
-    :ivar more: True to add the rows to the stored ones; False to replace all stored rows of the days.
+    :ivar rewrites: files that contain stored rows which the new rows replace; None if the new rows replace all stored
+        rows of the days.
     """
 
     rows: pa.Table
-    more: bool = False
+    rewrites: Sequence[Rewrite] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class AffectedTables:
     # --- numbers of events ---
 
     def sums(self, days: Iterable[str]) -> pa.Table:
-        """Return the rows of ``sums`` of these days."""
+        """Return the rows of the table ``sums`` for these days."""
         schema = SUMS.schema
         added = bronze.add_sums(
             rows_of_table(self._stored_rows("silver", SUMS.name, days), schema),
@@ -159,9 +159,9 @@ class AffectedTables:
         return rows_of_table(rows.set_column(rows.column_names.index("dt"), "dt", days), SUMS.schema)
 
     def numbers(self, sums: pa.Table, days: Iterable[str]) -> pa.Table:
-        """Return the rows of ``numbers`` of these days.
+        """Return the rows of the table ``numbers`` for these days.
 
-        :param sums: rows of ``sums`` of the same days.
+        :param sums: rows of the table ``sums`` for the same days.
         """
         keys = ["producer", "boot", "bucket", "dt"]
         stored = self._stored_rows("silver", NUMBERS.name, days)
@@ -193,22 +193,24 @@ class AffectedTables:
         if name in _SUMS_OF:
             return Rows(self._by_sums(name, days))
         if name in _BY_GROUPS:
-            return Rows(self._by_groups(name, days))
+            return self._by_groups(name, days)
+        if name == "abuse_day":
+            return Rows(self._abuse_day(days))
         if self._verdict_days is None:
             raise WholeDays
         verdicts = self._verdicts(self._verdict_days)
         chosen = pc.is_in(verdicts["dt"].cast(pa.string()), pa.array(days))
         tables = self._tables(days, self._words(days).all, verdicts.filter(chosen))
         layer = "gold" if name == "settlement_conflict_day" else "silver"
-        return Rows(self._replace_rows(layer, name, days, tables[name]))
+        return self._replace_rows(layer, name, days, tables[name])
 
     def _check_views(self, days: Iterable[str]) -> None:
-        """Check that the views have no stored rows for these days, because this class selects the rows of views from
-        the events only. Rows are stored for a day on which events arrived twice.
+        """Check that no rows of the views are stored for these days. This class does not read stored rows of views, but
+        computes them from the events. Rows are stored only for days on which events arrived twice.
 
         :raises WholeDays: a view has stored rows.
         """
-        for name in ("transports", "receipts"):
+        for name in VIEWS:
             if not self._lake.stored_days(name, self._state).isdisjoint(days):
                 raise WholeDays
 
@@ -262,28 +264,26 @@ class AffectedTables:
         former = arrow_schema(schema).empty_table()
         if any(rows.num_rows for rows in old.values()):
             former = _rows_of(self._tables(days, old)["verdicts"](), schema)
-        files = self._lake.table("silver", "verdicts").files()
-        if not former.num_rows and sum(file.values["dt"] in days for file in files) < MOST_FILES * len(days):
-            self._verdict_days = days
-            return Rows(fresh, more=True)
-        kept = subtract(self._stored_rows("silver", "verdicts", days), former)
-        if kept is None:
+        former_rows = Subtraction(former)
+        table = self._lake.table("silver", "verdicts")
+        rewrites = find_rewrites(table, days, former_rows.find if former.num_rows else None)
+        if not former_rows.is_complete:
             # The former verdicts differ from the stored ones, because the stored ones were computed with events of days
             # that this run does not read. So the stored rows to remove cannot be found.
             raise WholeDays
         self._verdict_days = days
-        return Rows(pa.concat_tables([kept, fresh]))
+        return Rows(fresh, rewrites)
 
-    def _replace_rows(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> pa.Table:
-        """Return the stored rows, in which new rows replace those of the affected transports.
+    def _replace_rows(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> Rows:
+        """Return new rows that replace the stored rows of the affected transports.
 
         :param plan: computes the new rows.
         """
-        stored = self._stored_rows(layer, name, days)
-        kept = stored.filter(pc.invert(self._transports.hold(stored)))
-        return pa.concat_tables([kept, _rows_of(plan(), self._lake.table(layer, name).schema)])
+        table = self._lake.table(layer, name)
+        rewrites = find_rewrites(table, days, self._transports.hold, self._transports.columns)
+        return Rows(_rows_of(plan(), table.schema), rewrites)
 
-    def _by_groups(self, name: str, days: tuple[str, ...]) -> pa.Table:
+    def _by_groups(self, name: str, days: tuple[str, ...]) -> Rows:
         self._check_views(days)
         groups = Groups(_PAIR, [self._new_events["transport"]])
         events = silver.transports(
@@ -291,9 +291,32 @@ class AffectedTables:
         )
         read = {"transports": events}.__getitem__
         tables = daily_tables(read, read)
-        stored = self._stored_rows("gold", name, days)
-        kept = stored.filter(pc.invert(groups.hold(stored, _BY_GROUPS[name])))
-        return pa.concat_tables([kept, _rows_of(tables[name](), self._lake.table("gold", name).schema)])
+        table, columns = self._lake.table("gold", name), _BY_GROUPS[name]
+        rewrites = find_rewrites(table, days, partial(groups.hold, columns=columns), columns)
+        return Rows(_rows_of(tables[name](), table.schema), rewrites)
+
+    def _abuse_day(self, days: tuple[str, ...]) -> pa.Table:
+        """Return the rows of ``abuse_day``. Scores of refusals or of entries are computed again only if there are new
+        refusals or entries, and scores of unanswered requests only for the clients of new requests.
+        """
+        self._check_views(days)
+        groups = Groups(("producer", "src"), [self._new_events["transport"]])
+        stored = self._stored_rows("gold", "abuse_day", days)
+        former = pc.and_(pc.equal(stored["kind"], abuse.UNANSWERED), groups.hold(stored, ("producer", "who")))
+        found = {"transport": self._events("transport", days, groups=groups)}
+        is_churn = pc.equal(stored["kind"], abuse.CHURN)
+        of_refusals = pc.invert(pc.or_(is_churn, pc.equal(stored["kind"], abuse.UNANSWERED)))
+        for family, scores in (("refusal", of_refusals), ("entry", is_churn)):
+            found[family] = self._new_events[family]
+            if found[family].num_rows:
+                found[family] = self._events(family, days)
+                former = pc.or_(former, scores)
+        events = {family: rows_of_table(rows, event_schema(family)) for family, rows in found.items()}
+        rows = abuse.abuse_day(
+            silver.refusals(events["refusal"]), silver.transports(events["transport"]), silver.entries(events["entry"])
+        )
+        computed = _rows_of(rows, self._lake.table("gold", "abuse_day").schema)
+        return pa.concat_tables([stored.filter(pc.invert(former)), computed])
 
     def _by_sums(self, name: str, days: tuple[str, ...]) -> pa.Table:
         self._check_views(days)

@@ -34,8 +34,9 @@ TABLES = (
 )
 """Gold tables whose rows the findings need."""
 DAYS_BACK = 9
-"""Number of days before the newest day whose rows are read, too. The newest day may not be over, and the newest
-complete day is compared with the week before it."""
+"""Number of days before the newest day whose rows are read, too. The newest day may be incomplete, and the newest
+complete day is compared with the week before it.
+"""
 RECENT_DAYS = 2
 """Number of days, including the newest, for which crashes and most other problems are reported."""
 LYING_DAYS = 7
@@ -60,8 +61,8 @@ SLOW_READERS = 0.01
 SLOW_READERS_LEAST = 10
 """Minimum number of transports that ended because of slow receivers; with fewer, the server is not reported."""
 UNCERTAIN = 0.02
-"""Share of a server's claimed bytes. Bytes in flight at the end of a transport are not credited. If they are at least
-this share, they are reported.
+"""Share of the bytes that a server claims. Bytes that were in flight when their transports ended are not credited. If
+at least this share was in flight, the server is reported.
 """
 UNCERTAIN_LEAST = 1024 * 1024
 """Minimum number of uncredited bytes in flight; fewer are not reported."""

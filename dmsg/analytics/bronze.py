@@ -37,7 +37,8 @@ LINE_LIMIT = 4096
 def problem_column(now_ms: int, *, checked: bool) -> Column:
     """Return a column with the problem of each line; NULL for a valid event.
 
-    :param now_ms: time of the run in ms since 1970. Later events are from the future, apart from a tolerance.
+    :param now_ms: time of the run in ms since 1970. An event that is later than this time by more than
+        :data:`~dmsg.analytics.event_rules.FUTURE_TOLERANCE_MS` has a problem.
     :param checked: whether ``dmsg analytics verify`` wrote the files. Only these files may contain checked receipts.
     """
     types = [name for family in FAMILIES.values() for name in family]
@@ -99,6 +100,8 @@ def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> Data
             "file",
             "problem",
             line.alias("line"),
+            F.lit(None).cast("long").alias("file_bytes"),
+            F.lit(None).cast("string").alias("file_sha256"),
             "family",
             # The column is a date and not a text, because formatting a date as text for each line is expensive.
             F.date_from_unix_date(F.floor(day / DAY_MS).cast("int")).alias("dt"),
@@ -111,6 +114,12 @@ def file_names(rows: DataFrame) -> DataFrame:
     return rows.select(uri(F.col("file")).alias("file")).distinct()
 
 
+LINES = "lines"
+"""Name in bronze for the source of the lines that Spark's JSON reader skipped, and that a second reading of the files
+found. The name sorts before those of the other sources.
+"""
+
+
 def file_report(rows: DataFrame) -> DataFrame:
     """Return a row for each file: its name, the number of lines, and a problem or NULL.
 
@@ -118,6 +127,8 @@ def file_report(rows: DataFrame) -> DataFrame:
     the file is truncated or damaged.
     """
     per_file = rows.groupBy("file").agg(
+        F.max("origin").alias("origin"),
+        F.max(F.when(F.col("origin") != LINES, F.col("batch"))).alias("batch"),
         F.count(F.lit(1)).alias("arrived"),
         F.max("lines").alias("told"),
         F.count_if(F.col("type") == "segment_end").alias("ends"),
@@ -128,6 +139,8 @@ def file_report(rows: DataFrame) -> DataFrame:
         F.when(F.col("ends") == 0, NO_END)
         .when(F.col("told") > F.col("arrived") - F.col("ends"), LACKING)
         .alias("problem"),
+        "origin",
+        "batch",
     )
 
 
@@ -167,8 +180,8 @@ def add_sums(stored: DataFrame, added: DataFrame) -> DataFrame:
 def _is_whole() -> Column:
     """Return a column: whether a bucket contains every number from its first to its last exactly once.
 
-    The count, the sum and the sum of squares must be those of the complete range. If one number is missing and another
-    occurs twice, the count is right, but one of the two sums is not.
+    That is so if the count, the sum and the sum of squares are those of the complete range. If one number is missing
+    and another occurs twice, the count is right, but one of the two sums is not.
     """
     low, high = F.col("first") % BUCKET_SIZE, F.col("last") % BUCKET_SIZE
 

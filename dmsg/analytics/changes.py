@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ENDS = "ends"
-"""Name of an input in :data:`_INPUTS`: the times of the first and last event of each process."""
+"""Name of an input in ``_INPUTS``: the times of the first and last event of each process."""
 OBSERVED = "observed"
-"""Name of an input in :data:`_INPUTS`: the first and last minute with events of each day."""
+"""Name of an input in ``_INPUTS``: the first and last minute with events of each day."""
 COMPARED_ROWS = 20_000
 """Maximum number of rows of one table and day to compare with the stored rows. More rows count as changed."""
 _INPUTS: dict[str, tuple[str, ...]] = {
@@ -76,8 +76,8 @@ class Changes:
         self._changed[name] = set(days)
 
     def note_everything(self) -> None:
-        """Record that every family of events, :data:`ENDS` and :data:`OBSERVED` have changed on every day of the
-        run."""
+        """Record that the following inputs have changed on every day of the run: each family of events, :data:`ENDS`,
+        :data:`OBSERVED`, and each table whose own inputs are not in ``_INPUTS``."""
         for inputs in (*_INPUTS.values(), *_INPUTS_AROUND.values()):
             self._changed |= {name: set(self._days) for name in inputs if name not in _INPUTS}
 
@@ -114,15 +114,17 @@ def are_equal(one: pa.Table, other: pa.Table) -> bool:
 
 
 def changed_ends(before: pa.Table, after: pa.Table, last_day: str) -> tuple[set[str], set[str]]:
-    """Return the days on which :data:`ENDS` has changed, and the days on which :data:`OBSERVED` has changed.
+    """Compare old and new rows of the table ``numbers``. Return two sets of days: those on which :data:`ENDS` has
+    changed, and those on which :data:`OBSERVED` has changed.
 
-    A process without stored rows does not change :data:`ENDS`. A table that uses its first or last event also uses its
-    other events, and these are new, so the table is computed again anyway.
+    If a process has no stored rows for a day, :data:`ENDS` does not count as changed on that day because of this
+    process. All events of the process on that day are new, and new events cause the tables of the day to be computed
+    again anyway.
 
-    :param before: rows of ``numbers`` that are stored.
-    :param after: the rows that replace them.
-    :param last_day: the last day that has events. If the newest event of that day has changed, :data:`ENDS` has
-        changed, too, because how every process ended depends on the newest event.
+    :param before: stored rows.
+    :param after: rows that replace the stored rows.
+    :param last_day: last day that has events. If its newest event has changed, it is a day on which :data:`ENDS` has
+        changed. The reason is that the time of the newest event decides which processes count as ended.
     """
     times = [("first_ts", "min"), ("last_ts", "max")]
     old, new = (_by_keys(rows, ["producer", "boot", "dt"], times) for rows in (before, after))

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from html import escape
 
 Cell = tuple[float | None, str]
-"""Hour in a strip: share of the hour that was good, from 0 to 1 (None if unknown), and the reason."""
+"""Cell of a strip, for one hour: share of the hour without a problem, from 0 to 1 (None if unknown), and a text that
+explains the share."""
 Series = tuple[str, str, Sequence[float | None]]
 """Series of a chart: label, CSS colour, and a value (or None) for each x."""
 
@@ -139,7 +140,8 @@ def bars(labels: Sequence[str], series: Sequence[Series], unit: str, title: str)
 def strip(cells: Sequence[tuple[str, float | None, str]]) -> str:
     """Return a row of cells, one for each hour.
 
-    :param cells: label, share of the hour that was good (None if unknown), and the reason for the share.
+    :param cells: label of the hour, share of the hour without a problem (None if unknown), and a text that explains the
+        share.
     """
     count = max(1, len(cells))
     width = 100 / count

@@ -37,7 +37,7 @@ def main() -> None:
         for name, text in (("a", lines), ("b", [b"hello"])):
             (spool / f"{EVENTS_PREFIX}{name}{SEGMENT_SUFFIX}").write_bytes(gzip.compress(b"\n".join(text) + b"\n"))
         sources = [spool_source(str(spool)), receipts_source(str(checked))]
-        # With ``tune``, the pipeline would compute so few events without Spark.
+        # With tune=True, the pipeline would not use Spark for so few events.
         Pipeline(spark, f"{directory}/tables", tune=False).run(sources)
         gateway = spark.sparkContext._gateway  # noqa: SLF001  # PySpark has no other name for its Java process
         spark.stop()

@@ -28,6 +28,24 @@ Count = Callable[[str], Mapping[str, RowCount]]
 table's directory."""
 
 
+def run_directory(label: str) -> str:
+    """Return the start of the names of the directories below a table to which a run or a batch writes.
+
+    Spark requires that each directory between a table and its files has the form ``COLUMN=VALUE``. Polars refuses such
+    a directory if the table has no column of that name, but ignores a directory whose name has a second equals sign.
+
+    :param label: number of the run, or the source and the number of the batch.
+    """
+    return f"run=={label}."
+
+
+def is_of_run(path: str, label: str) -> bool:
+    """Whether a run or a batch wrote the file at that path. Directories that earlier versions wrote, with names that
+    begin with ``run=LABEL.``, are recognised, too.
+    """
+    return path.startswith((run_directory(label), f"run={label}."))
+
+
 @dataclass(frozen=True)
 class File:
     """Data file of a table.

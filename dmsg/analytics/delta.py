@@ -21,22 +21,26 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import Schema
 from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StructType
 
-from dmsg.analytics.data_files import Count, File, added, written_files
+from dmsg.analytics.data_files import Count, File, added, is_of_run, written_files
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.parquet import Part, arrow_schema
+from dmsg.analytics.table_queries import SQL_TYPES, days_condition, run_query
 
 READER_VERSION = 1
 """Highest ``minReaderVersion`` of the Delta protocol that is accepted. A table with a higher one was changed by another
 program, and its list of files alone does not describe its rows.
 """
 APPLICATION = "dmsg"
-"""Name of the application in the log. The log records the number of an application's last run under its name."""
+"""Name of the application in the log. The log records the number of an application's last run under the name of the
+application.
+"""
 CONFIGURATION: dict[str, str | None] = {
     "delta.checkpointInterval": "20",
     "delta.logRetentionDuration": "interval 9 days",
@@ -53,23 +57,9 @@ UNUSABLE = r"[\[\]%\\^|]"
 SMALL_FILE = 32 * 1024 * 1024
 """Size in bytes below which a file is small, and may be merged with others."""
 MERGED_HERE = 256 * 1024 * 1024
-"""Maximum total size in bytes of a table's small files that this process merges. More bytes are merged by Spark if
-there is a session, otherwise by this process as well."""
-SQL_TYPES = {
-    "string": "VARCHAR",
-    "int": "INT",
-    "bigint": "BIGINT",
-    "double": "DOUBLE",
-    "boolean": "BOOLEAN",
-    "date": "DATE",
-    "timestamp": "TIMESTAMP",
-    "array<int>": "INT[]",
-    "array<bigint>": "BIGINT[]",
-}
-
-
-class LakeError(Exception):
-    """Error: the tables cannot be used. Its text says why."""
+"""Maximum total size in bytes of a table's small files that this process merges. If the files are larger, Spark merges
+them; without a session of Spark, this process merges them all the same.
+"""
 
 
 def unusable_character(uri: str) -> str | None:
@@ -78,45 +68,12 @@ def unusable_character(uri: str) -> str | None:
     return found and found[0]
 
 
-def run_query(table: DeltaTable, sql: str) -> pa.Table:
-    """Run an SQL query of a table; in the query the table's name is ``it``.
+def _removed(file: File, *, moved: bool = False) -> RemoveAction:
+    """Return the log entry that removes a file from a table.
 
-    The query is executed by delta-rs, and not by Arrow. Arrow would open the files in Python code, called from its own
-    threads. Such a thread aborts the process if it still runs when the program ends.
-
-    :param sql: text of the query. The caller must quote values that come from strangers.
-    :raises LakeError: a file cannot be read, or has been removed.
+    :param moved: whether the same transaction adds its rows in other files.
     """
-    try:
-        batches = QueryBuilder().register("it", table).execute(sql).read_all()
-    except Exception as error:  # Exception is caught, because delta-rs raises no more specific class.
-        raise LakeError(f"{table.table_uri} cannot be read: {str(error).splitlines()[0]}") from None
-    found = pa.table(batches)
-    views = {pa.string_view(): pa.string()}
-    return found.cast(pa.schema([pa.field(one.name, views.get(one.type, one.type)) for one in found.schema]))
-
-
-def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
-    """Return the rows of a table, in no particular order.
-
-    :param condition: SQL condition that the rows meet.
-    :raises LakeError: as :func:`run_query`.
-    """
-    return run_query(table, f"SELECT * FROM it WHERE {condition}")  # noqa: S608
-
-
-def days_condition(since: str | None, until: str | None, where: Mapping[str, str] | None = None) -> str:
-    """Return an SQL condition that selects the rows from one day to another.
-
-    :param since: first day, as ``2026-01-31``.
-    :param until: last day, included.
-    :param where: mapping from a text column to the value that it must have.
-    """
-    wanted = [f"{column} = '{text.replace(chr(39), chr(39) * 2)}'" for column, text in (where or {}).items()]
-    for day, compare in ((since, ">="), (until, "<=")):
-        if day is not None:
-            wanted.append(f"dt {compare} DATE '{date.fromisoformat(day)}'")
-    return " AND ".join(wanted) or "true"
+    return RemoveAction(file.path, not moved, int(time.time() * 1000), file.size, dict(file.values))
 
 
 class Delta:
@@ -244,7 +201,7 @@ class Delta:
 
         :param since: first day, as ``2026-01-31``, of a table that has days.
         :param until: last day, included.
-        :param where: mapping from a text column to the value that it must have.
+        :param where: mapping from text columns to values; only the rows with these values are returned.
         :raises LakeError: that version no longer exists.
         """
         if "dt" not in self.schema.fieldNames():
@@ -304,23 +261,25 @@ class Delta:
         number: int,
         *,
         application: str = APPLICATION,
-        replaces: Mapping[str, Iterable[str]] | None = None,
-        again: str = "",
+        replaced: Mapping[str, Iterable[str]] | None = None,
+        earlier_attempt: str = "",
         parts: Iterable[Part] = (),
         count: Count | None = None,
+        gone: Iterable[File] = (),
     ) -> None:
-        """Add the files that Spark and Arrow wrote to the table, in one transaction.
+        """Add files that Spark and Arrow have written to the table, in one transaction.
 
         :param directory: directory below the table to which Spark wrote; None if Spark wrote nothing.
         :param number: number of the application's transaction. It must not be lower than that of the application's
             newest transaction.
-        :param replaces: values of partition columns. The new files replace all files of these partitions; for an empty
-            mapping, all files of the table. None only adds the new files, and removes those of a killed run (see
-            ``again``).
+        :param replaced: values of partition columns. The new files replace all files in the partitions with these
+            values. If the mapping is empty, they replace all files of the table. None replaces no partition: the new
+            files are added, and the files of ``earlier_attempt`` and ``gone`` are removed.
         :param parts: the files that Arrow wrote.
         :param count: as for :meth:`written_files`.
-        :param again: prefix of the paths of files that the same transaction added in an earlier attempt, whose run was
-            killed.
+        :param gone: further files to remove.
+        :param earlier_attempt: label of directories, see :func:`~dmsg.analytics.data_files.run_directory`. A killed run
+            may have made an earlier attempt at this transaction, and committed files in directories with this label.
         :raises LakeError: another run has changed the table, or the number is too low.
         """
         table = self.open()
@@ -330,19 +289,22 @@ class Delta:
         if newest is not None and newest > number:
             raise self._overtaken_error()
         self._widen(table)
-        filters = [(name, "in", sorted(values)) for name, values in (replaces or {}).items()]
+        filters = [(name, "in", sorted(values)) for name, values in (replaced or {}).items()]
         fresh = [added(part) for part in (*(() if directory is None else self.written_files(directory, count)), *parts)]
-        removed = [*self._remove_actions(again)] if again and replaces is None else []
+        removed = []
+        if replaced is None:
+            own = [file for file in self.files() if is_of_run(file.path, earlier_attempt)] if earlier_attempt else []
+            removed = [_removed(file) for file in (*own, *gone)]
         try:
             with self._transaction():
                 table.create_write_transaction(
                     [*fresh, *removed],
-                    "append" if replaces is None else "overwrite",
+                    "append" if replaced is None else "overwrite",
                     Schema.from_arrow(arrow_schema(self.schema)),
                     self.partitions,
                     filters or None,
-                    # Retries are turned off. If another run has committed meanwhile, this commit must fail, but a retry
-                    # would commit it after the other run's transaction.
+                    # Retries are turned off. If another run has committed meanwhile, this commit must fail. With
+                    # retries, this transaction would be committed after the other run's.
                     commit_properties=CommitProperties(
                         max_commit_retries=0, app_transactions=[Transaction(application, number)]
                     ),
@@ -350,12 +312,6 @@ class Delta:
                 )
         except CommitFailedError:
             raise self._overtaken_error() from None
-
-    def _remove_actions(self, prefix: str) -> Iterable[RemoveAction]:
-        now = int(time.time() * 1000)
-        for file in self.files():
-            if file.path.startswith(prefix):
-                yield RemoveAction(file.path, True, now, file.size, dict(file.values))
 
     def ensure(self) -> None:
         """Create the table if it does not exist.
@@ -397,8 +353,8 @@ class Delta:
         """Merge the small files of each partition that has many of them.
 
         :param least: number of small files in a partition at which they are merged.
-        :param is_mergeable: returns whether a file may be merged. In a partition with a file that may not, nothing is
-            merged.
+        :param is_mergeable: returns whether a file may be merged. In a partition with a file for which it returns
+            False, nothing is merged.
         :param rewrite: writes the rows of small files to few files, in executors. Without this function, or for at most
             :data:`MERGED_HERE` bytes, this process merges the files.
         :returns: number of partitions in which files were merged.
@@ -432,9 +388,8 @@ class Delta:
         """
         table = self.open()
         assert table is not None
-        now = int(time.time() * 1000)
         fresh = [added(part, moved=True) for part in parts]
-        removed = [RemoveAction(file.path, False, now, file.size, dict(file.values)) for file in files]
+        removed = [_removed(file, moved=True) for file in files]
         try:
             with self._transaction():
                 table.create_write_transaction(

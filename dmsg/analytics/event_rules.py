@@ -12,15 +12,15 @@ OLDEST = 1_577_836_800_000
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
 """Milliseconds by which the clock of an entity may be ahead. An event of a later time is invalid."""
 MIDNIGHT_MS = 10 * 60 * 1000
-"""Maximum time in ms between the event and the receipts with the counts of one transport. Only events this close to
-midnight can change the neighbouring day.
+"""Maximum time in ms between a server's event about the end of a transport and the receipts of that transport. So only
+events and receipts within this time of midnight can belong to transports of the neighbouring day.
 """
 SILENCE_SECONDS = 15 * 60
 """Seconds without an event after which a process counts as ended. Processes write an event every minute, and files are
 sealed every five minutes.
 """
 LARGEST = 2**50
-"""Largest number allowed in an event.  Sums of such numbers could overflow, so they are bounded (``gold.totals``)."""
+"""Largest number allowed in an event.  Sums of such numbers could overflow, so ``gold.totals`` bounds the sums."""
 LARGEST_BUCKET = 2**31
 """Largest count allowed in a bucket of a histogram, so that sums of histograms do not overflow."""
 COUNTS = tuple(

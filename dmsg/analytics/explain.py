@@ -139,8 +139,8 @@ def _spans(hours: Sequence[int]) -> str:
 
 
 def _covered_until(boot: Row) -> datetime:
-    """Return the time until which a process is considered for a day: the start of the next process of its name, or the
-    time of its last event if there is no next one."""
+    """Return the end of the time that a process covers: the start of the next process of the same name, or the
+    process's last event if there is no next process."""
     last: datetime = boot["last_at"]
     return boot["next_at"] or last
 

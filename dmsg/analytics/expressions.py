@@ -1,8 +1,9 @@
 """Column expressions for two engines: Spark gets their SQL text, and Arrow computes them for rows in memory.
 
-An :class:`Expression` is accepted wherever PySpark accepts a column.  It keeps its tree in Python and hands Spark one
-text, because a column that PySpark builds takes a call to Java for each of its parts.  The same tree is evaluated by
-:mod:`dmsg.analytics.memory_columns`.  :mod:`dmsg.analytics.functions` builds expressions.
+PySpark accepts an :class:`Expression` wherever it accepts a column. An expression is a tree in Python, and passes one
+SQL text to Spark, because a column that PySpark builds takes a call to Java for each of its parts. The module
+:mod:`dmsg.analytics.memory_columns` evaluates the same tree in memory. The module :mod:`dmsg.analytics.functions`
+builds expressions.
 """
 
 from __future__ import annotations
@@ -50,16 +51,18 @@ def literal_sql(value: object) -> str:
     if isinstance(value, str):
         text = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"'{text}'"
-    raise TypeError(f"no literal for {type(value).__name__}")
+    raise TypeError(f"a value of the type {type(value).__name__} cannot be a literal of Spark's SQL")
 
 
 @dataclass(frozen=True)
 class WindowRows:
-    """Rows of a window: those with the same values in some columns, in an order.
+    """Window of SQL (``OVER (...)``): the rows over which a window function is computed for the current row. They have
+    the same values as the current row in some columns, and are sorted.
 
-    :ivar order: columns, and whether each is in descending order.
-    :ivar first: first row relative to the current one; None for the first of all.
-    :ivar last: last row relative to the current one; None for the last of all.
+    :ivar partition: the columns whose values are the same.
+    :ivar order: columns by which the rows are sorted, and whether each is in descending order.
+    :ivar first: offset of the window's first row from the current row; None for the first row of the partition.
+    :ivar last: offset of the window's last row from the current row; None for the last row of the partition.
     """
 
     partition: tuple[Expression, ...] = ()
@@ -67,7 +70,7 @@ class WindowRows:
     first: int | None = None
     last: int | None = None
 
-    def orderBy(self, *columns: Column | str) -> WindowRows:  # the name that PySpark uses
+    def orderBy(self, *columns: Column | str) -> WindowRows:
         """Return the window with its rows in the order of these columns."""
         return replace(self, order=tuple(_in_order(one) for one in columns))
 
@@ -77,7 +80,7 @@ class WindowRows:
 
     @property
     def sql(self) -> str:
-        """Text of the window in Spark's SQL."""
+        """The window in Spark's SQL: the text between the parentheses of ``OVER (...)``."""
         parts = []
         if self.partition:
             parts.append("PARTITION BY " + ", ".join(one.sql for one in self.partition))
@@ -101,7 +104,7 @@ def _bound(rows: int | None, side: str) -> str:
 
 
 class Expression(ClassicColumn):
-    """Column as a tree.
+    """Column expression: a tree of operations and their operands.
 
     :ivar op: name of the operation; for most of them it is the name of Spark's function.
     :ivar args: operands: expressions, or Python values where the operation says so.
@@ -111,16 +114,17 @@ class Expression(ClassicColumn):
     args: tuple[Any, ...]
 
     def __new__(cls, *args: Any, **more: Any) -> Expression:
-        """Make an instance of this class. The method that it replaces makes an instance of another class of PySpark."""
+        """Make an instance of this class. PySpark's own ``__new__`` would make one of another class of PySpark."""
         return object.__new__(cls)
 
     def __init__(self, op: str, *args: Any, text: str | None = None) -> None:
         """Make an expression.
 
-        :param text: SQL of an operation that is no function of Spark.
+        :param text: SQL text of the expression; None to derive the text from ``op`` and ``args``.
         """
         self.op = op
-        # The names of operands are removed, except in a structure, whose fields have these names.
+        # A name has no meaning inside an expression, so the names of operands are removed. The fields of a structure
+        # have these names, so a structure keeps them.
         self.args = args if op == "struct" else tuple(_without_name(one) for one in args)
         self._text = text
 
@@ -147,16 +151,16 @@ class Expression(ClassicColumn):
 
     @property
     def _jc(self) -> Any:
-        """Java's column, which PySpark asks for."""
+        """Column as an object of Java. PySpark reads this attribute of a column."""
         return self._of_spark()._jc  # noqa: SLF001  # PySpark has no other name for it
 
     @property
     def _expr(self) -> Any:
-        """Column of Spark Connect, which PySpark asks for."""
+        """Column as an object of Spark Connect. PySpark reads this attribute of a column."""
         return self._of_spark()._expr  # noqa: SLF001
 
     def to_plan(self, session: Any) -> Any:
-        """Return the column of a plan of Spark Connect, which asks for it."""
+        """Return the column as a part of a plan. Spark Connect calls this method."""
         return self._expr.to_plan(session)
 
     def __getattr__(self, item: Any) -> Any:
@@ -236,13 +240,13 @@ class Expression(ClassicColumn):
         return Expression("alias", self, alias[0])
 
     def cast(self, dataType: Any) -> Expression:
-        """Return the expression as another type, a name of Spark's SQL."""
+        """Convert the value to another type, which is named as in Spark's SQL."""
         return Expression("cast", self, str(dataType))
 
     def isin(self, *cols: Any) -> Expression:
-        """Return whether the value is one of these; a single list counts as its values."""
+        """Return whether the value is one of several, which are the arguments or the items of a single list."""
         values = cols[0] if len(cols) == 1 and isinstance(cols[0], Sequence) and not isinstance(cols[0], str) else cols
-        # SQL has no empty list; a comparison with NULL is never true either.
+        # SQL has no empty list. A list with only NULL replaces it, because a comparison with NULL is never true.
         return Expression("in", self, *(as_value(one) for one in values or [None]))
 
     def isNull(self) -> Expression:
@@ -262,7 +266,7 @@ class Expression(ClassicColumn):
         return self._with("rlike", other)
 
     def bitwiseAND(self, other: Any) -> Expression:
-        """Return the bits that both numbers have."""
+        """Return the bitwise AND of two numbers."""
         return self._with("bitwise_and", other)
 
     def desc(self) -> Expression:
@@ -308,7 +312,9 @@ _SPECIAL: dict[str, Callable[..., str]] = {
     "bitwise_and": lambda one, other: f"({one.sql} & {other.sql})",
     "count_all": lambda: "count(1)",
 }
-"""SQL texts of operations that are written unlike a function."""
+"""Functions that return the SQL text of an operation, by the name of the operation. Operations that are not in this
+table are written ``NAME(OPERANDS)``.
+"""
 
 
 def as_value(value: Any) -> Expression:

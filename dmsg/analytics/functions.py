@@ -1,8 +1,8 @@
 """Functions of columns, under the names that PySpark gives them; each returns an
 :class:`~dmsg.analytics.expressions.Expression`.
 
-A text names a column where PySpark takes it as a name.  The tables' rules import this module instead of
-``pyspark.sql.functions``, so that rows in memory can be computed without Spark.
+As in PySpark, an argument that is a text names a column for most functions, and is a constant for the others. The rules
+of the tables import this module instead of ``pyspark.sql.functions``, so that Arrow can compute tables without Spark.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from pyspark.sql import functions as spark_functions
 
 from dmsg.analytics.expressions import Expression, WindowRows, as_column, as_value
+from dmsg.analytics.memory_groups import key_numbers
 from dmsg.analytics.memory_rows import MemoryRows
 
 Frame = TypeVar("Frame")
 
 
 def broadcast(rows: Frame) -> Frame:
-    """Mark rows for a broadcast; rows in memory need none."""
+    """Mark rows for a broadcast join. Rows in memory are returned unchanged."""
     if isinstance(rows, MemoryRows):
         return rows
     return spark_functions.broadcast(rows)  # type: ignore[arg-type, return-value]
@@ -41,10 +43,10 @@ def when(condition: Any, value: Any) -> Expression:
 
 
 def expr(text: str, compute: str | Callable[..., Any], *columns: Any) -> Expression:
-    """Return an expression that is written for each engine.
+    """Return an expression that is defined separately for each engine.
 
     :param text: the expression in Spark's SQL.
-    :param compute: function that computes it from the columns in memory, or the name of an aggregate of
+    :param compute: function that computes the expression from the columns in memory, or the name of an aggregate of
         :mod:`dmsg.analytics.memory_aggregates`.
     """
     found = [as_column(one) for one in columns]
@@ -107,6 +109,21 @@ unix_date = _of_columns("unix_date")
 unix_millis = _of_columns("unix_millis")
 unix_seconds = _of_columns("unix_seconds")
 xxhash64 = _of_columns("xxhash64")
+
+
+def grouping_key(*columns: Any) -> Expression:
+    """Return a number by which rows of one table can be grouped. It is the same for rows with the same values in these
+    columns, and nearly always different for others. Numbers of different tables must not be compared.
+
+    Spark computes a hash of the values. Arrow numbers the different rows in memory instead, because a hash of each of
+    them would take longer than all other work on the table.
+    """
+    found = [as_column(one) for one in columns]
+    return expr(f"xxhash64({', '.join(one.sql for one in found)})", _number_rows, *found)
+
+
+def _number_rows(*columns: pa.Array) -> pa.Array:
+    return key_numbers(columns, nulls=True)
 
 
 def count(column: Any) -> Expression:
@@ -180,7 +197,7 @@ def concat_ws(separator: str, *columns: Any) -> Expression:
 
 
 class Window:
-    """Windows, as PySpark's class of this name makes them."""
+    """Replacement of PySpark's class ``Window``, which makes windows."""
 
     unboundedPreceding = None
     unboundedFollowing = None

@@ -21,6 +21,8 @@ from dmsg.analytics.session import is_connect
 GROUP_BYTES = 64 * 1024 * 1024
 """Bytes of sealed files that one task converts. A higher number results in larger Parquet files, a lower number in more
 tasks."""
+THREADS = 4
+"""Maximum number of threads that convert files in this process. Each takes up to about 0.75 GB of memory."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,17 +39,17 @@ class Converted:
 
 
 def convert_files(
-    spark: Callable[[], SparkSession], files: Sequence[tuple[Sealed, int]], target: Target, *, few: bool
+    spark: Callable[[], SparkSession], files: Sequence[tuple[Sealed, int]], target: Target, *, here: bool
 ) -> Converted:
     """Convert sealed files to Parquet.
 
-    :param spark: returns the session, if it is needed.
+    :param spark: function that returns the Spark session; called only if the session is needed.
     :param files: the files, with their sizes in bytes.
-    :param few: whether to convert the files in this process, because they are so small that starting Spark's Python
+    :param here: whether to convert the files in this process, because they are so small that starting Spark's Python
         workers would take longer.
     """
-    tasks = os.cpu_count() or 1
-    if few or is_connect(spark()):
+    if here or is_connect(spark()):
+        tasks = min(THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(tasks) as pool:
             found = [one for some in pool.map(partial(_convert_all, target), _groups(files, tasks)) for one in some]
     else:

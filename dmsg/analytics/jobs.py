@@ -10,8 +10,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from threading import Event
@@ -24,8 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.changes import days_around
-from dmsg.analytics.data_files import File
-from dmsg.analytics.event_rules import LACKING, MIDNIGHT_MS
+from dmsg.analytics.event_rules import LACKING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import (
@@ -38,14 +37,14 @@ from dmsg.analytics.listing import (
     open_files,
     unreadable,
 )
-from dmsg.analytics.neighbour_days import concerned_days
+from dmsg.analytics.new_lines import NewLines, days_to_refine, summarise, with_day_over
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import Refinement
 from dmsg.analytics.runs import Claim, State, TablesBusy
-from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
-from dmsg.analytics.sealed_files import Sealed, Target
+from dmsg.analytics.schemas import CORRUPT, DAILY, FAMILIES, OVERALL, RAW, SILVER
+from dmsg.analytics.sealed_files import Sealed, Target, describe_file
 from dmsg.analytics.session import Spark, is_local, session_of
-from dmsg.analytics.store import FILES, batch_of, local_path
+from dmsg.analytics.store import FILES, local_path
 from dmsg.analytics.tuning import Tuning
 from dmsg.telemetry.spool_listing import Left, Reason, merge
 
@@ -59,17 +58,14 @@ READ_OPTIONS = {
     "ignoreCorruptFiles": "true",
     "ignoreMissingFiles": "true",
     "mapreduce.input.linerecordreader.line.maxlength": str(MAX_LINE),
-    # Only standard JSON is accepted, so that other programs, which may have checked a file before, have read the same
-    # events from it.
+    # Only standard JSON is accepted. Another program may have checked the file before. With extensions of JSON, Spark
+    # could read other events from the file than that program.
     "lineSep": "\n",
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
 BATCH_BYTES = 2 * 1024**3
 """Approximate maximum number of bytes of files that one batch of a stream reads."""
-LINES = "lines"
-"""Name of a source in bronze. Its lines are those that Spark's JSON reader skipped, and that a second reading of the
-files found."""
 MOST_LACKING = 1000
 """Maximum number of files that a run reads a second time, because lines of them are missing."""
 SMALL_BYTES = 64 * 1024 * 1024
@@ -104,26 +100,6 @@ def _no_progress(what: str, done: int, total: int) -> None:
     pass
 
 
-@dataclass(frozen=True)
-class NewLines:
-    """Summary of the lines in bronze that no run has refined yet.
-
-    :ivar batches: number of the last batch of each source.
-    :ivar days: days to refine, in order; empty if there are no events.
-    :ivar events: number of lines that are events.
-    :ivar quarantined: number of lines that are no events.
-    :ivar torn_files: number of files with a problem.
-    :ivar changed: days that have new events, by family of events.
-    """
-
-    batches: dict[str, int]
-    days: list[str]
-    events: int
-    quarantined: int
-    torn_files: int = 0
-    changed: dict[str, set[str]] = field(default_factory=dict)
-
-
 class Pipeline:
     """Jobs that read files into bronze and compute the tables of one directory.
 
@@ -152,7 +128,7 @@ class Pipeline:
         self._lists = False
         self._directories: DirectoriesRead | None = None
         self._quiet: dict[Path, Mapping[str, int]] = {}
-        self._done = 0
+        self._begun: set[str] = set()
         self._tuning = Tuning(spark, may=tune)
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
@@ -166,8 +142,9 @@ class Pipeline:
         return int(self.now.timestamp() * 1000)
 
     def _step(self, what: str) -> None:
-        self._progress(what, self._done, self._total)
-        self._done += 1
+        """Report that a step begins. A step that begins again, for other days, is counted only once."""
+        self._begun.add(what)
+        self._progress(what, len(self._begun) - 1, self._total)
 
     # --- bronze ---
 
@@ -201,8 +178,8 @@ class Pipeline:
             # 0 again.
             query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
             origin = f"{source.name}-stream-{query[:8]}"
-            # The lock of this process is acquired before the claim, as by the caller of run_claimed(). If one of these
-            # two acquired the claim first, two streams could deadlock.
+            # Here and before run_claimed(), the lock of this process is acquired first, and then the claim. With
+            # different orders at the two places, two streams could deadlock.
             with lock:
                 with self._wait_for_claim(stop) as claim:
                     self.lake.held = claim
@@ -211,8 +188,8 @@ class Pipeline:
                         # The batch was refined before, but Spark was killed before it had recorded the batch in its
                         # checkpoint.
                         return
-                    # Files that a separate run has read are left out, because the stream's checkpoint does not contain
-                    # them.
+                    # A separate run may have read some of the files. The stream's checkpoint does not contain them, so
+                    # they are left out here.
                     known = self._known_files(state).withColumnRenamed("file", "known")
                     batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
                     now_ms = int(datetime.now(UTC).timestamp() * 1000)
@@ -298,7 +275,7 @@ class Pipeline:
             lambda: self.spark,
             [(Sealed(file.uri, str(place)), file.size) for file, place in places],
             target,
-            few=sum(file.size for file in files) < SMALL_BYTES,
+            here=sum(file.size for file in files) < SMALL_BYTES,
         )
         refused = {one.uri for one in found.refused}
         return found.parts, [file.path for file in files if file.uri in refused]
@@ -361,8 +338,8 @@ class Pipeline:
         """
         lake, number = self.lake, claim.number
         taken = self.take_in(before, number, unread)
-        # In a stream, Spark lists the files. If the stream has not searched for unreadable files, those of the last run
-        # stay recorded.
+        # If this pipeline has not listed the files itself, it has not searched for unreadable files. An example is a
+        # stream, in which Spark lists the files. The unreadable files that the last run recorded are then kept.
         left = merge(self._left) if self._lists else before.left
         if taken is None:
             if before.run and left != before.left:
@@ -392,7 +369,8 @@ class Pipeline:
                 changed=taken.changed,
                 events_of_day=of_day,
                 few=few,
-                # On a cluster executors compute whole days, so that the driver's work does not grow.
+                # On a cluster, days are computed by the executors and not in the driver's memory. So the driver's work
+                # does not grow with the amount of data.
                 memory=self._tuning.may and is_local(self._spark),
                 small=self._tuning.is_small,
                 step=self._step,
@@ -421,68 +399,16 @@ class Pipeline:
         if not unread and not lake.unrefined(before.batches):
             return None
         self._step("which days are touched")
-        taken = self._new_lines(lake.fresh_files(before.batches), before)
+        taken = summarise(lake.fresh_files(before.batches), before)
         if taken.batches == before.batches and not unread:
             return None
         problems = self._write_files(before, number, unread)
         if self._add_passed_over(number, [file for file, problem in problems.items() if problem == LACKING]):
-            taken = self._new_lines(lake.fresh_files(before.batches), before)
+            taken = summarise(lake.fresh_files(before.batches), before)
             problems = self._write_files(before, number, unread)
         torn = sum(problem is not None for problem in problems.values())
-        taken = self._with_day_over(replace(taken, torn_files=torn), before)
-        return replace(taken, days=self._days_to_refine(taken, before))
-
-    def _with_day_over(self, new_lines: NewLines, before: State) -> NewLines:
-        """If this run has events of a later day than all runs before, add the former last day if it has sessions.
-        Sessions of that day that counted as open may now count as lost."""
-        own = {day for some in new_lines.changed.values() for day in some}
-        last = max(before.days, default=None)
-        if last is None or max(own, default=last) <= last:
-            return new_lines
-        files = self.lake.table("", "bronze").files()
-        if not any(file.values["family"] == "session" and file.values["dt"] == last for file in files):
-            return new_lines
-        sessions = {*new_lines.changed.get("session", ()), last}
-        return replace(
-            new_lines, days=sorted({*new_lines.days, last}), changed={**new_lines.changed, "session": sessions}
-        )
-
-    def _days_to_refine(self, new_lines: NewLines, before: State) -> list[str]:
-        """Return the days to refine: those with new events, and those of their neighbouring days that the new events
-        can change."""
-        own = {day for some in new_lines.changed.values() for day in some}
-        beside = [day for day in new_lines.days if day not in own]
-        if not beside:
-            return new_lines.days
-        lake = self.lake
-        return sorted(own | concerned_days(lake.table("", "bronze"), lake.fresh_files(before.batches), beside))
-
-    @staticmethod
-    def _new_lines(fresh: Iterable[File], before: State) -> NewLines:
-        """Summarise new files of bronze: their batches, days and numbers of lines.
-
-        :param fresh: the files, as the log of bronze describes them.
-        """
-        batches = dict(before.batches)
-        changed: dict[str, set[str]] = {}
-        near: set[str] = set()
-        lines = quarantined = 0
-        for file in fresh:
-            for origin, number in batch_of(file):
-                batches[origin] = max(batches.get(origin, -1), number)
-            family, rows = file.values["family"], file.rows or 0
-            if family == QUARANTINE:
-                quarantined += rows
-            elif family in FAMILIES:
-                lines += rows
-                day = date.fromisoformat(file.values["dt"])
-                changed.setdefault(family, set()).add(str(day))
-                if family in ("transport", "receipt"):
-                    first, last = (None if time is None else time % DAY_MS for time in (file.first, file.last))
-                    near |= {str(day - timedelta(1))} if first is None or first < MIDNIGHT_MS else set()
-                    near |= {str(day + timedelta(1))} if last is None or last >= DAY_MS - MIDNIGHT_MS else set()
-        days = {day for some in changed.values() for day in some} | (near & set(before.days))
-        return NewLines(batches, sorted(days), lines, quarantined, changed=changed)
+        taken = with_day_over(lake, replace(taken, torn_files=torn), before)
+        return replace(taken, days=days_to_refine(lake, taken, before))
 
     def _add_passed_over(self, number: int, lacking: list[str]) -> bool:
         """Read files a second time, and add to the quarantine the lines that Spark's JSON reader has skipped.
@@ -501,7 +427,9 @@ class Pipeline:
             f"CAST(NULL AS {one.dataType.simpleString()}) AS `{one.name}`" for one in RAW.fields if one.name != CORRUPT
         ]
         lines = lines.selectExpr(*nothing, f"value AS `{CORRUPT}`", "file")
-        self.lake.add_bronze(self._bronze_rows(lines, LINES, number, self._now_ms, checked=False), LINES, number)
+        self.lake.add_bronze(
+            self._bronze_rows(lines, bronze.LINES, number, self._now_ms, checked=False), bronze.LINES, number
+        )
         return True
 
     def _write_files(self, before: State, number: int, unread: list[str]) -> dict[str, str | None]:
@@ -526,6 +454,9 @@ class Pipeline:
                 else:
                     rows[file] = {"file": file, **nothing}
         self._left.append(gone)
+        for row in rows.values():
+            if row.get("file_sha256") is None:
+                row.update(describe_file(row["file"]))
         schema = arrow_schema(FILES.schema)
         lake.put(pa.Table.from_pylist(list(rows.values()), schema=schema), "silver", "files", number, more=True)
         return {file: row["problem"] for file, row in rows.items()}
@@ -544,7 +475,7 @@ class Pipeline:
         """Return the files that runs have read, including runs that were killed."""
         lake = self.lake
         known = lake.read("silver", "files", state).select("file")
-        if state.run == 0:  # Without a finished run, the records of a killed first run do not count.
+        if state.run == 0:  # If no run has finished, all records are those of a killed first run, and do not count.
             known = known.limit(0)
         if any(not is_of_arrow(file.path) for file in lake.fresh_files(state.batches)):
             known = known.unionByName(bronze.file_names(lake.fresh_lines(state.batches)))

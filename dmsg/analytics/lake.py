@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from secrets import token_hex
 from urllib.parse import unquote
 
@@ -19,12 +20,14 @@ from pyspark.sql.types import StructType
 
 from dmsg.analytics import functions as F, silver
 from dmsg.analytics.affected_rows import with_columns
-from dmsg.analytics.data_files import File, RowCount
+from dmsg.analytics.changes import rows_of_day
+from dmsg.analytics.data_files import File, RowCount, is_of_run, run_directory
 from dmsg.analytics.delta import APPLICATION, Delta
 from dmsg.analytics.memory_tables import OF_EVENTS
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, read_small, write_part
+from dmsg.analytics.rewrites import Rewrite, in_files, kept_rows
 from dmsg.analytics.runs import Claim, State
-from dmsg.analytics.schemas import BRONZE, QUARANTINE, REGISTER, write_options
+from dmsg.analytics.schemas import QUARANTINE, REGISTER, write_options
 from dmsg.analytics.session import Spark, session_of
 from dmsg.analytics.store import BRONZE_KEY, FILES, Store, unrefined
 from dmsg.analytics.views import VIEWS
@@ -88,10 +91,10 @@ class Lake(Store):
         :raises LakeError: another run has written to the table.
         """
         table = self.table(layer, name)
-        replaces: Mapping[str, Iterable[str]] | None = None
+        replaced: Mapping[str, Iterable[str]] | None = None
         if not more:
-            replaces = {"dt": days} if table.partitions and days is not None else {}
-        self._commit(rows, table, str(run), run, replaces=replaces)
+            replaced = {"dt": days} if table.partitions and days is not None else {}
+        self._commit(rows, table, str(run), run, replaced=replaced)
 
     def put(
         self, rows: pa.Table, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
@@ -101,23 +104,56 @@ class Lake(Store):
         :param rows: rows with the columns and types of the table.
         """
         table = self.table(layer, name)
-        table.ensure()
-        directory, files = f"run={run}.{token_hex(4)}", table.storage()
-        parts = []
+        replaced = None if more else {"dt": days} if table.partitions and days is not None else {}
+        found = {"": [rows]}
         if table.partitions:
-            for day in pc.unique(rows["dt"]).to_pylist():
-                rows_of_day = rows.filter(pc.equal(rows["dt"], day)).drop_columns(["dt"])
-                parts.append(write_part(files, rows_of_day, directory, {"dt": str(day)}))
-        elif rows.num_rows:
-            parts.append(write_part(files, rows, directory, {}))
-        replaces = None if more else {"dt": days} if table.partitions and days is not None else {}
+            found = {str(day): [rows_of_day(rows, str(day))] for day in pc.unique(rows["dt"]).to_pylist()}
+        self._put_tables(table, found, run, replaced)
+
+    def replace_some(
+        self, rows: pa.Table, rewrites: Sequence[Rewrite], layer: str, name: str, run: int, days: Iterable[str]
+    ) -> None:
+        """Add rows to a table with days, and rewrite those of its files that contain rows to replace.
+
+        :param rows: as for :meth:`put`.
+        :param rewrites: files to rewrite without the replaced rows. Files of days that are not in ``days`` are ignored.
+        """
+        table = self.table(layer, name)
+        found, gone = {}, []
+        for day in days:
+            own = [one for one in rewrites if one.file.values["dt"] == day]
+            found[day] = chain(kept_rows(table, own), [rows_of_day(rows, day)])
+            gone += [one.file for one in own]
+        self._put_tables(table, found, run, None, gone)
+
+    def _put_tables(
+        self,
+        table: Delta,
+        rows: Mapping[str, Iterable[pa.Table]],
+        run: int,
+        replaced: Mapping[str, Iterable[str]] | None,
+        gone: Sequence[File] = (),
+    ) -> None:
+        """Write rows in one transaction.
+
+        :param rows: rows by day. The key of a table without days is an empty text.
+        :param replaced: as for :meth:`~dmsg.analytics.delta.Delta.commit`.
+        :param gone: files to remove from the table.
+        """
+        table.ensure()
+        directory, files = run_directory(str(run)) + token_hex(4), table.storage()
+        parts = []
+        for day, tables in rows.items():
+            for one in in_files(tables):
+                values = {"dt": day} if day else {}
+                parts.append(write_part(files, one.drop_columns(list(values)), directory, values))
         if self.held is not None:
             self.held.check()
-        table.commit(None, run, replaces=replaces, again=f"run={run}.", parts=parts)
+        table.commit(None, run, replaced=replaced, earlier_attempt=str(run), parts=parts, gone=gone)
 
     def batch_directory(self, origin: str, number: int) -> str:
         """Return the path of a new directory below bronze for the files of a batch."""
-        return f"run={origin}.{number}.{token_hex(4)}"
+        return run_directory(f"{origin}.{number}") + token_hex(4)
 
     def has_batch(self, origin: str, number: int) -> bool:
         """Whether bronze contains this batch of a source, or a later one."""
@@ -141,14 +177,13 @@ class Lake(Store):
         label: str,
         number: int,
         *,
-        replaces: Mapping[str, Iterable[str]] | None = None,
+        replaced: Mapping[str, Iterable[str]] | None = None,
         application: str = APPLICATION,
         parts: Sequence[Part] = (),
     ) -> None:
-        again = f"run={label}."
         directory = None
         if rows is not None:
-            directory = again + token_hex(4)
+            directory = run_directory(label) + token_hex(4)
             self._write(rows, table, directory)
         if self.held is not None:
             self.held.check()
@@ -156,8 +191,8 @@ class Lake(Store):
             directory,
             number,
             application=application,
-            replaces=replaces,
-            again=again,
+            replaced=replaced,
+            earlier_attempt=label,
             parts=parts,
             count=partial(self._count, table),
         )
@@ -186,9 +221,9 @@ class Lake(Store):
         if self.held is not None:
             self.held.check()
         chosen = {file.path for file in files}
-        # The name must not begin like that of a batch or a run, because files of a batch or run are replaced if it is
-        # repeated.
-        directory = f"run=merged-{token_hex(4)}"
+        # The name must not begin like the directory of a batch or a run. If a batch or run is repeated, files in such
+        # directories are replaced.
+        directory = f"run==merged-{token_hex(4)}"
         count = -(-sum(file.size for file in files) // MERGED_FILE)
         self._write(self._rows(table, lambda file: file.path in chosen).coalesce(count), table, directory)
         return table.written_files(directory, partial(self._count, table))
@@ -229,8 +264,8 @@ class Lake(Store):
         return pa.concat_tables(parts, promote_options="default")
 
     def _of_memory(self, table: Delta, rows: pa.Table) -> DataFrame:
-        # Spark adds the columns that no file has. Bronze has dozens of these columns, and Spark computes only those
-        # that a query uses.
+        # ``hold`` has left out the table's columns that are in none of the files. Spark adds them here, with NULL in
+        # all rows. A bronze table may have dozens of such columns, and Spark computes only those that a query uses.
         there = StructType([one for one in table.schema.fields if one.name in rows.column_names])
         held = self.frame(rows.select(there.names), there)
         return held.selectExpr(*columns_of(table.schema, there.names))
@@ -335,11 +370,11 @@ class Lake(Store):
         table.ensure()
         chosen = set(days)
         if any(file.values["dt"] in chosen for file in table.files()):
-            table.commit(None, run, replaces={"dt": chosen}, again=f"run={run}.")
+            table.commit(None, run, replaced={"dt": chosen}, earlier_attempt=str(run))
 
     def of_run(self, layer: str, name: str, run: int) -> DataFrame:
         """Return the rows that run number ``run`` wrote."""
-        return self._rows(self.table(layer, name), lambda file: file.path.startswith(f"run={run}."))
+        return self._rows(self.table(layer, name), lambda file: is_of_run(file.path, str(run)))
 
     def bronze(
         self, families: Iterable[str] | None = None, days: Iterable[str] | None = None, state: State | None = None
@@ -348,7 +383,8 @@ class Lake(Store):
 
         :param families: keep only these families of events.
         :param days: keep only these days.
-        :param state: read the version of bronze that belongs to this state; None for the newest.
+        :param state: recorded versions of the tables; bronze is read in the version recorded there. None for the newest
+            version.
         """
         some, of_days = (None if chosen is None else set(chosen) for chosen in (families, days))
         return self._rows(
@@ -373,19 +409,18 @@ class Lake(Store):
         return [file for file in self.table("", "bronze").files() if unrefined(file, done)]
 
     def register(self, done: Mapping[str, int]) -> pa.Table:
-        """Return a row for each sealed file that Arrow has read and that no run has refined yet. The columns are file,
-        lines and problem."""
+        """Return a row for each sealed file that Arrow has read and that no run has refined yet, with the columns of
+        the table ``files``."""
         table = self.table("", "bronze")
         files = [file.path for file in table.files() if file.values["family"] == REGISTER and unrefined(file, done)]
-        names = ["file", "lines", "problem"]
-        found = [read_part(table.storage(), path, names) for path in files]
-        schema = pa.schema([pa.field(name, arrow_schema(BRONZE).field(name).type) for name in names])
+        schema = arrow_schema(FILES.schema)
+        found = [with_columns(read_part(table.storage(), path), schema, {}) for path in files]
         return pa.concat_tables([schema.empty_table(), *found])
 
     def names_of_files(self, state: State) -> Iterator[pa.Array]:
         """Return the names of the sealed files that finished and killed runs have read, some at a time."""
         known = self.table("silver", FILES.name)
-        if state.run > 0:  # Without a finished run, the records of a killed first run do not count.
+        if state.run > 0:  # If no run has finished, all records are those of a killed first run, and do not count.
             for file in known.files(state.versions.get(f"silver/{FILES.name}")):
                 yield read_part(known.storage(), file.path, ["file"])["file"].combine_chunks().cast(pa.string())
         yield self.register(state.batches)["file"].combine_chunks()

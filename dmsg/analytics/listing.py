@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.atomic_write import write_atomically
-from dmsg.analytics.delta import LakeError
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.store import local_path
 from dmsg.errors import DmsgError
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
@@ -101,7 +101,7 @@ def list_remote(spark: Callable[[], SparkSession], sources: Iterable[Source]) ->
     """Return a row for each file of the sources that are not local: its name as a URI, its path for Spark's reader, and
     its length in bytes. None if all sources are local.
 
-    :param spark: returns the session, if it is needed.
+    :param spark: function that returns the Spark session; called only if the session is needed.
     """
     listing = None
     for source in sources:
@@ -144,18 +144,19 @@ def unreadable(
 class DirectoriesRead:
     """Local directories of which the tables know all files, stored in a file beside the tables.
 
-    The file is ignored if a later run than the newest one of the tables wrote it: tables that were restored from a
-    backup do not know all files. Every :data:`FULL_LISTING` seconds all directories are listed, because some file
-    systems do not update the times of directories.
+    The file names the run that wrote it, and is ignored if that run is later than the newest run of the tables. The
+    tables were then restored from a backup, and lack some of the files in these directories. Every :data:`FULL_LISTING`
+    seconds all directories are listed, because some file systems do not update the times of directories.
 
     :param out: directory of the tables; None if the tables are not local.
     :param run: number of the newest run of the tables.
     """
 
-    def __init__(self, out: Path | None, run: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, out: Path | None, run: int, clock: Callable[[], float] | None = None) -> None:
         self._path = None if out is None else out / DIRECTORIES
         self._known: dict[str, dict[str, int]] = {}
         self._now: dict[str, dict[str, int]] = {}
+        clock = clock or time.time
         self._listed_at = clock()
         try:
             read = json.loads(self._path.read_bytes()) if self._path is not None else {}
@@ -165,7 +166,7 @@ class DirectoriesRead:
             pass  # If the file is missing or damaged, all directories are listed.
 
     def of(self, source: Source) -> dict[str, int]:
-        """Return the directories of a source to skip, as the argument ``known`` of
+        """Return those directories of a source that need not be listed again, for the argument ``known`` of
         :func:`~dmsg.telemetry.spool_listing.list_sealed`."""
         return self._known.get(_key(source), {})
 
@@ -174,7 +175,7 @@ class DirectoriesRead:
         self._now[_key(source)] = dict(islice(quiet.items(), DIRECTORIES_LIMIT))
 
     def save(self, run: int) -> None:
-        """Write the file. The tables must have recorded all files that were listed.
+        """Write the file. Call this method after the tables have recorded all files that were listed.
 
         :param run: number of the run that has recorded them.
         """
@@ -205,7 +206,8 @@ def open_files(reader: DataFrameReader, paths: list[str]) -> DataFrame | None:
     def opened(some: list[str]) -> DataFrame | None:
         try:
             found = reader.load(some)
-            _ = found.columns  # The rows' columns are read here, because Spark Connect opens the files only then.
+            # Spark Connect opens the files, and reports missing ones, only when the columns are read.
+            _ = found.columns
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise

@@ -19,9 +19,9 @@ from pyspark.sql import SparkSession
 
 from dmsg.analytics import report, report_data
 from dmsg.analytics.atomic_write import write_atomically
-from dmsg.analytics.delta import LakeError
 from dmsg.analytics.full_disk import explain_full_disk, is_of_full_disk, temporary_directories
 from dmsg.analytics.jobs import Pipeline, Progress, RunOutcome
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
@@ -40,19 +40,19 @@ half of a stream's time.
 
 
 class RefinementSchedule:
-    """Schedule of a stream's refinements: a refinement is due at once, unless the pause after the previous one is not
-    over.
+    """Schedule of a stream's refinements. A refinement is due when bronze may contain new lines and the pause after the
+    previous refinement is over.
 
-    Because of the pauses, a stream does not fall behind, however long a refinement takes. Between refinements, new
-    lines are written to bronze, and the next refinement processes all of them together.
+    During the pauses, the stream writes new lines to bronze. One refinement then processes all of these lines together,
+    so the stream does not fall behind, however long a refinement takes.
 
     :ivar wanted: whether bronze may contain lines that no refinement has processed. True at the start, because an
         earlier stream may have been killed before it refined its lines.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._not_before = clock()
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic
+        self._not_before = self._clock()
         self.wanted = True
 
     def due(self) -> bool:
@@ -141,7 +141,9 @@ def stream(
                     error = query.exception()
                     raise LakeError(f"the stream {query.name} ended: {_reason(error)}") from error
     finally:
-        with one_at_a_time:  # The lock is taken first, because stopping within a batch would interrupt its commit.
+        # The lock is acquired before the queries are stopped, because stopping a query within a batch would interrupt
+        # its commit.
+        with one_at_a_time:
             for query in queries:
                 query.stop()
 

@@ -17,7 +17,20 @@ from dmsg.telemetry.schema import BUCKETS
 Aggregate = Callable[..., pa.Array]
 
 
-def _standard(name: str, other: object = None) -> Aggregate:
+STANDARD: dict[str, tuple[str, object]] = {
+    "count": ("count", 0),
+    "sum": ("sum", None),
+    "min": ("min", None),
+    "max": ("max", None),
+    "avg": ("mean", None),
+    "bool_or": ("any", None),
+}
+"""Aggregates that Arrow computes: Arrow's name of each, and its result for a group without values."""
+
+
+def _standard(op: str) -> Aggregate:
+    name, other = STANDARD[op]
+
     def aggregate(groups: Groups, values: pa.Array) -> pa.Array:
         return groups.standard(name, values, other=other)
 
@@ -74,14 +87,9 @@ def _histograms(groups: Groups, values: pa.Array) -> pa.Array:
 
 AGGREGATES: dict[str, Aggregate] = {
     "count_all": _count_all,
-    "count": _standard("count", 0),
+    **{op: _standard(op) for op in STANDARD},
     "count_if": _count_if,
     "count_distinct": Groups.count_distinct,
-    "sum": _standard("sum"),
-    "min": _standard("min"),
-    "max": _standard("max"),
-    "avg": _standard("mean"),
-    "bool_or": _standard("any"),
     "bit_or": _bit_or,
     # Each number sets one bit of the bitmap, so the number of set bits is the number of different numbers.
     "bitmap_construct_agg": Groups.count_distinct,
@@ -107,13 +115,14 @@ _OF_ROWS: dict[str, Callable[[list[Any]], Any]] = {
     "max": _greatest,
     "first": lambda values: values[0] if values else None,
 }
-"""Aggregates over the rows of a window that is not a whole group."""
+"""Functions of the aggregates that can be computed over a window that is only a part of its group (in SQL: ``ROWS
+BETWEEN``)."""
 
 
 def over(expression: Expression, column: Column, rows: int) -> pa.Array:
-    """Return the values of an aggregate over a window.
+    """Return the value of a window function for each row.
 
-    :raises NotInMemory: only Spark computes it.
+    :raises NotInMemory: only Spark can compute the function.
     """
     aggregate, window = expression.args
     assert isinstance(window, WindowRows)
@@ -122,7 +131,7 @@ def over(expression: Expression, column: Column, rows: int) -> pa.Array:
     if (window.first, window.last) == (None, None) and aggregate.op in AGGREGATES:
         return AGGREGATES[aggregate.op](groups, *operands).take(groups.number)
     if aggregate.op not in _OF_ROWS:
-        raise NotInMemory(f"{aggregate.op} over a window")
+        raise NotInMemory(f"only Spark computes the aggregate {aggregate.op} over a part of a group")
     return _framed(groups, operands[0], window, _OF_ROWS[aggregate.op], column, rows)
 
 
@@ -147,7 +156,8 @@ def _framed(
         for index, place in enumerate(places):
             last = len(places) - 1 if window.last is None else min(index + window.last, len(places) - 1)
             if window.first is None and window.last is not None:
-                # Each result is computed from the previous one and the next row, so that a long window takes no longer.
+                # Each result is computed from the previous result and the next row. So the time for a row does not
+                # depend on the length of the window.
                 while len(running) <= last:
                     running.append(function([*running[-1:], in_order[len(running)]]))
                 found[place] = running[last] if last >= 0 else None

@@ -1,13 +1,13 @@
 """Evaluation of expressions over columns in memory, by Arrow, with the results that Spark gives.
 
-Each operation is a function of :data:`OPERATIONS`.  An operation that is not there raises :class:`NotInMemory`; the
-caller then lets Spark compute the table.
+:data:`OPERATIONS` contains a function for each operation. An expression with any other operation raises
+    :class:`NotInMemory`, and the caller then lets Spark compute the table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from functools import reduce
 from itertools import accumulate, pairwise
@@ -42,14 +42,26 @@ _FORMAT = re.compile(r"%(?:\.(\d))?[dfs]")
 
 
 class NotInMemory(Exception):
-    """Error: only Spark computes the operation."""
+    """Error: rows or values cannot be computed in memory, so Spark has to compute them."""
 
 
 def as_array(values: Values, rows: int) -> pa.Array:
-    """Return a column of that many rows."""
+    """Return the values as an array, one for each row; a scalar is repeated."""
     if isinstance(values, pa.Scalar):
         return pa.nulls(rows, values.type) if not values.is_valid else pa.repeat(values, rows)
     return values
+
+
+def plain(values: pa.Array) -> pa.Array:
+    """Return a column with one text for each row, if its texts are in a dictionary."""
+    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+
+
+def of_one_form(columns: Sequence[pa.Array]) -> Sequence[pa.Array]:
+    """Return columns to be concatenated. Texts stay in dictionaries only if those of all columns are in one."""
+    if all(pa.types.is_dictionary(one.type) for one in columns):
+        return columns
+    return [plain(one) for one in columns]
 
 
 def evaluate(expression: Expression, column: Column, rows: int) -> Values:
@@ -57,7 +69,7 @@ def evaluate(expression: Expression, column: Column, rows: int) -> Values:
 
     :param column: function that returns the columns that the expression names.
     :param rows: number of rows.
-    :raises NotInMemory: only Spark computes this expression.
+    :raises NotInMemory: only Spark can compute this expression.
     """
     op, args = expression.op, expression.args
     if op == "column":
@@ -98,7 +110,10 @@ def cast(values: Values, name: str) -> Values:
 
 
 def of_one_type(*values: Values) -> list[Values]:
-    """Return the values as one type, which can hold them all."""
+    """Convert the values to one type that can represent all of them.
+
+    :raises NotInMemory: there is no such type.
+    """
     kinds = {one.type for one in values if not pa.types.is_null(one.type)}
     if len(kinds) <= 1:
         kind = next(iter(kinds), pa.null())
@@ -107,7 +122,7 @@ def of_one_type(*values: Values) -> list[Values]:
     elif all(pa.types.is_integer(one) or pa.types.is_floating(one) for one in kinds):
         kind = pa.float64()
     else:
-        raise NotInMemory(f"values of the types {kinds}")
+        raise NotInMemory(f"the values have no common type: {kinds}")
     return [one if one.type == kind else one.cast(kind) for one in values]
 
 
@@ -127,7 +142,7 @@ def _modulo(one: Values, other: Values) -> Values:
     one, other = of_one_type(one, other)
     if pa.types.is_integer(one.type):
         return pc.subtract(one, pc.multiply(pc.divide(one, other), other))
-    # A remainder of floating-point numbers is exact, which a difference of products would not be.
+    # fmod() is exact. Subtracting a product, as for integers, would add rounding errors.
     divisor = other.as_py()
     return pa.array([None if value is None else fmod(value, divisor) for value in one.to_pylist()], one.type)
 
@@ -144,7 +159,7 @@ def _case(*parts: Values) -> Values:
 
 
 def _is_in(value: Values, *among: Values) -> Values:
-    """Return whether the value is one of several; as in SQL, NULL is not known to be one of them."""
+    """Return whether the value is one of several. As in SQL, the result is NULL if it depends on a NULL."""
     among = tuple(of_one_type(value, *among)[1:])
     found = [pc.equal(value, one) for one in among]
     return reduce(pc.or_kleene, found)
@@ -155,7 +170,8 @@ def _coalesce(*values: Values) -> Values:
 
 
 def round_half_up(value: float, scale: int) -> Decimal:
-    """Return a number with so many decimal places, as Java rounds it: halves away from zero, in decimal notation."""
+    """Return a number rounded to ``scale`` decimal places, as Java rounds: halves away from zero, in decimal
+    notation."""
     return Decimal(repr(value)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
 
 
@@ -216,6 +232,8 @@ def _bits(function: Callable[..., int]) -> Callable[..., pa.Array]:
 
 
 def _hash(*values: pa.Array) -> pa.Array:
+    if len(values) == 1:
+        return _map(values[0], lambda text: xxhash64((text,)), pa.int64())
     rows = list(zip(*(one.to_pylist() for one in values), strict=True))
     known = {row: xxhash64(row) for row in set(rows)}
     return pa.array([known[row] for row in rows], pa.int64())
@@ -259,7 +277,7 @@ def _array(*items: pa.Array) -> pa.Array:
     rows = len(items[0])
     kinds = {one.type for one in items}
     if len(kinds) > 1:
-        raise NotInMemory("an array of different types")
+        raise NotInMemory("only Spark computes an array whose items have different types")
     places = pa.array([row + rows * item for row in range(rows) for item in range(len(items))], pa.int64())
     offsets = pa.array(range(0, rows * len(items) + 1, len(items)), pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.concat_arrays(items).take(places))
@@ -273,7 +291,7 @@ def _sequence(start: pa.Array, stop: pa.Array, *step: object) -> pa.Array:
         for first, last in zip(one.to_pylist(), other.to_pylist(), strict=True)
     ]
     if any(row == [] for row in rows):
-        raise NotInMemory("a sequence that goes down")
+        raise NotInMemory("only Spark computes a sequence that descends")
     return pa.array(rows, pa.list_(one.type)).cast(pa.list_(kind))
 
 

@@ -9,24 +9,29 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dmsg.analytics.memory_columns import NotInMemory, list_rows
+from dmsg.analytics.memory_columns import NotInMemory, list_rows, of_one_form
 
 _SKIP = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
 _COUNT = pc.CountOptions(mode="only_valid")
 
 
 def key_numbers(columns: Sequence[pa.Array], *, nulls: bool) -> pa.Array:
-    """Return a number for each row: the same for rows with the same values in all columns, from 0 in the order in
-    which the values first occur.
+    """Return a number for each row. Rows with the same values in all columns have the same number.
 
-    :param nulls: whether NULL is a value; otherwise rows with a NULL have no number.
+    Numbers begin at 0 and follow the order in which the values first occur.
+
+    :param columns: columns. Each text in a dictionary must be in it only once.
+    :param nulls: whether NULL counts as a value. If it does not, the number of a row with a NULL is NULL.
     """
     found: pa.Array | None = None
-    for column in columns:
+    for values in columns:
+        # Rows with the same text have the same place in the dictionary, so the texts need not be compared.
+        column = values.indices if pa.types.is_dictionary(values.type) else values
         encoded = column.dictionary_encode(null_encoding="encode" if nulls else "mask")
         numbers = encoded.indices.cast(pa.int64())
         if found is not None:
-            # The numbers are made dense again for each column, so that their product never overflows.
+            # After each column, the numbers are replaced by consecutive ones. Otherwise the products of several columns
+            # could overflow.
             numbers = pc.add(pc.multiply(found, max(1, len(encoded.dictionary))), numbers)
             numbers = numbers.dictionary_encode().indices.cast(pa.int64())
         found = numbers
@@ -47,14 +52,18 @@ class Groups:
 
     @classmethod
     def of(cls, keys: Sequence[pa.Array], rows: int) -> Groups:
-        """Group rows by these columns; without columns, all rows are one group, even if there are none."""
+        """Group rows by the values of columns. Without columns, there is one group of all rows, which may be empty.
+
+        :param keys: the columns.
+        :param rows: number of rows.
+        """
         if not keys:
             return cls(pa.repeat(pa.scalar(0, pa.int64()), rows), pa.array([0], pa.int64()))
         number = key_numbers(keys, nulls=True)
-        place = pa.array(range(rows), pa.int64())
-        first = pa.table({"group": number, "place": place}).group_by("group", use_threads=False)
-        found = first.aggregate([("place", "min")]).sort_by("group")
-        return cls(number, found["place_min"].combine_chunks())
+        # Groups are numbered in the order of their first rows. So the first row of a group has a greater group number
+        # than each row before it.
+        before = pa.concat_arrays([pa.array([-1], pa.int64()), pc.cumulative_max(number)])
+        return cls(number, pc.indices_nonzero(pc.greater(number, before.slice(0, rows))).cast(pa.int64()))
 
     @cached_property
     def count(self) -> int:
@@ -64,27 +73,48 @@ class Groups:
     def _aggregate(self, columns: dict[str, pa.Array], wanted: list[tuple[str, str, object]]) -> pa.Table:
         table = pa.table({"group": self.number, **columns})
         found = table.group_by("group", use_threads=False).aggregate(wanted)
-        return found.sort_by("group")
+        # Arrow usually returns groups in the order of their first rows, which is the order of their numbers.
+        number = found["group"].combine_chunks()
+        return found if number.equals(pa.arange(0, len(number))) else found.sort_by("group")
 
     def _spread(self, group: pa.Array, values: pa.Array, other: object) -> pa.Array:
-        """Return a value for each group; ``other`` for groups without one.
+        """Return a value for each group.
 
         :param group: the groups that have a value, in ascending order.
+        :param values: values of these groups.
+        :param other: value of all other groups.
         """
         if len(group) == self.count:
             return values
-        places = pc.index_in(pa.array(range(self.count), pa.int64()), group)
+        places = pc.index_in(pa.arange(0, self.count), group)
         found = values.take(places)
         return found if other is None else pc.fill_null(found, other)
 
     def standard(self, name: str, values: pa.Array, *, other: object = None) -> pa.Array:
-        """Return an aggregate that Arrow has, of the values that are not NULL."""
-        options = _COUNT if name == "count" else _SKIP
-        found = self._aggregate({"value": values}, [("value", name, options)])
-        return self._spread(found["group"].combine_chunks(), found[f"value_{name}"].combine_chunks(), other)
+        """Return for each group an aggregate of its values that are not NULL.
+
+        :param name: Arrow's name of the aggregate.
+        :param other: result for a group without such values.
+        """
+        return self.several([(name, values, other)])[0]
+
+    def several(self, wanted: Sequence[tuple[str, pa.Array, object]]) -> list[pa.Array]:
+        """Return several aggregates of the kind of :meth:`standard`, for which rows are assigned to groups only once.
+
+        :param wanted: for each aggregate the name, the values and the result for a group without values.
+        """
+        columns = {f"value{index}": values for index, (_, values, _) in enumerate(wanted)}
+        options = [_COUNT if name == "count" else _SKIP for name, _, _ in wanted]
+        names = [name for name, _, _ in wanted]
+        found = self._aggregate(columns, list(zip(columns, names, options, strict=True)))
+        group = found["group"].combine_chunks()
+        return [
+            self._spread(group, found[f"{column}_{name}"].combine_chunks(), other)
+            for column, (name, _, other) in zip(columns, wanted, strict=True)
+        ]
 
     def count_distinct(self, *columns: pa.Array) -> pa.Array:
-        """Return the number of different rows in which no column is NULL."""
+        """Return for each group the number of different combinations of values. Combinations with NULL do not count."""
         numbers = key_numbers(columns, nulls=False)
         pairs = pa.table({"group": self.number, "value": numbers}).filter(pc.is_valid(numbers))
         found = pairs.group_by(["group", "value"], use_threads=False).aggregate([])
@@ -92,17 +122,20 @@ class Groups:
         return self._spread(found["group"].combine_chunks(), found["value_count"].combine_chunks(), 0)
 
     def by(self, values: pa.Array, order: pa.Array, name: str) -> pa.Array:
-        """Return the value of the row in which ``order`` is greatest (``max``) or smallest (``min``)."""
+        """Return for each group the value of the row in which ``order`` is greatest or smallest.
+
+        :param name: ``max`` or ``min``.
+        """
         best = self.standard(name, order)
         is_best = pc.fill_null(pc.equal(order, best.take(self.number)), False)
-        place = pa.array(range(len(values)), pa.int64()).filter(is_best)
+        place = pa.arange(0, len(values)).filter(is_best)
         found = pa.table({"group": self.number.filter(is_best), "place": place})
         found = found.group_by("group", use_threads=False).aggregate([("place", "min")]).sort_by("group")
         places = self._spread(found["group"].combine_chunks(), found["place_min"].combine_chunks(), None)
         return values.take(places)
 
     def lists(self, values: pa.Array, *, distinct: bool = False) -> pa.Array:
-        """Return the list of the values that are not NULL."""
+        """Return for each group the list of its values that are not NULL."""
         found: list[list[object]] = [[] for _ in range(self.count)]
         for group, value in zip(self.number.to_pylist(), values.to_pylist(), strict=True):
             if value is not None:
@@ -111,13 +144,17 @@ class Groups:
         return pa.array(rows, pa.list_(values.type))
 
     def sum_lists(self, values: pa.Array, length: int) -> pa.Array:
-        """Return the sum of lists of that length, place by place; NULL if a group has none."""
+        """Return for each group the element-wise sum of its lists; NULL for a group without lists.
+
+        :param length: number of elements of each list.
+        :raises NotInMemory: a list has another length.
+        """
         there = pc.is_valid(values)
         lists, numbers = values.filter(there), self.number.filter(there)
         if any(one != length for one in pc.unique(pc.list_value_length(lists)).to_pylist()):
-            raise NotInMemory("lists of different lengths")
+            raise NotInMemory("only Spark computes the sum of lists of different lengths")
         parents, flat = pc.list_parent_indices(lists), lists.flatten().cast(pa.int64())
-        place = pc.subtract(pa.array(range(len(flat)), pa.int64()), pc.multiply(parents.cast(pa.int64()), length))
+        place = pc.subtract(pa.arange(0, len(flat)), pc.multiply(parents.cast(pa.int64()), length))
         cell = pc.add(pc.multiply(numbers.take(parents), length), place)
         table = pa.table({"cell": cell, "value": flat}).group_by("cell", use_threads=False)
         found = table.aggregate([("value", "sum")])
@@ -128,7 +165,12 @@ class Groups:
         return pa.array(rows, pa.list_(pa.int64()))
 
     def count_places(self, places: pa.Array, counts: pa.Array, length: int) -> pa.Array:
-        """Return a list of that length: at each place the sum of the counts of the rows that name the place."""
+        """Return a list of sums for each group. Each row of the group adds its count to one sum of the list, at the
+        index that ``places`` states.
+
+        :param places: index in the list for each row, from 0; a row with NULL is ignored.
+        :param length: number of sums in each list.
+        """
         there = pc.is_valid(places)
         table = pa.table({"group": self.number, "place": places, "value": counts}).filter(there)
         found = table.group_by(["group", "place"], use_threads=False).aggregate([("value", "sum")])
@@ -146,21 +188,21 @@ def map_lists(values: pa.Array, function: Callable[[list[int]], object], kind: p
 
 
 def joined_rows(left: Sequence[pa.Array], right: Sequence[pa.Array], how: str) -> tuple[pa.Array, pa.Array]:
-    """Return the pairs of rows of a join, as numbers of rows on each side; NULL for a side without a row.
+    """Return the pairs of rows of a join: the numbers of the left rows, and those of the right rows.
 
-    A NULL equals nothing.
+    The number is NULL if a pair has no row on that side. A NULL in a key equals nothing.
 
     :param how: ``inner``, ``left``, ``full_outer``, ``left_semi`` or ``left_anti``; the last two return rows of the
         left side only.
     """
-    kinds = [(one.type, other.type) for one, other in zip(left, right, strict=True)]
+    pairs = [of_one_form([one, other]) for one, other in zip(left, right, strict=True)]
+    kinds = [(one.type, other.type) for one, other in pairs]
     if any(one != other for one, other in kinds):
-        raise NotInMemory(f"keys of different types: {kinds}")
-    both = [pa.concat_arrays([one, other]) for one, other in zip(left, right, strict=True)]
+        raise NotInMemory(f"only Spark computes a join by keys of different types: {kinds}")
+    both = [pa.concat_arrays(pair) for pair in pairs]
     numbers, rows = key_numbers(both, nulls=False), len(left[0])
-    place = pa.array(range(len(numbers)), pa.int64())
-    one = pa.table({"key": numbers.slice(0, rows), "left": place.slice(0, rows)})
-    other = pa.table({"key": numbers.slice(rows), "right": pc.subtract(place.slice(rows), rows)})
+    one = pa.table({"key": numbers.slice(0, rows), "left": pa.arange(0, rows)})
+    other = pa.table({"key": numbers.slice(rows), "right": pa.arange(0, len(numbers) - rows)})
     kind = {"left": "left outer", "full_outer": "full outer"}.get(how, how.replace("_", " "))
     found = one.join(other, "key", join_type=kind, use_threads=False)
     order = [(name, "ascending") for name in ("left", "right") if name in found.column_names]

@@ -1,8 +1,8 @@
 """Rows in memory with those methods of PySpark's ``DataFrame`` that the rules of the tables use.
 
-Spark takes a third of a CPU second to plan a query, however few its rows are.  :class:`MemoryRows` computes the same
-rules at once by Arrow.  A column is computed when it is first needed, so a file's columns that nobody uses are never
-read.
+Spark takes a third of a CPU second to plan a query, however few its rows are. :class:`MemoryRows` computes the same
+rules with Arrow, and without a plan. A column is computed when it is first needed, so columns of a file that no rule
+uses are never read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.expressions import Expression, as_column
-from dmsg.analytics.memory_aggregates import AGGREGATES, over
-from dmsg.analytics.memory_columns import NotInMemory, as_array, cast, evaluate, name_of, of_one_type
+from dmsg.analytics.memory_aggregates import AGGREGATES, STANDARD, over
+from dmsg.analytics.memory_columns import (
+    NotInMemory,
+    as_array,
+    cast,
+    evaluate,
+    name_of,
+    of_one_form,
+    of_one_type,
+    plain,
+)
 from dmsg.analytics.memory_groups import Groups, joined_rows
 from dmsg.analytics.parquet import arrow_schema
 
@@ -25,27 +34,49 @@ Get = Callable[[], pa.Array]
 
 
 class _Once:
-    """Column that is computed when it is first needed."""
+    """Column that is computed when it is first needed. Texts may stay in a dictionary until an expression needs them:
+    to group, filter or join rows by a text, its place in the dictionary is enough."""
 
     def __init__(self, get: Get) -> None:
         self._get: Get | None = get
         self._values: pa.Array | None = None
+        self._plain: pa.Array | None = None
 
     def __call__(self) -> pa.Array:
+        if self._plain is None:
+            self._plain = plain(self.encoded())
+        return self._plain
+
+    def encoded(self) -> pa.Array:
+        """Return the column as it was read or computed, possibly with its texts in a dictionary."""
         if self._values is None:
             get = self._get
             if get is not None:
-                self._values = get()
-                # The function keeps in memory the columns from which this column was computed, so it is dropped.
+                self._values = _without_rest(get())
+                # The function refers to the columns from which it has computed this column. It is deleted, so that the
+                # memory of these columns can be freed.
                 self._get = None
         assert self._values is not None
         return self._values
 
 
-def _plain_column(table: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array. Texts in a dictionary are converted to plain texts."""
-    found = table[name].combine_chunks()
-    return found.cast(found.type.value_type) if pa.types.is_dictionary(found.type) else found
+def _without_rest(values: pa.Array) -> pa.Array:
+    """Take texts from a dictionary that is larger than the column, so that a few rows do not keep it in memory."""
+    if pa.types.is_dictionary(values.type) and len(values.dictionary) > len(values):
+        return plain(values)
+    return values
+
+
+def _table_column(table: pa.Table, name: str) -> pa.Array:
+    return plain(table[name].combine_chunks())
+
+
+def _union_column(sides: Sequence[MemoryRows], name: str) -> Get:
+    def values() -> pa.Array:
+        parts = [side.getters[name].encoded() if name in side.getters else pa.nulls(side.count_rows) for side in sides]
+        return pa.concat_arrays(of_one_type(*of_one_form(parts)))
+
+    return values
 
 
 class MemoryRows:
@@ -64,7 +95,7 @@ class MemoryRows:
     @classmethod
     def of(cls, table: pa.Table) -> MemoryRows:
         """Return the rows of a table of Arrow."""
-        return cls({name: partial(_plain_column, table, name) for name in table.column_names}, table.num_rows)
+        return cls({name: partial(_table_column, table, name) for name in table.column_names}, table.num_rows)
 
     @property
     def columns(self) -> list[str]:
@@ -72,7 +103,7 @@ class MemoryRows:
         return list(self.getters)
 
     def column(self, name: str) -> pa.Array:
-        """Return the values of a column; a field of a structure is named after a dot.
+        """Return the values of a column, or with ``COLUMN.FIELD`` the values of a field of a structure.
 
         :raises NotInMemory: there is no such column.
         """
@@ -81,10 +112,17 @@ class MemoryRows:
         whole, dot, field = name.partition(".")
         if dot and whole in self.getters:
             return pc.struct_field(self.getters[whole](), field)
-        raise NotInMemory(f"no column {name}")
+        raise NotInMemory(f"the rows have no column {name}")
+
+    def key(self, column: Expression) -> pa.Array:
+        """Return the values of an expression by which rows are grouped. Texts may be in a dictionary."""
+        inner = column.args[0] if column.op == "alias" else column
+        if inner.op == "column" and inner.args[0] in self.getters:
+            return self.getters[inner.args[0]].encoded()
+        return self.values(column)
 
     def table(self, schema: StructType) -> pa.Table:
-        """Return the rows with the columns and types of a table; a column that is missing is NULL."""
+        """Return the rows with the columns and types of a schema. A missing column is NULL in all rows."""
         fields = arrow_schema(schema)
         found = []
         for one in fields:
@@ -133,8 +171,9 @@ class MemoryRows:
         return found if exploded is None else found._explode(exploded[0])
 
     def _getter(self, column: Expression) -> Get:
-        if column.op == "column" and column.args[0] in self.getters:
-            return self.getters[column.args[0]]
+        inner = column.args[0] if column.op == "alias" else column
+        if inner.op == "column" and inner.args[0] in self.getters:
+            return self.getters[inner.args[0]]
         return lambda: self.values(column)
 
     def _explode(self, name: str) -> MemoryRows:
@@ -144,8 +183,8 @@ class MemoryRows:
         return MemoryRows({**others, name: partial(pc.list_flatten, lists)}, len(parents))
 
     def _take(self, places: pa.Array) -> MemoryRows:
-        def taken(get: Get) -> Get:
-            return lambda: get().take(places)
+        def taken(get: _Once) -> Get:
+            return lambda: get.encoded().take(places)
 
         return MemoryRows({name: taken(get) for name, get in self.getters.items()}, len(places))
 
@@ -153,8 +192,8 @@ class MemoryRows:
         """Return the rows for which a condition is true; a text is the name of a column."""
         keep = pc.fill_null(self.values(as_column(condition)).cast(pa.bool_()), False)
 
-        def kept(get: Get) -> Get:
-            return lambda: get().filter(keep)
+        def kept(get: _Once) -> Get:
+            return lambda: get.encoded().filter(keep)
 
         return MemoryRows({name: kept(get) for name, get in self.getters.items()}, pc.sum(keep).as_py() or 0)
 
@@ -187,22 +226,16 @@ class MemoryRows:
 
     def distinct(self) -> MemoryRows:
         """Return each row once."""
-        return self._take(Groups.of([self.column(name) for name in self.columns], self.count_rows).first)
+        return self._take(Groups.of([get.encoded() for get in self.getters.values()], self.count_rows).first)
 
-    def unionByName(self, other: MemoryRows, *, allowMissingColumns: bool = False) -> MemoryRows:
-        """Return the rows of both sides. A column that one side lacks is NULL in the rows of that side."""
-        names = [*self.columns, *(name for name in other.columns if name not in self.getters)]
+    def unionByName(self, *others: MemoryRows, allowMissingColumns: bool = False) -> MemoryRows:
+        """Return the rows of all sides, which may be more than PySpark's two. A column that one side lacks is NULL in
+        the rows of that side."""
+        sides = (self, *others)
+        names = list(dict.fromkeys(name for side in sides for name in side.columns))
         if not allowMissingColumns and len(names) > len(self.columns):
-            raise NotInMemory("a union of different columns")
-        count = self.count_rows + other.count_rows
-        return MemoryRows({name: self._both(other, name) for name in names}, count)
-
-    def _both(self, other: MemoryRows, name: str) -> Get:
-        def values() -> pa.Array:
-            parts = [rows.column(name) if name in rows.getters else pa.nulls(rows.count_rows) for rows in (self, other)]
-            return pa.concat_arrays(of_one_type(*parts))
-
-        return values
+            raise NotInMemory("only Spark computes a union whose sides have different columns")
+        return MemoryRows({name: _union_column(sides, name) for name in names}, sum(side.count_rows for side in sides))
 
     def groupBy(self, *columns: Any) -> _Grouped:
         """Group the rows."""
@@ -215,7 +248,7 @@ class MemoryRows:
     def join(self, other: MemoryRows, on: str | Sequence[str], how: str = "inner") -> MemoryRows:
         """Join by columns with the same names."""
         names = [on] if isinstance(on, str) else list(on)
-        keys = [[rows.column(name) for name in names] for rows in (self, other)]
+        keys = [[rows.key(as_column(name)) for name in names] for rows in (self, other)]
         left, right = joined_rows(keys[0], keys[1], how)
         if how in ("left_semi", "left_anti"):
             return self._take(left)
@@ -227,14 +260,17 @@ class MemoryRows:
             for name, get in rows.getters.items():
                 if name not in names:
                     if name in columns:
-                        raise NotInMemory(f"a join with two columns {name}")
+                        raise NotInMemory(f"only Spark computes a join whose two sides both have a column {name}")
                     columns[name] = get
         return MemoryRows(columns, len(left))
 
     def crossJoin(self, other: MemoryRows) -> MemoryRows:
-        """Return all pairs of rows; the other side has one row."""
+        """Return each row, combined with the only row of the other side.
+
+        :raises NotInMemory: the other side does not have exactly one row.
+        """
         if other.count_rows != 1:
-            raise NotInMemory("a product with several rows")
+            raise NotInMemory("only Spark computes a cross join unless one side has exactly one row")
         single = other._take(pa.repeat(pa.scalar(0, pa.int64()), self.count_rows))
         return MemoryRows({**self.getters, **single.getters}, self.count_rows)
 
@@ -248,12 +284,24 @@ class _Grouped:
 
     def agg(self, *aggregates: Expression) -> MemoryRows:
         rows = self._rows
-        keys = {name_of(key): rows.values(key) for key in self._keys}
+        keys = {name_of(key): rows.key(key) for key in self._keys}
         groups = Groups.of(list(keys.values()), rows.count_rows)
         columns: dict[str, Get] = {name: partial(values.take, groups.first) for name, values in keys.items()}
         known: dict[str, pa.Array] = {}
 
+        def compute_standard() -> None:
+            """Compute all aggregates that Arrow can compute together."""
+            found: dict[str, Expression] = {}
+            for column in aggregates:
+                _find(column, STANDARD, found)
+            names = [STANDARD[one.op] for one in found.values()]
+            operands = [rows.values(one.args[0]) for one in found.values()]
+            wanted = [(name, values, other) for (name, other), values in zip(names, operands, strict=True)]
+            known.update(zip(found, groups.several(wanted), strict=True))
+
         def aggregate(column: Expression) -> pa.Array:
+            if column.sql not in known and column.op in STANDARD:
+                compute_standard()
             if column.sql not in known:
                 known[column.sql] = AGGREGATES[column.op](groups, *(rows.values(one) for one in column.args))
             return known[column.sql]
@@ -271,16 +319,29 @@ class _Grouped:
         return MemoryRows(columns, groups.count)
 
 
+def _find(column: Expression, operations: Container[str], found: dict[str, Expression]) -> None:
+    """Add the parts of an expression that are one of the operations to ``found``, by their text."""
+    if column.op in operations:
+        found[column.sql] = column
+        return
+    for one in column.args:
+        if isinstance(one, Expression):
+            _find(one, operations, found)
+
+
 def _replace(
     column: Expression,
     operations: Container[str],
     parts: dict[str, pa.Array],
     compute: Callable[[Expression], pa.Array],
 ) -> Expression:
-    """Return the expression with some operations in it replaced by columns.
+    """Return a copy of an expression in which some operations are replaced by references to computed columns.
 
-    :param operations: the operations that ``compute`` computes.
-    :param parts: receives the columns, by name.
+    :param column: the expression.
+
+    :param operations: names of the operations to replace.
+    :param parts: mapping to which the computed columns are added, by name.
+    :param compute: function that computes the column of an operation.
     """
     if column.op in operations:
         parts[column.sql] = compute(column)

@@ -1,7 +1,8 @@
-"""Tables as rows in memory, read from their files by Arrow, up to named limits.  Needs no Spark.
+"""Tables as rows in memory, read from their files by Arrow and without Spark.
 
-A column is read when a rule first needs it.  More rows or bytes than the limits raise
-:class:`~dmsg.analytics.memory_columns.NotInMemory`, and Spark computes the table instead.
+A column is read when a rule first needs it.  If a table exceeds :data:`MEMORY_ROWS`, or the columns exceed
+:data:`MEMORY_BYTES`, reading raises :class:`~dmsg.analytics.memory_columns.NotInMemory`, and Spark computes the table
+instead.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
 from dmsg.analytics.event_rules import MIDNIGHT_MS
 from dmsg.analytics.expressions import as_column
-from dmsg.analytics.memory_columns import NotInMemory
+from dmsg.analytics.memory_columns import NotInMemory, of_one_form, plain
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.parquet import TEXTS, arrow_schema, column_bytes
 from dmsg.analytics.runs import State
@@ -37,7 +38,9 @@ MEMORY_BYTES = 768 * 1024 * 1024
 """Maximum number of bytes of all columns that the computations for the same days read into memory.  Producers choose
 the lengths of texts, so the number of rows alone is no bound."""
 OF_TRANSPORTS = ("transport", "receipt")
-"""Families of events with the three counts of transports, which can lie on both sides of midnight."""
+"""Families of events with the three counts of transports.  The events of one transport can be on both sides of
+midnight."""
+_TEXTS_ONCE = pa.dictionary(pa.int32(), pa.string())
 OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "transports": silver.transports,
     "refusals": silver.refusals,
@@ -58,28 +61,39 @@ class Budget:
     def take(self, size: int) -> None:
         """Count bytes that were read.
 
-        :raises NotInMemory: there are more than allowed.
+        :raises NotInMemory: more bytes were read than the budget allows.
         """
         with self._lock:
             self._left -= size
             if self._left < 0:
                 raise NotInMemory("the columns are too large for memory")
 
+    def check(self, size: int) -> None:
+        """Check that ``size`` more bytes may be read, without counting them.
+
+        :raises NotInMemory: the budget does not allow them.
+        """
+        if size > self._left:
+            raise NotInMemory("the columns are too large for memory")
+
 
 def as_frame(rows: MemoryRows) -> DataFrame:
-    """Return rows in memory under the type that the rules name: they have the methods of a ``DataFrame`` that rules
-    use."""
+    """Declare rows in memory as a ``DataFrame``, which is the type of the rules' parameters.  The rows have all methods
+    that the rules use."""
     return cast(DataFrame, rows)
 
 
 def as_rows(rows: DataFrame) -> MemoryRows:
-    """Return the rows in memory that a rule has returned for rows in memory."""
+    """Declare the result of a rule as rows in memory. Use this function only if the rule was computed from rows in
+    memory.
+    """
     assert isinstance(rows, MemoryRows)
     return rows
 
 
 def rows_of_table(table: pa.Table, schema: StructType) -> DataFrame:
-    """Return the rows of a table in memory; a column of the schema that the table lacks is NULL."""
+    """Return the rows of a table that is in memory.  A column of the schema that the table lacks is NULL in all
+    rows."""
     names = set(table.column_names)
     lacking = {
         one.name: partial(pa.nulls, table.num_rows, one.type) for one in arrow_schema(schema) if one.name not in names
@@ -91,17 +105,18 @@ def rows_of_table(table: pa.Table, schema: StructType) -> DataFrame:
 class _Files:
     """Columns of the files of a table.
 
-    :param beside: days of which only those rows are read that can matter to the day before or after.
+    :param partial_days: days of which not all rows are read, but only events and receipts near midnight, and receipts
+        that were sent after a restart. Only these rows can affect a neighbouring day.
     """
 
     def __init__(
-        self, storage: pafs.FileSystem, files: Sequence[File], budget: Budget, beside: Container[str] = ()
+        self, storage: pafs.FileSystem, files: Sequence[File], budget: Budget, partial_days: Container[str] = ()
     ) -> None:
         self._storage = storage
         self._files = files
         self._budget = budget
         self._footers: dict[str, pq.FileMetaData] = {}
-        self._kept = {file.path: self._matter(file) for file in files if file.values.get("dt", "") in beside}
+        self._kept = {file.path: self._matter(file) for file in files if file.values.get("dt", "") in partial_days}
 
     @property
     def count(self) -> int:
@@ -112,7 +127,7 @@ class _Files:
         )
 
     def _matter(self, file: File) -> pa.Array:
-        """Return which events and receipts of a file are near midnight, or were sent after a restart."""
+        """Return for each event or receipt of a file whether it is near midnight, or was sent after a restart."""
         of_day = pc.modulo(self._of_file(file, "ts", pa.int64()), DAY_MS)
         near = pc.or_(pc.less(of_day, MIDNIGHT_MS), pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS))
         return pc.or_(near, pc.fill_null(self._of_file(file, "former", pa.bool_()), False))
@@ -123,24 +138,25 @@ class _Files:
         for file in self._files:
             values = self._of_file(file, name, kind)
             parts.append(values.filter(self._kept[file.path]) if file.path in self._kept else values)
-        return pa.concat_arrays(parts) if parts else pa.array([], kind)
+        return pa.concat_arrays(of_one_form(parts)) if parts else pa.array([], kind)
 
     def _of_file(self, file: File, name: str, kind: pa.DataType) -> pa.Array:
         rows = file.rows or 0
         if name in file.values:
             found = pa.repeat(pa.scalar(file.values[name]).cast(kind), rows)
             self._budget.take(found.nbytes)
-            return found
+            return found.dictionary_encode() if kind in TEXTS else found
         try:
             column = self._read(file.path, name)
         except (pa.ArrowInvalid, OSError):
-            # Spark names the damaged file in its error.
+            # The file is damaged. Spark then reads it, and Spark's error names the file.
             raise NotInMemory(f"{file.path} cannot be read") from None
         if column is None:
-            return pa.nulls(rows, kind)
+            return pa.nulls(rows, _TEXTS_ONCE if kind in TEXTS else kind)
         self._budget.take(column_bytes(column))
-        # A dictionary of texts becomes texts by the cast.
-        return column.combine_chunks().cast(kind)
+        found = column.combine_chunks()
+        # Texts stay in their dictionary, which has each text once.
+        return found if pa.types.is_dictionary(found.type) and kind in TEXTS else plain(found).cast(kind)
 
     def _read(self, path: str, name: str) -> pa.ChunkedArray | None:
         with self._storage.open_input_file(path) as opened:
@@ -150,9 +166,23 @@ class _Files:
             if name not in there.names:
                 return None
             if there.field(name).type in TEXTS:
-                # A text that many rows share is read once, so that its size is known before it is copied.
-                source = pq.ParquetFile(opened, metadata=source.metadata, read_dictionary=[name])
+                if (size := _plain_bytes(source.metadata, name)) is None:
+                    # In a dictionary, each different text is in memory once. So the size of the plain texts can be
+                    # counted before the texts are copied for each row.
+                    source = pq.ParquetFile(opened, metadata=source.metadata, read_dictionary=[name])
+                else:
+                    self._budget.check(size)
             return source.read([name])[name]
+
+
+def _plain_bytes(footer: pq.FileMetaData, name: str) -> int | None:
+    """Return the size of a text column in memory; None if the file has a dictionary of its texts, and so does not state
+    this size."""
+    place = next(index for index in range(footer.num_columns) if footer.schema.column(index).path == name)
+    groups = [footer.row_group(index).column(place) for index in range(footer.num_row_groups)]
+    if any(one.has_dictionary_page or not {"PLAIN", "RLE"}.issuperset(one.encodings) for one in groups):
+        return None
+    return int(sum(one.total_uncompressed_size for one in groups))
 
 
 class MemoryTables:
@@ -160,30 +190,30 @@ class MemoryTables:
 
     :param state: state to read; tables that it does not name are read in their newest version.
     :param days: days to read; None for all.
-    :param beside: those of the days of which only events and receipts of transports are read that can matter to the
-        day before or after.
+    :param partial_days: those of ``days`` of which only some events and receipts of transports are read: those near
+        midnight, and receipts that were sent after a restart. Only these can affect a neighbouring day.
     """
 
     def __init__(
-        self, store: Store, state: State, days: Iterable[str] | None = None, beside: Iterable[str] = ()
+        self, store: Store, state: State, days: Iterable[str] | None = None, partial_days: Iterable[str] = ()
     ) -> None:
         self._store = store
         self._state = state
         self._days: Container[str] | None = None if days is None else set(days)
-        self._beside = set(beside)
+        self._partial_days = set(partial_days)
         self._budget = Budget(MEMORY_BYTES)
         self._read_events: dict[str, DataFrame] = {}
 
-    def _rows(self, table: Delta, files: Iterable[File], beside: Container[str] = ()) -> MemoryRows:
+    def _rows(self, table: Delta, files: Iterable[File], partial_days: Container[str] = ()) -> MemoryRows:
         chosen = [
             one for one in files if self._days is None or one.values.get("dt", "") in self._days or not one.values
         ]
-        read_whole = (one for one in chosen if one.rows is None or one.values.get("dt", "") not in beside)
+        read_whole = (one for one in chosen if one.rows is None or one.values.get("dt", "") not in partial_days)
         if sum(MEMORY_ROWS + 1 if one.rows is None else one.rows for one in read_whole) > MEMORY_ROWS:
-            raise NotInMemory("too many rows for memory")
-        columns = _Files(table.reading_storage(), chosen, self._budget, beside)
+            raise NotInMemory("the files have too many rows to compute the table in memory")
+        columns = _Files(table.reading_storage(), chosen, self._budget, partial_days)
         if (count := columns.count) > MEMORY_ROWS:
-            raise NotInMemory("too many rows for memory")
+            raise NotInMemory("the files have too many rows to compute the table in memory")
         return MemoryRows(
             {one.name: partial(columns.column, one.name, one.type) for one in arrow_schema(table.schema)}, count
         )
@@ -191,21 +221,21 @@ class MemoryTables:
     def events(self, family: str) -> DataFrame:
         """Return the events of a family.
 
-        :raises NotInMemory: there are too many.
+        :raises NotInMemory: there are too many events.
         """
         if (found := self._read_events.get(family)) is not None:
             return found
         bronze = self._store.table("", "bronze")
         files = bronze.files(self._state.versions.get(BRONZE_KEY))
-        beside = self._beside if family in OF_TRANSPORTS else ()
-        rows = as_frame(self._rows(bronze, (one for one in files if one.values["family"] == family), beside))
+        partial_days = self._partial_days if family in OF_TRANSPORTS else ()
+        rows = as_frame(self._rows(bronze, (one for one in files if one.values["family"] == family), partial_days))
         self._read_events[family] = rows
         return rows
 
     def read(self, name: str) -> DataFrame:
-        """Return the rows that a silver or gold table has now.
+        """Return the present rows of a silver or gold table.
 
-        :raises NotInMemory: there are too many.
+        :raises NotInMemory: there are too many rows.
         """
         if name in VIEWS:
             self._check_view(name)
@@ -215,28 +245,29 @@ class MemoryTables:
         return as_frame(self._rows(table, table.files(self._state.versions.get(f"{layer}/{name}"))))
 
     def _check_view(self, name: str) -> None:
-        """Check that no rows are stored for the view; rows are stored only if events of a day came twice."""
+        """Check that no rows of the view are stored.  Rows are stored only for days on which events arrived twice.
+
+        :raises NotInMemory: rows of the view are stored for one of the days.
+        """
         stored = self._store.stored_days(name, self._state)
         if any(self._days is None or day in self._days for day in stored):
-            raise NotInMemory("stored rows of a view")
+            raise NotInMemory(f"only Spark computes tables from the view {name} for days whose rows of it are stored")
 
     def accepted_receipts(self) -> DataFrame:
-        """Return the accepted receipts; several receipts of one end of a transport stay separate rows.
+        """Return the accepted receipts.  If one end of a transport sent several receipts, each of them has a row.
 
-        :raises NotInMemory: there are too many.
+        :raises NotInMemory: there are too many receipts.
         """
         self._check_view("receipts")
         return silver.accepted_receipts(self.events(VIEWS["receipts"].family))
 
     def all_events(self, families: Iterable[str], names: Sequence[str]) -> DataFrame:
-        """Return some columns of the events of several families; ``dt`` is a date.
+        """Return some columns of the events of several families.  The column ``dt`` is a date.
 
-        :raises NotInMemory: there are too many.
+        :raises NotInMemory: there are too many events.
         """
         parts = [as_rows(self.events(family)).select(*names) for family in families]
         if sum(part.count_rows for part in parts) > MEMORY_ROWS:
-            raise NotInMemory("too many events for memory")
-        found = parts[0]
-        for part in parts[1:]:
-            found = found.unionByName(part)
+            raise NotInMemory("there are too many events to read all of them into memory")
+        found = parts[0].unionByName(*parts[1:])
         return as_frame(found.withColumn("dt", as_column("dt").cast("date")))

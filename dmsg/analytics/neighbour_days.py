@@ -22,7 +22,8 @@ from dmsg.analytics.schemas import DAY_MS
 
 FEW_EVENTS = 1_000_000
 """Maximum number of new events and receipts, on the days before and after a day, to compare with that day. With more,
-the day is computed again in any case."""
+the day is computed again without a comparison.
+"""
 ROWS_AT_ONCE = 65_536
 """Number of rows that are read into memory at once."""
 WORDS = ("transport", "receipt")
@@ -40,7 +41,7 @@ def concerned_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> s
 
 
 def _is_concerned(storage: pafs.FileSystem, day: str, files: Sequence[File], new: Sequence[File]) -> bool:
-    beside = {
+    neighbours = {
         file.path: distance
         for file in new
         if file.values["family"] in WORDS
@@ -48,10 +49,10 @@ def _is_concerned(storage: pafs.FileSystem, day: str, files: Sequence[File], new
     }
     if (
         any(file.rows is None for file in new)
-        or sum(file.rows or 0 for file in new if file.path in beside) > FEW_EVENTS
+        or sum(file.rows or 0 for file in new if file.path in neighbours) > FEW_EVENTS
     ):
         return True
-    named = [_near(storage, path, after=distance > 0) for path, distance in beside.items()]
+    named = [_near(storage, path, after=distance > 0) for path, distance in neighbours.items()]
     wanted = pc.unique(pa.chunked_array(named, pa.string()))
     if not len(wanted):
         return False

@@ -29,7 +29,7 @@ _UNLIKE = ("transport",)
 
 @dataclass(frozen=True)
 class Part:
-    """Parquet file that was written to a table's directory, and that the table's log may not name yet.
+    """Parquet file that was written to a table's directory, and that is perhaps not in the table's log yet.
 
     :ivar path: path below the table's directory.
     :ivar values: values of the partition columns, by name.

@@ -18,10 +18,12 @@ from typing import TypeVar
 import duckdb
 
 from dmsg.analytics.data_files import File
-from dmsg.analytics.delta import SQL_TYPES, Delta, LakeError
+from dmsg.analytics.delta import Delta
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import GOLD, SILVER
 from dmsg.analytics.store import BRONZE_KEY, INTERNAL, Store
+from dmsg.analytics.table_queries import SQL_TYPES
 from dmsg.analytics.views import VIEWS
 
 MEMORY_LIMIT = "1GiB"

@@ -66,8 +66,8 @@ PART_ROWS = 1_000_000
 """Number of events of successive days that are computed in memory together. A run over more events computes the days
 in parts, so that its memory does not grow with the number of days."""
 KEPT_ROWS = 50_000
-"""Maximum number of rows of a computed table that stay in memory for the tables made from it. A run in parts keeps
-none."""
+"""Maximum number of rows of a computed table that stay in memory for the tables made from it. A run that computes its
+days in parts keeps none."""
 
 
 def _parts(days: Iterable[str], events: Mapping[str, int]) -> list[tuple[str, ...]]:
@@ -103,7 +103,8 @@ class Refinement:
     :param few: whether to collect every table and write it with Arrow, because there are few events.
     :param memory: whether tables may be computed in memory, without Spark.
     :param small: whether to write several tables at the same time.
-    :param step: called with the name of each step as it begins.
+    :param step: called with the name of each step as it begins. A run that computes its days in parts begins the steps
+        of tables once for each part.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Refinement:
         self._can_compare = self._in_memory and before.run > 0 and lake.is_as_left(before)
         if self._can_compare and "life" in changed:
             # The last line of each file is an event of the family ``life``, so every new file has events of this
-            # family. Only the starts and stops of processes are changes.
+            # family. Only those about starts and stops of processes are a reason to compute a day again.
             self._changes.note("life", lake.days_of_lives(before.batches))
         self._step = step
         self._affected = AffectedTables(lake, before, state) if self._can_compare else None
@@ -171,21 +172,21 @@ class Refinement:
         """Return the rows of a table that this run has computed for exactly these days, if they are in memory."""
         return None if days is None else self._collected.get((name, tuple(days)))
 
-    def _open_in_memory(self, days: tuple[str, ...] | None, around: tuple[str, ...] = ()) -> MemoryTables:
-        beside = set(around).difference(days or ())
-        return MemoryTables(self._lake, self._state, around or days, beside)
+    def _open_in_memory(self, days: tuple[str, ...] | None, wider_days: tuple[str, ...] = ()) -> MemoryTables:
+        partial_days = set(wider_days).difference(days or ())
+        return MemoryTables(self._lake, self._state, wider_days or days, partial_days)
 
-    def _memory_reader(self, days: Sequence[str] | None, around: Sequence[str] = ()) -> Read:
-        """Return the same function as :meth:`_reader`, for rows in memory.  It raises
-        :class:`~dmsg.analytics.memory_columns.NotInMemory` if there are too many rows.
+    def _memory_reader(self, days: Sequence[str] | None, wider_days: Sequence[str] = ()) -> Read:
+        """Return a function that reads the tables into memory, without Spark, with the rows that this run has written
+        so far. It raises :class:`~dmsg.analytics.memory_columns.NotInMemory` if there are too many rows.
 
-        :param around: the days, and those before and after, if events and receipts of these are read, too.
+        :param wider_days: the days, the day before each and the day after each; empty to read only the days themselves.
         """
-        tables = self._memory_tables(None if days is None else tuple(days), tuple(around))
+        tables = self._memory_tables(None if days is None else tuple(days), tuple(wider_days))
 
         @cache
         def read(name: str) -> DataFrame:
-            if not around and (collected := self._collected_rows(name, days)) is not None:
+            if not wider_days and (collected := self._collected_rows(name, days)) is not None:
                 return rows_of_table(collected, _schema(name))
             return tables.read(name)
 
@@ -225,25 +226,25 @@ class Refinement:
 
         @cache
         def plan(days: tuple[str, ...]) -> Tables:
-            around = days_around(days)
+            wider_days = days_around(days)
             return silver_tables(
                 lambda family: self._events(family, days, doubtful),
                 self._reader(days),
-                self._reader(around),
+                self._reader(wider_days),
                 days,
-                lambda: lake.accepted_receipts(state, around),
+                lambda: lake.accepted_receipts(state, wider_days),
                 self._hint,
                 last_day=last_day,
             )
 
         def plan_in_memory(days: tuple[str, ...]) -> Tables:
-            around = tuple(days_around(days))
+            wider_days = tuple(days_around(days))
             return silver_tables(
                 self._memory_tables(days, ()).events,
                 self._memory_reader(days),
-                self._memory_reader(days, around),
+                self._memory_reader(days, wider_days),
                 days,
-                self._memory_tables(days, around).accepted_receipts,
+                self._memory_tables(days, wider_days).accepted_receipts,
                 last_day=last_day,
             )
 
@@ -253,7 +254,8 @@ class Refinement:
                 names.remove(name)
                 lake.clear(name, self._claim.number, days)
         for some in (names, *([name] for name in _OF_SILVER)):
-            # If events came twice, Spark chooses which of them to use.
+            # If there are duplicate events, no table is computed in memory, because Spark chooses which of the
+            # duplicates to use.
             self._write_days("silver", some, plan, plan_in_memory if doubtful is None else None)
         return int(found)
 
@@ -297,7 +299,7 @@ class Refinement:
         return pa.concat_tables(one for one, _ in found), pa.concat_tables(one for _, one in found)
 
     def _forget_part(self) -> None:
-        """Free the rows of a part, if there are several."""
+        """Free the rows of the present part, unless the run has only this part."""
         if len(self._parts) > 1:
             self._memory_tables.cache_clear()
             pa.default_memory_pool().release_unused()
@@ -353,6 +355,7 @@ class Refinement:
                 some = tuple(day for day in wanted[name] if day in part)
                 if not some or name not in changed:
                     return
+                self._step(f"{layer}: {name}")
                 self._claim.check()
                 if not self._is_affected(name) and (found := self._compute(name, plan(some)[name])) is not None:
                     changed[name].update(self._put_rows(layer, name, found, some))
@@ -363,12 +366,11 @@ class Refinement:
                 list(pool.map(one, wanted))
             self._forget_part()
         for name, some in changed.items():
-            self._step(f"{layer}: {name}")
             self._changes.note(name, some)
             del wanted[name]
 
     def _is_affected(self, name: str) -> bool:
-        """Whether only the rows of a table that the new events affect may be replaced."""
+        """Whether a table can be updated by replacing only the rows that the new events affect."""
         return self._affected is not None and name in TABLES
 
     def _write(
@@ -405,13 +407,14 @@ class Refinement:
             found = self._affected.rows(name, days)
         except (WholeDays, NotInMemory):
             return False
-        if found.more and not found.rows.num_rows:
-            self._changes.note(name, ())
-        elif found.more:
-            self._lake.put(found.rows, layer, name, self._claim.number, more=True)
-            self._changes.note(name, {str(day) for day in pc.unique(found.rows["dt"]).to_pylist()})
-        else:
+        if found.rewrites is None:
             self._changes.note(name, self._put_changed(found.rows, layer, name, days))
+            return True
+        former = pa.concat_tables([found.rows.slice(0, 0), *(one.former for one in found.rewrites)])
+        changed = [day for day in days if not are_equal(rows_of_day(found.rows, day), rows_of_day(former, day))]
+        if changed:
+            self._lake.replace_some(found.rows, found.rewrites, layer, name, self._claim.number, changed)
+        self._changes.note(name, changed)
         return True
 
     def _replace(self, layer: str, name: str, rows: DataFrame, days: Sequence[str] | None) -> None:
@@ -489,8 +492,8 @@ class Refinement:
         assert tables.keys() == OVERALL.keys()
         keeps = self._can_compare and self._before.today == str(self._today)
         for names in ([name for name in tables if name not in _OF_OVERALL], _OF_OVERALL):
-            # The last tables are computed only if one of the first tables has changed. So the first tables are written
-            # before.
+            # The tables of _OF_OVERALL are computed from the others, and only if one of those has changed. So the
+            # others are written first.
             wanted = {name: tables[name] for name in names if not keeps or self._changes.has_changed(name)}
             self._write("gold", wanted, in_memory)
 

@@ -31,7 +31,8 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
 
-from dmsg.analytics.delta import LakeError, rows_of
+from dmsg.analytics.lake_error import LakeError
+from dmsg.analytics.table_queries import rows_of
 from dmsg.telemetry.spool_listing import Left
 
 FORMAT = 2
@@ -160,10 +161,10 @@ def owner_exists(owner: str) -> bool | None:
 class Runs:
     """Table of the runs over one set of tables."""
 
-    def __init__(self, root: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: str, clock: Callable[[], float] | None = None) -> None:
         self._root = root
         self._uri = f"{root}/runs"
-        self._clock = clock
+        self._clock = clock or time.time
         self._own: tuple[_Row, DeltaTable, int] | None = None
 
     def _open(self) -> DeltaTable | None:
@@ -235,7 +236,7 @@ class Runs:
                 ago = (
                     f"{silent:.0f} s ago" if silent >= 0 else f"from a clock that is {-silent:.0f} s ahead of this one"
                 )
-                raise self._busy_error(f", last sign of life {ago}")
+                raise TablesBusy(f"another run writes to {self._root}, last sign of life {ago}")
 
     def claim(self) -> Claim:
         """Claim the right to write to the tables.
@@ -263,8 +264,8 @@ class Runs:
             return self._busy_error()  # Another run has created the table at the same time.
         return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0]}")
 
-    def _busy_error(self, more: str = "") -> TablesBusy:
-        return TablesBusy(f"another run writes to {self._root}{more}")
+    def _busy_error(self) -> TablesBusy:
+        return TablesBusy(f"another run writes to {self._root}")
 
     def write(self, table: DeltaTable, rows: list[_Row]) -> None:
         """Replace all rows of the table of runs.

@@ -58,11 +58,14 @@ BRONZE = StructType(
         StructField("line", StringType()),
         StructField("origin", StringType()),
         StructField("batch", LongType()),
+        StructField("file_bytes", LongType()),
+        StructField("file_sha256", StringType()),
         StructField("family", StringType()),
         StructField("dt", StringType()),
     ]
 )
-"""Columns of bronze. A row is an event with its origin, or in the family ``quarantine`` a line with its problem."""
+"""Columns of bronze. A row is an event with its origin, or in the family ``quarantine`` a line with its problem,
+or in the family of :data:`REGISTER` a file with its size and hash."""
 
 FAMILIES = {
     "transport": ("transport_open", "transport_progress", "transport_close"),
@@ -223,7 +226,7 @@ DAILY = {
         ),
         Table(
             "latency_day",
-            "The same per day.",
+            "How fast do clients answer over a server (rtt), and how long does opening take (accept), by day? In ms.",
             f"server string, dt date, {_LATENCY}",
         ),
         Table(
@@ -242,7 +245,7 @@ DAILY = {
         Table(
             "clock_day",
             "Whose clock is wrong? skew: time of a server's entries minus the clock of the discovery that accepted "
-            "them, where the delay was shortest.",
+            "them, measured by the entry with the shortest delay.",
             "server string, dt date, posts long, skew_ms long, least_ms long, witnesses long",
         ),
         Table(
@@ -296,7 +299,7 @@ DAILY = {
         ),
         Table(
             "network_day",
-            "The network at a glance.",
+            "What are the totals of the whole network?",
             "dt date, servers long, transports long, sessions long, clients long, bytes long, frames long,"
             f" refused long, receipts long, {_LATENCY}",
         ),

@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
+from hashlib import file_digest, sha256
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,7 +44,7 @@ MEMBER_LIMIT = 64
 HELD_BYTES = 128 * 1024 * 1024
 """Bytes of text in memory above which the columns that were read are written to Parquet files."""
 SAMPLE_BYTES = 64 * 1024
-"""Bytes at both ends of a text from which the types of its events are guessed."""
+"""Size in bytes of the parts at both ends of a text that are searched for types of events."""
 BLOCK_BYTES = 4 * 1024 * 1024
 """Bytes of text that Arrow parses at a time."""
 SHORT_LINE = 1000
@@ -58,6 +60,8 @@ _SCHEMA = arrow_schema(EVENT)
 _REGISTER = pa.schema(
     [
         pa.field("file", pa.string()),
+        pa.field("file_bytes", pa.int64()),
+        pa.field("file_sha256", pa.string()),
         pa.field("lines", pa.int64()),
         pa.field("problem", pa.string()),
         pa.field("origin", pa.string()),
@@ -76,6 +80,20 @@ class Sealed:
 
     uri: str
     path: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """Description of the content of a sealed file.
+
+    :ivar size: size of the file in bytes.
+    :ivar sha256: hash of the file, in hexadecimal.
+    :ivar text_size: size of the text in bytes, before compression.
+    """
+
+    size: int
+    sha256: str
+    text_size: int
 
 
 @dataclass(frozen=True)
@@ -99,7 +117,7 @@ class Target:
 
 
 class Refused(Exception):
-    """Error: a file is not converted. Its text says why."""
+    """Error: a file is not converted, so Spark reads it. The text of the error says why."""
 
 
 def convert(files: Iterable[Sealed], target: Target) -> Iterator[Part | Sealed]:
@@ -110,24 +128,24 @@ def convert(files: Iterable[Sealed], target: Target) -> Iterator[Part | Sealed]:
     writer = _Writer(target)
     for file in files:
         try:
-            table, size = read(file.path, target.now_ms, checked=target.checked)
+            table, content = read(file.path, target.now_ms, checked=target.checked)
         except Refused:
             yield file
             continue
-        writer.add(file, table, size)
+        writer.add(file, table, content)
         if writer.held > HELD_BYTES:
             yield from writer.flush()
     yield from writer.flush()
     yield from writer.register()
 
 
-def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, int]:
-    """Return the events of a file, and the size of its text in bytes.
+def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, Content]:
+    """Return the events of a file, and a description of the file.
 
     :param now_ms: as for :func:`~dmsg.analytics.bronze.problem_column`.
-    :raises Refused: the file may contain a line that is no valid event.
+    :raises Refused: a line is no valid event, Spark might read a line differently, or the file cannot be read.
     """
-    text = _unpack(path)
+    text, size, digest = _unpack(path)
     _check_text(text)
     try:
         table = _parse(text)
@@ -137,7 +155,21 @@ def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, int]:
         raise Refused("the file has more or fewer lines than events")
     if not all_valid(table, now_ms, checked=checked):
         raise Refused("a line is not a valid event")
-    return table, len(text)
+    return table, Content(size, digest, len(text))
+
+
+def describe_file(uri: str) -> dict[str, object]:
+    """Return the columns ``file_bytes`` and ``file_sha256`` of a sealed file that Spark has read. They are missing if
+    the file is not on this machine.
+    """
+    if not uri.startswith("file:"):
+        return {}
+    try:
+        with open(unquote(uri.removeprefix("file:")), "rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+            return {"file_bytes": file.tell(), "file_sha256": digest}
+    except OSError:
+        return {}
 
 
 def _parse(text: bytes) -> pa.Table:
@@ -165,7 +197,8 @@ def _parse(text: bytes) -> pa.Table:
     raise AssertionError
 
 
-def _unpack(path: str) -> bytes:
+def _unpack(path: str) -> tuple[bytes, int, str]:
+    """Return the text of a file, and the size and the hash of the file."""
     try:
         if os.path.getsize(path) > TEXT_LIMIT:
             raise Refused("the file is too large")
@@ -173,6 +206,7 @@ def _unpack(path: str) -> bytes:
             packed = file.read(TEXT_LIMIT + 1)
     except (OSError, ValueError) as error:
         raise Refused(str(error)) from None
+    size, digest = len(packed), sha256(packed).hexdigest()
     pieces: list[bytes] = []
     left = TEXT_LIMIT
     while packed:
@@ -186,7 +220,7 @@ def _unpack(path: str) -> bytes:
         pieces.append(piece)
         left -= len(piece)
         packed = unpack.unused_data
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces), size, digest
 
 
 def _check_text(text: bytes) -> None:
@@ -196,12 +230,13 @@ def _check_text(text: bytes) -> None:
     """
     lines = text.count(b"\n")
     # A valid line contains one opening brace, at its start, and ends with a closing brace. The counts detect two
-    # objects on one line, and one object on two lines. A brace within a text only causes a refusal.
+    # objects on one line, and one object on two lines. A valid file with a brace in a text is refused, too, and Spark
+    # then reads it.
     whole = text.startswith(b"{") and text.endswith(b"}\n")
     if not (whole and text.count(b"{") == lines and text.count(b"}\n{") == lines - 1):
         raise Refused("a line is not one JSON object")
     if b"[" in text and text.count(b"[") != text.count(b'"rtt":['):
-        raise Refused("an array is not a histogram")
+        raise Refused("an array is in a field other than the histogram rtt")
     if not text.isascii():
         try:
             text.decode()
@@ -287,15 +322,16 @@ class _Writer:
         self._files: list[dict[str, object]] = []
         self.held = 0
 
-    def add(self, file: Sealed, table: pa.Table, size: int) -> None:
+    def add(self, file: Sealed, table: pa.Table, content: Content) -> None:
         """Add the events of a file."""
-        self.held += size
+        self.held += content.text_size
         ends = pc.sum(pc.equal(table["type"], "segment_end")).as_py() or 0
         told = pc.max(table["lines"]).as_py() if "lines" in table.column_names else None
         problem = NO_END if not ends else LACKING if told is not None and told > table.num_rows - ends else None
         target = self._target
         self._files.append(
             {"file": file.uri, "lines": table.num_rows, "problem": problem}
+            | {"file_bytes": content.size, "file_sha256": content.sha256}
             | {"origin": target.origin, "batch": target.batch}
         )
         table = table.select([name for name in table.column_names if table[name].null_count < table.num_rows])

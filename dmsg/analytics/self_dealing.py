@@ -24,17 +24,17 @@ from datetime import date
 from heapq import nlargest
 from statistics import median_low
 
-from dmsg.analytics.delta import LakeError
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.runs import State
 from dmsg.analytics.store import Row, Store
 
 CLOSED, BURST = "closed group", "burst"
 """Flags that a server's day can have."""
 MOST_PARTNERS = 10
-"""Maximum number of partners of a client that counts as apart."""
+"""Maximum number of partners of a client that counts as *apart*, see :data:`MARGIN`."""
 MARGIN = 0.05
-"""Share of a client's bytes that is ignored in the test whether the client is apart. Otherwise an operator could avoid
-a flag with a little faked traffic with other clients or over other servers.
+"""Share of a client's bytes that is ignored when the client is tested for being *apart* (one server, few partners).
+Otherwise an operator could avoid a flag with a little faked traffic with other clients or over other servers.
 """
 CLOSED_SHARE = 0.25
 """Minimum share of a server's credited bytes that closed groups must have for a flag."""
@@ -167,7 +167,9 @@ def find_dealings(store: Store, state: State, day: date, most: int = MAX_PAIRS) 
     credited = _CREDITED.format(receipts=receipts)
     pairs = store.ask(layer, name, state, f"{credited}{_PAIRS} LIMIT {most + 1}")
     if len(pairs) > most:
-        raise TooManyPairs(f"more than {most:,} pairs of clients have credit on {day}: too many to judge")
+        raise TooManyPairs(
+            f"more than {most:,} pairs of clients have credit on {day}: too many to search for self-dealing"
+        )
     awake: Counter[str] = Counter()
     for row in store.rows("gold", "server_hour", state, str(day)):
         awake[row["server"]] += bool(row["alive_minutes"])
@@ -185,8 +187,9 @@ class _Sums:
 def judge(pairs: Sequence[Row], hours: Sequence[Row], awake: Mapping[str, int]) -> list[Dealing]:
     """Return the figures of each server that was credited with traffic on a day.
 
-    :param pairs: credited ``transports`` and ``bytes`` by ``server`` and clients ``a`` and ``b``.
-    :param hours: credited ``transports`` and ``bytes`` by ``server`` and ``hour``.
+    :param pairs: rows with the credited ``transports`` and ``bytes`` of each ``server`` and pair of clients ``a`` and
+        ``b``.
+    :param hours: rows with the credited ``transports`` and ``bytes`` of each ``server`` and ``hour``.
     :param awake: number of hours with heartbeats by server.
     """
     closed = _closed_clients(pairs)

@@ -45,8 +45,8 @@ SETTINGS = {
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
-    # This is off. Otherwise Python would report the source line of every new column to Java, and these reports would be
-    # half of all calls to Java.
+    # Python does not report the source line of every new column to Java. These reports would be half of all calls to
+    # Java.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
@@ -97,7 +97,10 @@ class Load(Enum):
 
     @classmethod
     def of_files(cls, size: int | None) -> Load:
-        """Return the load for sealed files with a total size of so many bytes; None for an unknown size."""
+        """Return the load for sealed files.
+
+        :param size: total size of the files in bytes; None if it is unknown.
+        """
         if size is None or size >= MEDIUM_FILES:
             return cls.LARGE
         return cls.SMALL if size < SMALL_FILES else cls.MEDIUM
@@ -151,7 +154,7 @@ def find_java() -> Path:
     there = f"found {', '.join(seen)}; " if seen else ""
     raise JavaMissing(
         f"Spark needs Java 17: {there}on Debian and Ubuntu `apt-get install openjdk-17-jre-headless`, "
-        "else set JAVA_HOME to where it is"
+        "or set JAVA_HOME to the directory of a Java 17"
     )
 
 

@@ -24,10 +24,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from dmsg.analytics.data_files import File
-from dmsg.analytics.delta import Delta, LakeError, days_condition, unusable_character
+from dmsg.analytics.data_files import File, is_of_run
+from dmsg.analytics.delta import Delta, unusable_character
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
+from dmsg.analytics.table_queries import days_condition
 from dmsg.analytics.views import VIEWS
 
 Row = dict[str, Any]
@@ -47,8 +49,8 @@ NUMBERS = Table(
 )
 FILES = Table(
     "files",
-    "every file that was read, and what is wrong with it",
-    "file string, lines long, problem string",
+    "every file that was read, its size and hash, what is wrong with it, and the batch of bronze that has its lines",
+    "file string, lines long, problem string, file_bytes long, file_sha256 string, origin string, batch long",
 )
 INTERNAL = {table.name: table for table in (SUMS, NUMBERS, FILES)}
 _PARTS = {**{("silver", name): one.schema for name, one in (SILVER | INTERNAL).items()}}
@@ -64,8 +66,10 @@ files."""
 TIDY_RUNS = 20
 """Number of runs after which small files are merged and unneeded files are removed."""
 TIDY_SECONDS = 6 * 3600
-"""Seconds since the previous run after which a run merges and removes files in any case (6 hours)."""
-_BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
+"""Seconds since the previous run after which a run merges and removes files, even if its number is not a multiple of
+:data:`TIDY_RUNS` (6 hours).
+"""
+_BATCH = re.compile(r"run==?(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
 """Regular expression for the start of the path of a bronze file, with the source and the number of the batch."""
 
 
@@ -171,7 +175,7 @@ class Store:
     def rows(self, layer: str, name: str, state: State, day: str, where: Mapping[str, str] | None = None) -> list[Row]:
         """Return the rows of a silver or gold table of one day, or all rows of a table without days.
 
-        :param where: mapping from a text column to the value that it must have.
+        :param where: mapping from text columns to values; only the rows with these values are returned.
         """
         if layer == "silver" and name in VIEWS and day not in self.stored_days(name, state):
             view = f"SELECT * FROM ({VIEWS[name].sql(name)}) AS v WHERE {days_condition(day, day, where)}"  # noqa: S608
@@ -218,11 +222,11 @@ class Store:
         :param least: number of small files in a partition at which they are merged.
         :param left_behind: see :meth:`~dmsg.analytics.delta.Delta.vacuum`.
         """
-        own = f"run={claim.number}."
+        own = str(claim.number)
         self._merge_small(self.table("", "bronze"), least, lambda file: not unrefined(file, before.batches))
-        # A partition with a file of the current run is not merged, because this run, and a repetition of it after a
-        # kill, find its files by their paths.
-        self._merge_small(self.table("silver", FILES.name), least, lambda file: not file.path.startswith(own))
+        # Partitions with a file of the current run are not merged, because a run finds its own files by their paths. If
+        # this run is killed, the run that repeats it finds the files in the same way.
+        self._merge_small(self.table("silver", FILES.name), least, lambda file: not is_of_run(file.path, own))
         kept = self.runs.states()
         removed = 0
         for layer, name in _PARTS:

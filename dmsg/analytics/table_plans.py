@@ -36,11 +36,11 @@ def silver_tables(
 ) -> Tables:
     """Return the plans of the silver tables of some days. The last two tables are computed from the others.
 
-    :param events: returns the events of a family.
+    :param events: returns the events of a family on these days.
     :param read: returns the rows of a table on these days.
-    :param around: as ``read``, but including the days before and after.
-    :param accepted: returns the accepted receipts of the days of ``around``. An end of a transport may have several
-        rows. None to use the table ``receipts``.
+    :param around: returns the rows of a table on these days, the day before and the day after.
+    :param accepted: returns the accepted receipts of the same days as ``around``, possibly several of one end of a
+        transport. If None, they are read from the table ``receipts``.
     :param hint: function that marks rows for a broadcast join if there are few of them.
     :param last_day: the last of all days with events.
     """
@@ -70,16 +70,16 @@ def silver_tables(
 
 
 def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], hint: Hint) -> DataFrame:
-    """Return the verdicts on the transports of these days. Events of the days before and after are used if they are
-    near midnight."""
+    """Return the verdicts on the transports of some days. Of the day before and the day after, only the rows near
+    midnight are used."""
     wanted = F.col("dt").cast("string").isin(list(days))
     rows_of_day = F.unix_millis("at") % DAY_MS
     near = (rows_of_day < MIDNIGHT_MS) | (rows_of_day >= DAY_MS - MIDNIGHT_MS)
     transports = transports.where(wanted | near)
     is_former = F.coalesce("former", F.lit(False))
     former = settlement.of_ends(receipts.where(is_former), transports, hint)
-    # Receipts arrive within ten minutes of their transport's end. So receipts of the days before and after that are not
-    # near midnight belong to other transports, and are left out.
+    # Receipts arrive within ten minutes of their transport's end. So of the receipts of the day before and the day
+    # after, only those sent near midnight can belong to a transport of these days. The others are left out.
     due = receipts.where(~is_former & (wanted | near))
     rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
     return rows.where(wanted)
@@ -89,7 +89,7 @@ def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
     """Return the plans of the gold tables of some days.
 
     :param read: returns the rows of a table on these days.
-    :param around: as ``read``, but including the days before and after.
+    :param around: returns the rows of a table on these days, the day before and the day after.
     :param hint: function that marks rows for a broadcast join if there are few of them.
     """
 

@@ -2,7 +2,8 @@
 
 Messages are ``length(4) || JSON``, big endian.  The side that connects sends the request::
 
-    {"op": "put-tree", "path": P}                          it offers a parcel of one file or directory, for directory P
+    {"op": "put-tree", "path": P}                          this side offers a parcel of one file or directory, for the
+                                                           directory P
     {"op": "get-tree", "path": P, "directories": BOOL}     the listener offers a parcel of P, which may be a directory
                                                            only if BOOL is true
 
@@ -46,7 +47,9 @@ which is invoked with the number of bytes transferred so far.
 
 
 class CopyCut(TransferError, CutShort):
-    """Error: the connection was lost.  A new attempt can resume the copy.  No other error leads to a new attempt."""
+    """Error: the connection was lost.  A new attempt can resume the copy.  Only this error and :class:`CopyBusy` lead
+    to a new attempt.
+    """
 
 
 class CopyBusy(CopyCut):
@@ -66,8 +69,8 @@ class Copy(Protocol):
     :param name: name of the file or directory in results and errors.
     :ivar done: Deferred that fires with a :class:`~dmsg.apps.transfer.TransferResult`.
     :ivar label: start of an error message about this copy: the name and a colon.
-    :ivar closed: Deferred that fires when the connection has ended.  A program that fetched a file must wait for it
-        before it stops the client.  Otherwise the listener might not learn that the file has arrived.
+    :ivar closed: Deferred that fires when the connection has ended.  A program that fetched a file must not stop its
+        client before that.  Otherwise the listener might not learn that the file has arrived.
     """
 
     def __init__(self, name: str, on_started: Started) -> None:
@@ -215,4 +218,4 @@ class Get(Copy):
         if offer.kind != "files":
             return "that is not what was asked for"
         is_wanted = self._directories or offer.things[0][1] != DIRECTORY
-        return None if is_wanted else f"{self._source}: is a directory"
+        return None if is_wanted else f"{self._source}: this is a directory"

@@ -38,7 +38,7 @@ class CopyPeer(Protocol):
     :param root: directory whose files peers may fetch.
     :param writable: whether peers may also send files.
     :param hidden: whether names that begin with a dot are allowed.
-    :param busy: connection that writes to each path now; shared by all connections of the listener.
+    :param busy: table of the connections that write files now, by path; all connections of the listener share it.
     :ivar done: Deferred that fires with a :class:`~dmsg.apps.transfer.TransferResult`.
     """
 
@@ -119,9 +119,9 @@ class CopyPeer(Protocol):
         finally:
             os.close(at)
         if stat.S_ISDIR(mode) and not directories:
-            raise TransferError(f"{path.name}: is a directory")
+            raise TransferError(f"{path.name}: this is a directory")
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-            raise TransferError(f"{path.name}: is not a regular file")
+            raise TransferError(f"{path.name}: this is not a regular file")
         self.transport.pauseProducing()  # type: ignore[union-attr]
         walking = deferToThread(walk, [path], hidden=self._hidden, base=base)
         walking.addCallbacks(self._walked, self._walk_failed)
@@ -147,7 +147,7 @@ class CopyPeer(Protocol):
         if offer.kind != "files" or len(offer.things) != 1:
             raise TransferError("send one file or directory at a time")
         if self._max_size is not None and offer.size > self._max_size:
-            raise TransferError(f"{offer.size} bytes are too large, the limit is {self._max_size}")
+            raise TransferError(f"the offer has {offer.size} bytes, and the limit is {self._max_size}")
         self._path /= offer.things[0][0]
         self._claim(self._path)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from dmsg.apps.exposure import check_directory, check_target
 
 HELD_DIRECTORIES = 8
-"""Maximum number of directories on its path that a :class:`Descent` keeps open, however long the path is."""
+"""Maximum number of directories that a :class:`Descent` keeps open, however long its path is."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -157,7 +157,7 @@ def open_ours(name: str, at: int, display_name: str) -> int:
     """
     status = os.stat(name, dir_fd=at, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EINVAL, "is neither a file nor a directory", display_name)
+        raise OSError(errno.EINVAL, "this is neither a file nor a directory", display_name)
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     flags |= os.O_RDONLY | os.O_DIRECTORY if stat.S_ISDIR(status.st_mode) else os.O_RDWR
     check_ours(status, at, display_name)

@@ -1,9 +1,9 @@
 """Rules that say which files of this machine peers may read and write.  Both sides of a transfer apply them.
 
 * Names that begin with a dot (``.ssh``, ``.bash_profile``) are neither sent nor accepted unless an option allows them.
-* Files of dmsg itself are never sent or overwritten: key files in any directory, the directories of settings and of
-  logs, and the agent's socket.  They are recognised by device and inode, so a link, a hard link or a bind mount with
-  another name does not hide them.
+* Files of dmsg itself are never sent or overwritten: key files in any directory, the directories of settings, of
+  logs and of ``dmsg host``, and the agent's socket.  They are recognised by device and inode, so a link, a hard link or
+  a bind mount with another name does not hide them.
 * A home directory, or a directory that contains one, is offered only if the user confirms it.
 """
 
@@ -22,19 +22,30 @@ from functools import lru_cache
 from pathlib import Path
 
 from dmsg.apps.transfer import TransferError
-from dmsg.directories import SOCKET_NAME, config_directory, socket_directory, state_directory
+from dmsg.directories import SOCKET_NAME, config_directory, host_directory, socket_directory, state_directory
 
 KEY_FILE_LIMIT = 4096
-"""Maximum bytes of a file that is searched for a secret key.  Programs that read key files read no more."""
+"""Maximum size in bytes of a file that is searched for a secret key.  A larger file is not searched, because programs
+read at most this many bytes of a key file."""
 OWN_FILES_LIMIT = 1000
-"""Maximum number of files in dmsg's own directories with which a file that has several hard links is compared."""
+"""Maximum number of files in dmsg's own directories that are compared with a file to send, to find out whether that
+file is a hard link to one of them.
+"""
 NAMED_FILES = ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_KEY_FILE")
 """Environment variables that contain the path of a file of dmsg."""
 OWN_AGE = 1.0
 """Seconds for which the result of :func:`own_files` is cached, because a transfer needs it for each of many files."""
 NEED_HIDDEN = "names that begin with a dot are refused, unless both ends say --hidden"
 """Reason for a refusal; the other side recognises the text."""
-_PLACES = (*NAMED_FILES, "HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
+_PLACES = (
+    *NAMED_FILES,
+    "HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_STATE_HOME",
+    "XDG_DATA_HOME",
+    "XDG_CACHE_HOME",
+    "XDG_RUNTIME_DIR",
+)
 _SECRET = re.compile(
     rb"^[ \t]*secret[ \t]+[0-9a-f]{64}[ \t\r]*$|^# the secret of a twin:|^type (sr25519|ed25519)[ \t\r]*$",
     re.MULTILINE | re.IGNORECASE,
@@ -134,7 +145,7 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
     directories: dict[tuple[int, int], str] = {}
     files: set[tuple[int, int]] = set()
     names: set[tuple[int, int, str]] = set()
-    whole = [config_directory(), state_directory()]
+    whole = [config_directory(), state_directory(), host_directory()]
     single = [Path(os.environ[name]) for name in NAMED_FILES if os.environ.get(name)]
     if os.environ.get("DMSG_NAMES"):
         single.append(Path(f"{os.environ['DMSG_NAMES']}.groups"))
@@ -195,7 +206,7 @@ def check_directory(descriptor: int, name: str, *, above: bool = False) -> None:
             if os.path.samestat(before, status):
                 return
     except PermissionError:
-        return  # The check ends here, because this user may not read the directories above.
+        return  # The check ends here, because this user has no right to read the directories above.
     finally:
         os.close(at)
 

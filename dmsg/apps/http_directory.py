@@ -41,7 +41,7 @@ thread.
 LISTINGS_WAITING = 64
 """Maximum number of requests that wait for a listing.  Further requests are answered with status 503."""
 SORTS = {"name": "name", "size": "size", "time": "modified"}
-"""Attributes by which a listing can be sorted, by column."""
+"""Attribute by which each column of a listing sorts."""
 
 
 class ListingThreads:
@@ -64,7 +64,7 @@ class ListingThreads:
         return sum(map(len, self._waiting.values())) >= LISTINGS_WAITING
 
     def run(self, key: Hashable, act: Callable[[], bytes], disconnected: Deferred[None]) -> Deferred[bytes]:
-        """Call ``act``, which makes a page, in a thread, once the earlier listings are made.
+        """Call ``act`` in a thread to make a page, after the earlier listings are made.
 
         :param key: value that is equal for requests that can share a page.
         :param disconnected: Deferred that fails when the HTTP client has disconnected.  A listing for which no client
@@ -140,7 +140,7 @@ class ContainedFile(File):
             finally:
                 os.close(at)
         except (TransferError, OSError, ValueError):
-            raise OSError(errno.EACCES, "cannot be read", self.path) from None
+            raise OSError(errno.EACCES, "this file cannot be read", self.path) from None
         self._size = source.size
         return source
 
@@ -150,7 +150,7 @@ class ContainedFile(File):
 
     def makeProducer(self, request: Request, fileForReading: Source) -> StaticProducer:
         if (request.getHeader(b"range") or b"").count(b",") >= MAX_RANGES:
-            # The client gets the whole file, as from a server that does not support ranges.
+            # A request with too many ranges gets the whole file, as from a server that does not support ranges.
             request.requestHeaders.removeHeader(b"range")
         producer: StaticProducer = super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
         resume = producer.resumeProducing

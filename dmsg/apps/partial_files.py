@@ -66,11 +66,11 @@ class HeldPart:
 
 
 def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
-    """Lock the partial file of ``target``, which is created if it does not exist.
+    """Lock the partial file of ``target``, and create it first if it does not exist.
 
-    If the name of the partial file belongs to something that cannot be used, such as a link, that is removed first.
+    A link, or another object that cannot be used as the partial file, is removed from its name first.
 
-    :param at: descriptor of the directory, which must stay open until the partial file is released.
+    :param at: descriptor of the directory of ``target``.  It must stay open until the partial file is released.
     :param directory: whether ``target`` is a directory.
     :raises TransferError: another transfer writes the file.
     :raises NotOurs: the name belongs to a file of another user.
@@ -98,7 +98,8 @@ def hold_part(target: str, at: int, *, directory: bool = False) -> HeldPart:
             if not fits or not make_private(descriptor):
                 removed = take_away(part, at)
                 if removed is not None:
-                    # Files that cannot be removed do no harm, because their directory has been renamed.
+                    # The old directory already has another name, so it does no harm if some of its files cannot be
+                    # removed.
                     removed.addErrback(lambda _: None)
                 continue
             held = HeldPart(part, at, descriptor, 0 if directory else status.st_size)
@@ -126,7 +127,8 @@ def take_away(name: str, at: int) -> Deferred[None] | None:
     if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=at)
         return None
-    # The thread belongs to the global reactor, because ``deferToThread`` uses that reactor.
+    # The content is removed in a thread only while the global reactor runs, because ``deferToThread`` uses the threads
+    # of that reactor.
     from twisted.internet import reactor
 
     aside = f"{new_name()}{PART_SUFFIX}"

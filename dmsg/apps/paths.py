@@ -21,7 +21,7 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     :raises TransferError: the path leads outside ``root``, or is invalid.
     """
     if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
-        raise TransferError("path is malformed")
+        raise TransferError("the path is malformed")
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         # A terminal that shows the path would interpret control characters.
         raise TransferError("path has control characters")
@@ -31,7 +31,7 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     if not path.is_relative_to(base) or path == base:
         raise TransferError("the path leads outside the directory")
     if path.name.endswith(PART_SUFFIX):
-        raise TransferError("path is malformed")
+        raise TransferError("the path is malformed")
     # The path without links is checked, too, because a link may lead to a name with a dot.
     check_names(path.relative_to(base).as_posix(), hidden=hidden)
     return path
@@ -48,9 +48,9 @@ def regular_size(path: Path) -> int:
     except OSError as error:
         raise TransferError(f"{path}: {error.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
-        raise TransferError(f"{path}: is a directory")
+        raise TransferError(f"{path}: this is a directory")
     if not stat.S_ISREG(status.st_mode):
-        raise TransferError(f"{path}: is not a regular file")
+        raise TransferError(f"{path}: this is not a regular file")
     return status.st_size
 
 
@@ -74,7 +74,7 @@ def find_replaced(name: str, at: int) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
-        raise TransferError(f"{name}: not a regular file")
+        raise TransferError(f"{name}: this is not a regular file")
     if not os.access(name, os.W_OK, dir_fd=at):
-        raise TransferError(f"{name}: no permission to write this file")
+        raise TransferError(f"{name}: the file permissions do not allow to write this file")
     return found

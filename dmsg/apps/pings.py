@@ -90,7 +90,7 @@ async def ping(
     :param timeout: seconds to wait for the connection, and for each answer.
     :param on_event: callback invoked with each event.  The first event is ``{"connected": KEY, "seconds": S}``.  An
         event for each round trip follows: ``{"number": N, "seconds": S}`` or ``{"number": N, "error": TEXT}``.  An
-        event ``{"notice": TEXT}`` may come before, and has a message for the user.
+        event ``{"notice": TEXT}``, with a message for the user, may precede the first event.
     :raises DmsgError: for the same reasons as in :meth:`dmsg.v2019.client.Client.connect`.
     """
     started = reactor.seconds()

@@ -18,8 +18,8 @@ from dmsg.apps.transfer import TransferError
 UNMEASURED_LIMIT = 1024 * 1024
 """Maximum bytes of a file whose real size the system does not report.  Such a file is read before it is offered."""
 _SMALL = 64 * 1024
-"""Maximum reported size of a file without disk blocks that is treated as a file of ``/sys``, whose real size is
-unknown.
+"""Maximum reported size in bytes of a file without disk blocks that counts as a file of ``/sys``.  The reported size of
+such a file may be wrong.
 """
 
 
@@ -117,7 +117,8 @@ def open_regular(
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise TransferError(f"{name}: is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+        what = "this is a directory" if stat.S_ISDIR(mode) else "this is not a regular file"
+        raise TransferError(f"{name}: {what}")
     try:
         check_source(descriptor, name, path=path if at is None else None, own=own)
     except BaseException:

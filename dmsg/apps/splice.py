@@ -87,8 +87,8 @@ class SplicedConnection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if reason.check(ConnectionDone) and getattr(self.transport, "unacknowledged", 0):
-            # The remote closed before it had received all data. The partner is aborted, so that the writer does not
-            # take this for a clean end.
+            # The remote closed before it had received all data. The partner is aborted, because the program that wrote
+            # the data must not take this for a clean end.
             reason = Failure(ConnectionLost("closed before all that was written had arrived"))
         self.loss = reason
         other, self.partner = self.partner, None
@@ -115,10 +115,11 @@ def _end(transport: ApplicationTransport, reason: Failure) -> None:
 
 @implementer(IPushProducer)
 class _Source:
-    """Producer that feeds one connection with what arrives at the other.
+    """Producer that is registered at one connection of a pair. It pauses and resumes reading from the other connection,
+    its source.
 
-    When the fed connection closes, it stops its producer.  This class then continues to read, because the peer could
-    otherwise block in a write for ever, and never read the data that is left for it.
+    A connection that closes stops its producer, which then resumes reading from the source. Otherwise the source's
+    remote could block in a write for ever, and never read the data that is still to be sent to it.
     """
 
     def __init__(self, transport: ApplicationTransport) -> None:
@@ -164,7 +165,7 @@ class SpliceFactory(Factory):
         connection is open.
     :param is_allowed: function that returns whether an address may connect.
     :param on_failed: callback invoked when the second connection cannot be opened.
-    :param max_joints: maximum number of pairs.
+    :param max_pairs: maximum number of pairs.
     """
 
     noisy = False
@@ -175,12 +176,12 @@ class SpliceFactory(Factory):
         *,
         is_allowed: Callable[[IAddress], bool] = lambda address: True,
         on_failed: Callable[[Failure], None] = lambda failure: None,
-        max_joints: int = MAX_SPLICES,
+        max_pairs: int = MAX_SPLICES,
     ) -> None:
         self._connect = connect
         self.admits = self._allowed = is_allowed
         self._on_failed = on_failed
-        self._max = max_joints
+        self._max = max_pairs
         self._halves: dict[SplicedConnection, None] = {}
         self.total = 0
 
@@ -209,7 +210,8 @@ class SpliceFactory(Factory):
         :returns: whether such a connection was found.
         """
         away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
-        # A stream that has ended but is not read to its end is aborted first.
+        # A stream that has ended but is not read to its end is aborted first. Streams without a transport may still be
+        # resumed.
         ended = next((half for half in self._halves if getattr(half.transport, "has_ended", False)), None)
         if not away and ended is None:
             return False

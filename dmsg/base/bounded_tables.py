@@ -11,7 +11,8 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 SPARSE, SPARSE_ENTRY = 64 * 1024, 128
-"""Minimum size of a dict in bytes, and minimum bytes per entry, for :func:`compact` to replace the dict."""
+"""Limits of :func:`compact`, in bytes: for the size of a dict, and for its size per entry. A dict that exceeds both is
+copied."""
 
 
 def compact(table: dict[Key, Value]) -> dict[Key, Value]:

@@ -40,9 +40,9 @@ def _alone(address: str) -> Sequence[tuple[str, int]]:
 class RateLimit:
     """Rate limit that allows each address ``rate`` requests per second and ``burst`` requests in a burst.
 
-    :param blocks: function from an address to the names whose limits its requests count against, such as address
-        blocks. With each name it returns a factor by which the rate and burst of that name are multiplied. By default,
-        requests count against the address alone.
+    :param blocks: function that returns, for an address, the names against which its requests count, such as its
+        address blocks. Each name comes with a factor that multiplies its rate and its burst. By default, requests count
+        against the address alone.
     """
 
     def __init__(self, rate: float, burst: float, blocks: Callable[[str], Sequence[tuple[str, int]]] = _alone) -> None:
@@ -80,9 +80,11 @@ class RateLimit:
             return 0.0
         wait = 0.0
         for name, factor in self._blocks(address):
-            left = max(-self._burst * factor, self._tokens_left(name, factor, now) - requests)
+            left = self._tokens_left(name, factor, now) - requests
+            if left < 0.0:
+                left = max(-self._burst * factor, left)
+                wait = max(wait, -left / (self._rate * factor))
             self._keep(name, left, now)
-            wait = max(wait, -left / (self._rate * factor))
         return wait
 
     def is_exhausted(self, address: str, now: float) -> bool:

@@ -63,8 +63,8 @@ class Connections(Generic[P]):
     def add(self, connection: P) -> P | None:
         """Add a connection, which becomes the newest of its key.
 
-        :returns: connection to close if the key now has more than ``limit``: its oldest one that is not being closed.
-            Otherwise None.
+        :returns: connection that the caller must close; None if the key has at most ``limit`` connections. It is the
+            key's oldest connection that is not being closed.
         """
         self.all[connection] = None
         self.newest[connection.key] = connection
@@ -120,7 +120,7 @@ class ConnectionTable(Generic[PeerT]):
     :param limit: maximum number of connections of one key.
     :ivar peers: all connections, in the order in which they were added.
     :ivar newest: newest connection of each key.
-    :ivar drops: number of drops for each :class:`DropReason`.
+    :ivar drops: number of dropped frames and refused clients, for each :class:`DropReason`.
     """
 
     def __init__(self, limit: int) -> None:

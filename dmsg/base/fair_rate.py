@@ -2,12 +2,12 @@
 others request much more.
 
 A source is named by a path, from the largest group to the smallest: the address blocks that contain it, then its key.
-At each level, the members of a group divide the share of the group.  So many keys at one address together get no more
-than a single key at that address.
+At each level, the members of a group divide the share of the group. Therefore all keys at one address together get no
+more than a single key at this address would get.
 
-While the common bucket is at least half full, sources are not counted separately, and a single source may use the whole
-rate.  Below that, each source gets only its share.  A tenth of the rate and the lower half of the bucket are reserved
-for sources without a recent request.  No I/O, no clock.
+All sources together have one token bucket, the common bucket.  While it is at least half full, sources are not counted
+separately, and a single source may use the whole rate.  Below that, each source gets only its share.  A tenth of the
+rate and the lower half of the bucket are reserved for sources without a recent request.  No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from collections.abc import Hashable, Sequence
 from dmsg.base.buckets import Bucket
 
 ASSIGNED = 0.9
-"""Fraction of the rate that is divided among the known sources. The rest is for new sources."""
+"""Fraction of a rate limit that is divided among the known sources of requests. The rest is for new sources."""
 UNCOUNTED = 0.5
-"""Fraction of the common bucket's size. While at least this many tokens are left, sources are not counted
-separately."""
+"""Fraction of the token bucket that all sources of a rate limit share. While at least this fraction of the tokens is
+left, sources are not counted separately."""
 FIRST = 1.0
-"""Minimum number of requests that a new source may make at once, even if others use up the rate."""
+"""Minimum number of requests that a new source may make at once, even if other sources use up the rate."""
 FORGET_AFTER = 30.0
 """Seconds without a request after which a source counts as new."""
 MAX_SOURCES = 4096
-"""Maximum number of sources that one rate remembers, of all levels together. Above it, the source with the oldest last
-request is forgotten."""
+"""Maximum number of sources and groups of sources that one rate limit remembers. Above it, the source with the oldest
+last request is forgotten."""
 MAX_CROWDED = 64
-"""Maximum number of rates of one server that count sources separately. Above it, the least recently used rate forgets
-its sources."""
+"""Maximum number of rate limits of one server that count sources separately. Above it, the least recently used rate
+limit forgets its sources."""
 BURST_SECONDS = 2.0
-"""Burst of a source, as the number of seconds of its share of the rate."""
+"""Burst of a source: as many requests as its share of the rate allows in this number of seconds."""
 START_SECONDS = 0.1
-"""Initial tokens of a new source, as the number of seconds of its share of the rate. Without them, the keys of a new
-address block would have to wait for their first tokens."""
+"""Initial tokens of a new source: as many as its share of the rate gives in this number of seconds. Without them, the
+keys of a new address block would have to wait for their first tokens."""
 
 
 class _Source:
@@ -85,8 +85,8 @@ class FairRate:
         return 0 if self._sources is None else len(self._sources)
 
     def take(self, path: Sequence[Hashable], rate: float, burst: float, now: float) -> bool:
-        """Count a request of the source at ``path``, and return True, if the request is within the rate. Otherwise
-        return False.
+        """If a request is within the rate, count it for the source at ``path`` and return True. Otherwise return
+        False.
 
         :param rate: requests per second of all sources together.
         :param burst: requests of all sources together in a burst.
@@ -150,10 +150,10 @@ class FairRate:
 
 
 class CrowdedRates:
-    """Set of those rates of one server that count sources separately now.
+    """Set of rate limits of one server: those that now have a separate count for each source.
 
-    Their number is limited. An attacker could send requests to many destinations, and make the rate of each of them
-    remember many sources.
+    The size of the set is limited. Otherwise an attacker could send requests to many destinations, and the rate limit
+    of each destination would store many sources.
     """
 
     __slots__ = ("_rates",)

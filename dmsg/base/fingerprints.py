@@ -11,7 +11,8 @@ from __future__ import annotations
 from array import array
 
 _SPACE = 4
-"""Number of slots per entry.  So a table is at most a quarter full, and a lookup takes one or two steps."""
+"""Number of slots of the hash table per entry. The table is thus at most a quarter full, and a lookup takes one or two
+steps."""
 
 
 class Fingerprints:

@@ -25,13 +25,14 @@ from attrs import frozen
 CHECK_INTERVAL = 0.25
 """Seconds between two checks of the memory account."""
 OLD = 2.0
-"""Age in seconds from which data count as old. A live reader would have read them by then."""
+"""Age in seconds from which buffered data count as old. A live reader would have read them by then."""
 ENOUGH = 0.8
-"""Fraction of the limit down to which old data are dropped. Young data are dropped only down to the limit itself."""
+"""Fraction of the memory limit. Above the limit, old data are dropped until this fraction is left, but young data only
+until the limit is no longer exceeded."""
 SHARE = 4
-"""Divisor of the machine's memory. The result is the default limit."""
+"""Divisor of the machine's memory. The result is the default memory limit."""
 LEAST = 64 * 1024 * 1024
-"""Lower bound of the default limit, in bytes."""
+"""Lower bound of the default memory limit, in bytes."""
 
 
 @frozen
@@ -43,7 +44,8 @@ class Holding:
     :ivar size: number of bytes.
     :ivar age: seconds for which the oldest byte has been buffered.
     :ivar drop: function that drops the data, or ends the connection or stream to which they belong.
-    :ivar around: larger address blocks that contain the owner, each with the factor by which its fair share is larger.
+    :ivar around: address blocks that contain the owner's outermost group, each with a factor. In the choice of the data
+        to drop, a block's bytes are divided by its factor, and then compared with those of the group.
     """
 
     owner: tuple[Hashable, ...]
@@ -65,18 +67,18 @@ def default_limit() -> int:
     """Return the default limit in bytes: a quarter of the memory of this machine or container."""
     said = []
     with suppress(OSError, ValueError):
-        # Some systems do not know these names, or return -1. The value is then ignored.
+        # Some systems do not know these names of sysconf(3), or return -1. The value is then ignored.
         said.append(max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
     with suppress(OSError, ValueError):
-        # Without cgroups the file does not exist, and without a limit it contains "max". The value is then ignored.
+        # Without cgroups this file does not exist. Without a memory limit it contains "max". The value is then ignored.
         said.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     have = min((size for size in said if size > 0), default=UNKNOWN)
     return max(LEAST, have // SHARE)
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process uses now, or its peak so far if the system does not report the
-    current value."""
+    """Return the number of bytes of memory that this process uses now, or its peak so far if the system does not report
+    the current value."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
@@ -101,7 +103,7 @@ class Memory:
     def add(self, source: Source, on_drop: Callable[[Holding], None] | None = None) -> None:
         """Add a source to the account.
 
-        :param on_drop: callback invoked with each holding that is about to be dropped, from whatever source.
+        :param on_drop: callback invoked with each holding that is about to be dropped, of any source.
         """
         self._sources[source] = on_drop
 
@@ -146,7 +148,7 @@ CLIENTS = Memory()
 
 
 class _Sizes:
-    """Bytes buffered for each owner and for each address block."""
+    """Number of bytes that are buffered for each owner and for each address block."""
 
     def __init__(self, group: list[Holding]) -> None:
         self._sizes: Counter[tuple[Hashable, ...]] = Counter()
@@ -163,10 +165,11 @@ class _Sizes:
             self._wide[name] += size
 
     def rank(self, owner: tuple[Hashable, ...]) -> tuple[float, ...]:
-        """Return the sort key of an owner, whose largest value loses data first.
+        """Return the sort key of an owner. The owner with the largest key loses data first.
 
-        Its first item is the size of the owner's outermost group, or of a larger block divided by the block's factor,
-        whichever is more. The sizes of the owner's groups follow, from the outermost to the owner itself.
+        The first item of the sort key is the maximum of these numbers: the bytes of the owner's outermost group, and,
+        for each address block around this group, the bytes of the block divided by its factor. The other items are the
+        numbers of bytes of the owner's groups, from the outermost group to the owner itself.
         """
         own = [self._sizes[owner[:depth]] for depth in range(1, len(owner) + 1)]
         around = [self._wide[name] / factor for name, factor in self._wide_blocks[owner[0]]]
@@ -174,8 +177,8 @@ class _Sizes:
 
 
 def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
-    """Yield the holdings in the order in which to drop them: old ones first, and in each age group those of the owner
-    with most bytes."""
+    """Yield the holdings in the order in which to drop them. Old holdings are before young ones. In each of these two
+    groups, the next holding is always the largest one of the owner that then has the most bytes."""
     for group in ([one for one in holdings if one.age >= OLD], [one for one in holdings if one.age < OLD]):
         left: dict[tuple[Hashable, ...], list[Holding]] = {}
         for one in sorted(group, key=_size):

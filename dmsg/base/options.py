@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SIZES = {"MiB": 1 << 20, "GiB": 1 << 30, "days": 86400}
-"""Factor by which a value on the command line is multiplied to get the setting in bytes or seconds, for each unit. The
-factor of all other units is 1."""
+"""Factors, by unit, that convert a value on the command line to the bytes or seconds of the setting. Other units have
+the factor 1."""
 NETWORK, KEY, ACCESS, LIMITS = "Network", "Key", "Who may connect", "Limits"
 STORAGE, TELEMETRY, LOGS, OTHER = "Storage", "Telemetry", "Logs and metrics", "Other"
 GROUPS = (NETWORK, KEY, ACCESS, LIMITS, STORAGE, TELEMETRY, LOGS, OTHER)

@@ -16,7 +16,7 @@ from dmsg.base.options import LIMITS, Number, option
 from dmsg.errors import DropReason, RemoteProtocolError
 
 BURST_SECONDS = 2.0
-"""Burst of a client, as the number of seconds of its rate."""
+"""Burst of a client: as many frames as its rate allows in this number of seconds."""
 ANSWER_FACTOR = 4.0
 """Allowed rate of answers, as a multiple of the allowed rate of requests."""
 FLOOD_FACTOR = 4.0
@@ -30,11 +30,11 @@ By default these are 800 per second. That is fewer than a client accepts from un
 takes effect before the client's."""
 DESTINATION_BURST = 4.0
 """Requests to one destination in a burst, as a multiple of the requests per second that one connection may send."""
-HEEDLESS = 64.0
+FLOODING_REFUSALS = 64.0
 """Number of recently refused frames from which on a connection counts as flooding. When the connections of one address
 together have too many refused frames, only the flooding ones are closed. The others may have been refused only because
 of the flood."""
-HEEDED = 8.0
+FORGOTTEN_REFUSALS = 8.0
 """Number of refused frames per second that are forgotten for each connection."""
 
 
@@ -110,12 +110,12 @@ class ClientLimits:
 
     @property
     def destination_rate(self) -> float:
-        """Requests per second that all other clients together may send to one destination."""
+        """Requests per second that all clients together may send to one destination."""
         return self.basic_rate * DESTINATION_FACTOR
 
     @property
     def destination_burst(self) -> float:
-        """Requests in a burst that all other clients together may send to one destination."""
+        """Number of requests that all clients together may send to one destination in a burst."""
         return self.basic_rate * DESTINATION_BURST
 
 
@@ -127,14 +127,14 @@ class Policer:
         caused them.
     """
 
-    __slots__ = ("_buckets", "_excess", "_patience")
+    __slots__ = ("_buckets", "_flood", "_refusals")
     kinds: ClassVar[type[IntEnum]]
     forgiven: ClassVar[Container[IntEnum]] = ()
 
     def __init__(self) -> None:
         self._buckets: list[Bucket | None] = [None] * len(self.kinds)
-        self._excess: Bucket | None = None
-        self._patience: Bucket | None = None
+        self._flood: Bucket | None = None
+        self._refusals: Bucket | None = None
 
     def allows(self, kind: IntEnum, limits: ClientLimits, now: float) -> bool:
         """Count a frame and return whether it is within the rate of its kind.
@@ -163,16 +163,16 @@ class Policer:
         :raises RemoteProtocolError: too many frames were refused, so the connection must be closed.
         """
         burst = flood * BURST_SECONDS
-        if self._excess is None or self._patience is None:
-            self._excess, self._patience = Bucket(burst, now), Bucket(HEEDLESS, now)
-        self._patience.take(1, HEEDED, HEEDLESS, now)
-        if not self._excess.take(1, flood, burst, now):
-            raise RemoteProtocolError(DropReason.FLOOD, f"too many {kind.name} frames")
+        if self._flood is None or self._refusals is None:
+            self._flood, self._refusals = Bucket(burst, now), Bucket(FLOODING_REFUSALS, now)
+        self._refusals.take(1, FORGOTTEN_REFUSALS, FLOODING_REFUSALS, now)
+        if not self._flood.take(1, flood, burst, now):
+            raise RemoteProtocolError(DropReason.FLOOD, f"the remote sent too many {kind.name} frames")
 
     def ignores_refusals(self, now: float) -> bool:
-        """Whether the client continues to send despite refusals: about :data:`HEEDLESS` of its frames were refused
-        recently."""
-        if self._patience is None:
+        """Whether the client continues to send despite refusals: about :data:`FLOODING_REFUSALS` of its frames were
+        refused recently."""
+        if self._refusals is None:
             return False
-        self._patience.fill(HEEDED, HEEDLESS, now)
-        return self._patience.level < 1.0
+        self._refusals.fill(FORGOTTEN_REFUSALS, FLOODING_REFUSALS, now)
+        return self._refusals.level < 1.0

@@ -23,4 +23,4 @@ class Port(Protocol):
         """Resume reading from the client."""
 
     def close(self, reason: DropReason) -> None:
-        """Close the connection.  The call of the relay's ``remove`` follows later, never before this method returns."""
+        """Close the connection. The relay's method ``remove`` is called later, never before this method returns."""

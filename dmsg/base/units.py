@@ -18,7 +18,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def human_count(number: float) -> str:
-    """Format a count, for example as ``950``, ``12.3 k`` or ``4.5 M``. A fraction below 100 gets one decimal place."""
+    """Format a count, for example as ``950``, ``12.3 k`` or ``4.5 M``. A number below 100 that is not whole gets one
+    decimal place."""
     if number < 1000:
         return f"{number:.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
     for unit in ("k", "M"):

@@ -212,8 +212,9 @@ def connect(
     discovery: str | Sequence[str] | None = None,
     own_key: KeySource = None,
 ) -> Iterator[Stream]:
-    """Context manager for one stream, with a client that is stopped with it; see :class:`Client` and
-    :meth:`Client.connect`.
+    """Start a client and open one stream. The end of the ``with`` block closes the stream and stops the client.
+
+    See :class:`Client` and :meth:`Client.connect`.
 
     :param own_key: secret key of this client, or path of its key file.
     """
@@ -231,8 +232,9 @@ def listen(
     discovery: str | Sequence[str] | None = None,
     key: KeySource = None,
 ) -> Iterator[Listener]:
-    """Context manager for one listener, with a client that is stopped with it; see :class:`Client` and
-    :meth:`Client.listen`.
+    """Start a client and listen on one port. The end of the ``with`` block closes the port and stops the client.
+
+    See :class:`Client` and :meth:`Client.listen`.
     """
     with Client(discovery, key=key) as client, client.listen(port) as listener:
         yield listener

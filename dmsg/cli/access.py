@@ -135,12 +135,12 @@ hidden_option = click.option(
     "--hidden", is_flag=True, help="Include files and directories whose names begin with a dot."
 )
 anything_option = click.option(
-    "--anything", is_flag=True, help="Allow the directory to be a home directory, or to contain one."
+    "--anything", is_flag=True, help="Give peers access even to a home directory, or to a directory that contains one."
 )
 
 
 def accepting_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Decorate a command that accepts files from peers with the options --allow, --anyone and --anything."""
+    """Add the options --allow, --anyone and --anything to a command that accepts files from peers."""
     return _allow("Accepting files needs --allow or --anyone.")(anyone_option(anything_option(command)))
 
 
@@ -164,8 +164,9 @@ def check_takes(access: Access, *, anyone: bool, option: str) -> None:
 def check_offered(directory: Path, *, any_directory: bool) -> None:
     """Check a directory before peers may read or write its files.
 
-    :param any_directory: whether the user has allowed a home directory, with --anything.
-    :raises click.UsageError: the directory belongs to dmsg itself, or is or contains a home directory.
+    :param any_directory: whether the directory may be or contain a home directory, because of --anything.
+    :raises click.UsageError: the directory cannot be opened, belongs to dmsg itself, or is or contains a home directory
+        that is not allowed.
     """
     from dmsg.apps.descriptors import open_within
     from dmsg.apps.exposure import is_home_or_above

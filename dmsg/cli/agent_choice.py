@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 
 def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSettings:
-    """Return the settings, with the agent if the command can work through it.
+    """Return the settings of a command, with the running agent added if the command can work through the agent.
 
-    :param able: whether the agent supports what the command does.  If not, the command is a client of its own.  That
-        client uses the agent's discovery if none is set, and a temporary key if the agent uses the command's key.
+    :param able: whether the agent supports what the command does.  If it does not, the command starts its own client.
+        The client uses the agent's discovery if none is set.  If the agent already uses the client's key, the client
+        gets a temporary key.
     """
     try:
         found = find_agent()

@@ -100,6 +100,8 @@ class _Run:
             await self._started
             await main(self._reactor)
         except CancelledError:
+            if self._stopped_with == output.EXIT_INTERRUPTED and sys.stderr.isatty():
+                output.say(err=True)  # The terminal shows ^C, after which the shell's prompt needs a line of its own.
             raise SystemExit(self._stopped_with if output.state.status is None else output.state.status) from None
         except BrokenPipeError as error:
             output.mark_output_failed(error, err=False)
@@ -125,6 +127,7 @@ class _Run:
     def _shut_down(self) -> None:
         # If the command has ended since the signal, the reactor is already being stopped.
         if not self._finished.called:
+            output.state.interrupted = True
             self._reactor.stop()
 
     def _end(self, result: Failure | None) -> Any:
@@ -231,7 +234,7 @@ class ListeningClient(Protocol):
 
 
 class _DescribedFactory(Protocol):
-    """Interface of a factory that has an access rule and a description, both for the agent."""
+    """Interface of a factory with the attributes that an agent reads: an access rule, and a description."""
 
     admits: Access
     offers: str

@@ -65,7 +65,7 @@ async def show_code(
     if receivers > 1 or expires is not None:
         good = [] if receivers == 1 else [f"for {receivers} receivers"]
         good += [] if expires is None else [f"until {clock_time(expires)}"]
-        notice(f"the code is good {', '.join(good)}")
+        notice(f"the code is valid {', '.join(good)}")
     return offered
 
 
@@ -116,7 +116,9 @@ async def compare_numbers(reactor: Reactor, agreement: CodeAgreement, verify: bo
 
 
 def print_qr(text: str) -> None:
-    """Print a text as a QR code, for the camera of a phone.  Do nothing without a terminal that is wide enough."""
+    """Print a text as a QR code, for the camera of a phone. Do nothing if standard error is not a terminal, or if the
+    terminal is too small for the code.
+    """
     if not sys.stderr.isatty() or state.quiet:
         return
     import segno
@@ -127,5 +129,8 @@ def print_qr(text: str) -> None:
         "▀▄█".encode(sys.stderr.encoding or "ascii")
     except UnicodeEncodeError:
         return
-    if shutil.get_terminal_size().columns >= width:
+    terminal = shutil.get_terminal_size()
+    # A character shows two modules (squares) of the QR code, one above the other. One row of the terminal is left for
+    # the cursor.
+    if terminal.columns >= width and terminal.lines > (width + 1) // 2:
         code.terminal(out=sys.stderr, border=2, compact=True)

@@ -32,7 +32,8 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
             if name.startswith(incomplete.lower()):
                 found.append(CompletionItem(name + after, help=key.short))
             elif len(incomplete) >= KEY_BEGINS:
-                # A key's text form may begin like a name, so names are searched in any case.
+                # The beginning of a key's text form may also be the beginning of a name, so names are always searched
+                # as well.
                 forms = (str(key), key.text) if len(incomplete) >= KEY_TEXT_BEGINS else (str(key),)
                 found += [CompletionItem(one + after, help=name) for one in forms if one.startswith(incomplete.lower())]
     return found

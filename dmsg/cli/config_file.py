@@ -76,7 +76,7 @@ def read_config() -> dict[str, object]:
                 "belongs in a table with the command's name, such as [send]"
             )
     if NAMES in content and not isinstance(content[NAMES], str):
-        raise ConfigError(f"{_find_line(path, text, NAMES)}: names must be a text")
+        raise ConfigError(f"{_find_line(path, text, NAMES)}: the setting 'names' must be a text")
     return content
 
 

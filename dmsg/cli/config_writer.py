@@ -23,8 +23,9 @@ def write_settings(settings: Mapping[str, object]) -> None:
 
 
 def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]]) -> None:
-    """Change settings in the configuration file, depending on its content.  No other program changes the file
-    meanwhile.
+    """Change settings in the configuration file, depending on its content.
+
+    The file is locked meanwhile, so no other command of dmsg changes it.
 
     :param choose: function that gets the content of the file, and returns the settings as for :func:`write_settings`.
         If it raises an error, the file is not changed.
@@ -34,7 +35,7 @@ def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]])
 
 
 def _check_settings(settings: Mapping[str, object]) -> Mapping[str, object]:
-    read_config()  # If the file is invalid, the error of this call names the line.
+    read_config()  # The error of this call names the invalid line.
     return settings
 
 

@@ -34,8 +34,9 @@ def doctor(discovery: tuple[str, ...], key_file: str | None, servers: int) -> No
     """Check the installation and the network, and say what to do about each problem.
 
     The command checks versions, the address book, the key file, each discovery and its clock, the servers that
-    discovery offers, a stream through one of these servers, and the entry of the key. It changes nothing. The
-    exit status is 1 if a check fails.
+    discovery offers, a stream through one of these servers, and the entry of the key. On a machine where you run
+    `dmsg host`, the command also checks the network of `dmsg host`, unless you name a discovery with -d. The command
+    changes nothing. The exit status is 1 if a check fails.
 
     \b
     Examples:
@@ -47,8 +48,11 @@ def doctor(discovery: tuple[str, ...], key_file: str | None, servers: int) -> No
     from dmsg.cli.client_run import run
     from dmsg.cli.doctor_run import examine
 
+    source = click.get_current_context().get_parameter_source("discovery")
+    is_named = source is click.core.ParameterSource.COMMANDLINE
+
     async def main(reactor: Reactor) -> None:
-        if not await examine(reactor, split_urls(discovery), key_file, servers):
+        if not await examine(reactor, split_urls(discovery), key_file, servers, with_hosted=not is_named):
             raise SystemExit(1)
 
     run(main)

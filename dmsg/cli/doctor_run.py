@@ -17,11 +17,11 @@ from dmsg.base.printable import shorten, without_userinfo
 from dmsg.base.units import milliseconds
 from dmsg.cli.carrier_text import describe_carrier
 from dmsg.cli.config_file import ConfigError, config_path, read_config
+from dmsg.cli.hosted_network import HostedNetwork, hosted_network
 from dmsg.cli.networks import joined_networks
-from dmsg.cli.output import say, state, tell
-from dmsg.cli.params import WAYS_TO_A_DISCOVERY
+from dmsg.cli.output import columns, say, state, tell, wrap
+from dmsg.cli.params import ways_to_a_discovery
 from dmsg.clients.address_book import AddressBook
-from dmsg.directories import host_directory
 from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
@@ -42,6 +42,8 @@ SLOW = 1.0
 """Seconds of a round trip above which a server is reported as slow."""
 ANSWER = 64 * 1024
 """Maximum bytes of the answer of a discovery to ``/health``."""
+INDENT = " " * 7
+"""Text before the further lines of a result, as wide as the verdict before its first line."""
 
 
 class Verdict(Enum):
@@ -72,17 +74,20 @@ class Examination:
         if state.json:
             tell("", check=check, verdict=verdict.value, text=text, **({"advice": advice} if advice else {}))
         elif not (state.quiet and verdict is Verdict.OK):
-            say(f"{verdict.value:5}  {text}")
+            say(wrap(f"{verdict.value:{len(INDENT) - 2}}  {text}", columns(), INDENT))
             if advice:
-                say(f"       {advice}")
+                say(wrap(f"{INDENT}{advice}", columns(), ""))
 
 
-async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, limit: int) -> bool:
+async def examine(
+    reactor: Reactor, urls: Sequence[str], key_file: str | None, limit: int, *, with_hosted: bool
+) -> bool:
     """Do all checks, and return whether none of them failed.
 
     :param urls: URLs of the discoveries to check.
     :param key_file: key file to check, or None.
     :param limit: maximum number of servers to check.
+    :param with_hosted: whether to check the network that this user hosts on this machine, too.
     """
     examination = Examination()
     _versions(examination)
@@ -90,13 +95,15 @@ async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, l
     _book(examination)
     _proxy(examination)
     key = _key(examination, key_file)
+    hosted = hosted_network() if with_hosted else None
+    if hosted is not None:
+        found = await _hosted(reactor, examination, hosted, is_only=not urls)
+        if not urls and not found:
+            return examination.well
+        urls = urls or found
     if not urls:
-        examination.print_result(
-            Verdict.WRONG,
-            "discovery",
-            "no discovery is set",
-            "; ".join(f"{what}: {line}" for what, line in (*_network_of_this_machine(), *WAYS_TO_A_DISCOVERY)),
-        )
+        ways = "; ".join(f"{what}: {line}" for what, line in ways_to_a_discovery())
+        examination.print_result(Verdict.WRONG, "discovery", "no discovery is set", ways)
         return examination.well
     servers: dict[str, Entry] = {}
     for url in urls:
@@ -147,7 +154,9 @@ def _book(examination: Examination) -> None:
         examination.print_result(Verdict.WRONG, "names", str(error), "correct that line, or move the file away")
         return
     examination.print_result(
-        Verdict.OK, "names", f"{number} names in {names.path}" if number else f"no names in {names.path} yet"
+        Verdict.OK,
+        "names",
+        f"{number} name{'s' * (number != 1)} in {names.path}" if number else f"no names in {names.path} yet",
     )
 
 
@@ -169,11 +178,43 @@ def _key(examination: Examination, key_file: str | None) -> SecKey | None:
 # --- discovery ---
 
 
-def _network_of_this_machine() -> list[tuple[str, str]]:
-    """Return how to join the network that ``dmsg host`` has created for this user, if there is one."""
-    if not host_directory().is_dir():
-        return []
-    return [("the one that you host", 'dmsg join "$(dmsg host --invitation)"')]
+async def _hosted(reactor: Reactor, examination: Examination, hosted: HostedNetwork, *, is_only: bool) -> Sequence[str]:
+    """Check the network that this user hosts, from inside and at the address of its invitation.
+
+    :param is_only: whether the user has set no discovery. If so, the check fails if the hosted network is not up;
+        otherwise this is only a note, because the user may have ended that network.
+    :returns: URL at which its discovery answers from here; empty if the discovery does not answer.
+    """
+    invitation = hosted.invitation
+    name = f"network {invitation.name}, which you host"
+    if why := await _failure(reactor, hosted.local_url, invitation.server):
+        advice = "start it with `dmsg host` and the options that you have used before"
+        verdict = Verdict.WRONG if is_only else Verdict.NOTE
+        examination.print_result(verdict, "host", f"{name}, is not up: {why}", advice)
+        return ()
+    if why := await _failure(reactor, invitation.discovery, invitation.server):
+        advice = (
+            "many routers do not forward connections from inside: try `dmsg doctor` on another machine that has joined"
+        )
+        text = f"{name}, is up, but its invitation leads nowhere from this machine: {why}"
+        examination.print_result(Verdict.NOTE, "host", text, advice)
+        return (hosted.local_url,)
+    examination.print_result(Verdict.OK, "host", f"{name}, is up; others type: dmsg join {invitation.text}")
+    return (invitation.discovery,)
+
+
+async def _failure(reactor: Reactor, url: str, server: PubKey) -> str:
+    """Return why a discovery does not answer with the entry of a server; empty if it does."""
+    lookup = Lookup(reactor, url, timeout=PATIENCE)
+    try:
+        await lookup.entry(server)
+    except EntryNotFound:
+        return f"the discovery at {url} does not know its server"
+    except DmsgError as error:
+        return str(error)
+    finally:
+        await lookup.close()
+    return ""
 
 
 async def _discovery(reactor: Reactor, examination: Examination, url: str, servers: dict[str, Entry]) -> None:
@@ -371,15 +412,15 @@ async def _entry(reactor: Reactor, examination: Examination, urls: Sequence[str]
             return
         client.startService()
         ways = 0
-        for text in entry.client.delegated_servers:
+        for server in map(PubKey.from_hex, entry.client.delegated_servers):
             try:
-                probed = await client.probe(key.public, timeout=PATIENCE, via=PubKey.from_hex(text))
+                probed = await client.probe(key.public, timeout=PATIENCE, via=server)
             except CancelledError:
                 raise
             except Exception as error:
                 why = shorten(str(error))
                 examination.print_result(
-                    Verdict.NOTE, "entry", f"this key cannot be reached through server {text[:8]}: {why}"
+                    Verdict.NOTE, "entry", f"this key cannot be reached through server {server.short}: {why}"
                 )
             else:
                 stream_of(probed).loseConnection()

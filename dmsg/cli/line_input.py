@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReadDescriptor
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.cli.output import say
+from dmsg.cli.output import say, state
 from dmsg.net.reactor import Reactor
 
 ANSWER_LIMIT = 1024
@@ -19,7 +19,7 @@ ANSWER_LIMIT = 1024
 
 @implementer(IReadDescriptor)
 class LineReader:
-    """Reader of one line of standard input, which answers a yes-or-no question.
+    """Reader of the user's answer to a yes-or-no question: one line of standard input.
 
     :param default: answer that an empty line gives.
     :ivar answered: Deferred that fires with True for yes and False for no.
@@ -28,7 +28,7 @@ class LineReader:
     def __init__(self, reactor: Reactor, default: bool) -> None:
         self._reactor = reactor
         self._default = default
-        self.answered: Deferred[bool] = Deferred(lambda _: self._end())
+        self.answered: Deferred[bool] = Deferred(lambda _: self._withdraw())
         reactor.addReader(self)
 
     def fileno(self) -> int:
@@ -60,6 +60,13 @@ class LineReader:
         self._end()
         if not self.answered.called:
             self.answered.callback(False)
+
+    def _withdraw(self) -> None:
+        self._end()
+        if not state.interrupted:
+            # The cursor is still on the line of the question. A message that says why the question is withdrawn
+            # follows, and needs a line of its own.
+            say(err=True)
 
     def _end(self) -> None:
         self._reactor.removeReader(self)

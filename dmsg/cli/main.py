@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import io
 import sys
 
 import click
@@ -135,14 +135,16 @@ def entry() -> None:
     except (KeyboardInterrupt, click.Abort):
         raise SystemExit(130) from None
     except click.ClickException as error:
-        with contextlib.suppress(OSError):
-            error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        if shown.getvalue():  # Errors of this program print themselves.
+            output.say(shown.getvalue().rstrip("\n"), err=True)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError as error:
         output.mark_output_failed(error, err=False)
         raise SystemExit(output.EXIT_PIPE) from None
     except OSError as error:
-        # An error without a file name is one of standard output.
+        # An OSError without a file name comes from a write to standard output.
         what = "" if error.filename else "standard output: "
         output.say(f"dmsg: {what}{output.describe(error)}", err=True)
         output.to_null(sys.stdout, 1)

@@ -62,7 +62,7 @@ def find_network(name: str) -> Network:
 def _network(name: str, table: object) -> Network:
     where = f"{config_path()}: [{NETWORKS}.{name}]"
     if not isinstance(table, dict) or not isinstance(table.get("discovery"), str):
-        raise ConfigError(f"{where} needs a setting discovery with a URL")
+        raise ConfigError(f"{where} needs a setting 'discovery' with a URL")
     unknown = sorted(table.keys() - {"discovery", "server"})
     if unknown:
         raise ConfigError(f"{where} has no setting {unknown[0]!r}, only discovery and server")

@@ -19,6 +19,7 @@ import click
 from dmsg.cli import output
 from dmsg.cli.config_file import NETWORK, ConfigError, check_tables, defaults_of, read_config, use_names
 from dmsg.cli.suggestions import arguments_instead, instead_of
+from dmsg.directories import UnsafeDirectory, check_not_planted
 from dmsg.errors import DmsgError
 
 NETWORK_OPTIONS = frozenset(f"--{name}" for name in (*NETWORK, "create", "share", "profile"))
@@ -50,7 +51,7 @@ def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        # This import would take a tenth of the start time of every command.
+        # At the top of the module, this import would take a tenth of the start time of every command.
         from importlib.metadata import version
 
         click.echo(f"dmsg {version('dmsg')}")
@@ -122,7 +123,7 @@ class Command(_Described):
             path.insert(0, parent.info_name or "")
             parent = parent.parent
         if path[0] in UNCONFIGURED or {"-h", "--help", "--help-all"} & set(args):
-            return {}  # These commands, and help, must work even if the file is invalid.
+            return {}  # The commands in UNCONFIGURED, and --help, must work even if the file is invalid.
         try:
             content = read_config()
             if parent is not None and isinstance(parent.command, click.Group):
@@ -218,12 +219,19 @@ class OneLineGroup(Group):
 
 
 class _Directory(click.Path):
-    """Parameter type of a directory for received files, which is created if its parent exists."""
+    """Parameter type of a directory for received files, which is created if its parent exists.
+
+    A directory that another user has put into a shared directory, such as ``/tmp``, is refused.
+    """
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
         path = Path(value)
+        try:
+            check_not_planted(path)
+        except UnsafeDirectory as error:
+            self.fail(str(error.strerror), param, ctx)
         if not path.exists() and path.parent.is_dir():
             try:
                 path.mkdir()

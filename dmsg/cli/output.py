@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -38,16 +39,22 @@ EXIT_INTERRUPTED = 130
 """Exit status after SIGINT: 128 plus the number of the signal."""
 EXIT_PIPE = 141
 """Exit status after SIGPIPE: 128 plus the number of the signal."""
+_COMMAND = re.compile(r"(?<=.{6}: )dmsg( [^ ;:]+){1,5}$")
+"""Regular expression for the command to type with which a message ends.  Longer texts are taken for sentences."""
+_NO_BREAK = "\u00a0"
+"""Space at which lines are not broken."""
 
 
 class _Output:
-    """Output options and state of this process."""
+    """Options of this process's output, and whether the output has failed."""
 
     def __init__(self) -> None:
         self.json = False
         self.quiet = False
         self.status: int | None = None
-        """Exit status for the command, once its standard output cannot be written; until then None."""
+        """Exit status of the command if its standard output cannot be written; None while it can."""
+        self.interrupted = False
+        """Whether the user has ended the command, as with Ctrl-C."""
         self.ended: Callable[[], None] | None = None
         """Callback that cancels the running command; None if no command runs in a reactor."""
 
@@ -55,15 +62,20 @@ class _Output:
 state = _Output()
 
 
-def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
+def say(text: str = "", *, err: bool = False, wraps: bool = False, as_it_is: bool = False) -> None:
     """Print a line.  Characters that a terminal would interpret are replaced.  If the output fails, no error is raised
     here.
 
-    :param err: whether to print to standard error.
+    :param err: whether to print to standard error, wrapped to the width of the terminal if it is one.
+    :param wraps: whether to wrap a line of standard output, too; false for lines that users copy as a whole.
     :param as_it_is: whether to print the text unchanged, because it goes to a file or a program.
     """
+    if not as_it_is:
+        text = printable(text, "\n\t")
+        if err or wraps:
+            text = wrap(text, columns_of_messages() if err else columns())
     try:
-        click.echo(text if as_it_is else printable(text, "\n\t"), err=err, color=as_it_is or None)
+        click.echo(text, err=err, color=as_it_is or None)
     except (OSError, ValueError) as error:
         mark_output_failed(error, err=err)
 
@@ -75,29 +87,43 @@ def tell(text: str, /, **fields: object) -> None:
 
 def columns() -> int:
     """Return the width of the terminal; ``UNBOUNDED`` if standard output is not a terminal."""
+    return _width(sys.stdout)
+
+
+def columns_of_messages() -> int:
+    """Return the width of the terminal; ``UNBOUNDED`` if standard error is not a terminal."""
+    return _width(sys.stderr)
+
+
+def _width(stream: TextIO) -> int:
     try:
-        return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
-    except (OSError, ValueError):
+        return shutil.get_terminal_size().columns if stream.isatty() else UNBOUNDED
+    except (OSError, ValueError, AttributeError):
         return UNBOUNDED
 
 
 def notice(text: str) -> None:
     """Print a message for the user to standard error, unless ``--quiet`` was given."""
     if not state.quiet:
-        say(_wrap(f"dmsg: {text}"), err=True)
+        say(f"dmsg: {text}", err=True)
 
 
-def _wrap(text: str) -> str:
-    """Return a message wrapped to the width of the terminal; unchanged if standard error is not a terminal."""
-    try:
-        width = shutil.get_terminal_size().columns if sys.stderr.isatty() else UNBOUNDED
-    except (OSError, ValueError, AttributeError):
-        return text
-    if max(map(len, text.splitlines()), default=0) <= width:
-        return text
-    # Words such as URLs and keys are not broken, so that the user can copy them.
-    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, subsequent_indent="  ")
-    return "\n".join(wrap.fill(line) for line in text.splitlines())
+def wrap(text: str, width: int, indent: str = "  ") -> str:
+    """Return a text of which no line is longer than the terminal, if its words permit.
+
+    Words such as URLs and keys, and a command at the end of a line, are not broken, so that the user can copy them.
+
+    :param width: number of columns.
+    :param indent: text before each further line, after the indentation of the first line.
+    """
+    return "\n".join(line if len(line) <= width else _wrap_line(line, width, indent) for line in text.split("\n"))
+
+
+def _wrap_line(line: str, width: int, indent: str) -> str:
+    line = _COMMAND.sub(lambda found: found[0].replace(" ", _NO_BREAK), line)
+    further = line[: len(line) - len(line.lstrip(" "))] + indent
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, subsequent_indent=further)
+    return wrapper.fill(line).replace(_NO_BREAK, " ")
 
 
 def mark_output_failed(error: Exception, *, err: bool) -> None:
@@ -108,7 +134,7 @@ def mark_output_failed(error: Exception, *, err: bool) -> None:
     is_pipe = isinstance(error, BrokenPipeError | ValueError)
     to_null(sys.stderr if err else sys.stdout, 2 if err else 1)
     if err:
-        return  # The command continues without messages.
+        return  # Only standard error has failed, so the command continues, but prints no messages.
     state.status = EXIT_PIPE if is_pipe else 1
     if not is_pipe:
         say(f"dmsg: standard output: {getattr(error, 'strerror', None) or error}", err=True)

@@ -139,7 +139,7 @@ class URLType(click.ParamType[str]):
         try:
             urls = str(value).split()
             if not urls:
-                raise ValueError("is empty")
+                raise ValueError("the URL is empty")
             return " ".join(self._url(one) for one in urls)
         except (ValueError, ConfigError) as error:
             self.fail(str(error), param, ctx)
@@ -154,11 +154,10 @@ WAYS_TO_A_DISCOVERY = (
     ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
     ("your own", "dmsg host"),
 )
-"""Advice for users who have set no discovery: pairs of which discovery to use, and what to type."""
+"""Advice for every user who has set no discovery: pairs of a discovery that they may use, and what to type for it."""
 NO_DISCOVERY = (
-    "no discovery is set. A discovery is the service that knows through which\n"
-    "servers a key is reached; peers that want to meet use the same discovery:\n"
-    + "\n".join(f"  {what + ':':<25}{line}" for what, line in WAYS_TO_A_DISCOVERY)
+    "no discovery is set. A discovery is the service that knows through which servers a key is reached; peers that "
+    "want to meet use the same discovery:\n"
 )
 
 PUBLIC_KEY = PublicKeyType()
@@ -172,11 +171,21 @@ def split_urls(discovery: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(url for one in discovery for url in one.split())
 
 
+def ways_to_a_discovery() -> list[tuple[str, str]]:
+    """Return advice for a user who has set no discovery: pairs of which discovery to use, and what to type."""
+    from dmsg.cli.hosted_network import hosted_network
+
+    hosted = hosted_network()
+    own = [] if hosted is None else [("the one that you host", f"dmsg join {hosted.invitation.text}")]
+    return [*own, *WAYS_TO_A_DISCOVERY]
+
+
 class NoDiscovery(click.UsageError):
     """Error: no discovery is set."""
 
     def __init__(self, ctx: click.Context | None = None) -> None:
-        super().__init__(NO_DISCOVERY, ctx)
+        ways = "\n".join(f"  {what + ':':<25}{line}" for what, line in ways_to_a_discovery())
+        super().__init__(NO_DISCOVERY + ways, ctx)
 
     def show(self, file: IO[Any] | None = None) -> None:
         # click's usage line is not printed, because it would hide the advice.
@@ -348,7 +357,7 @@ lan_option = click.option(
     default="off",
     show_default=True,
     type=click.Choice(["only", "also", "off"]),
-    help="Use codes on the local network: 'only' there, 'also' there, or not there ('off').",
+    help="Find the other side on the local network ('only'), through servers ('off'), or by both ways ('also').",
 )
 qr_option = click.option("--no-qr", is_flag=True, help="Do not show a QR code.")
 

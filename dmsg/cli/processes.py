@@ -44,11 +44,13 @@ class Child(ProcessProtocol):
     def line(self, pattern: str) -> Deferred[re.Match[bytes]]:
         """Return a Deferred that fires with the first match of a regular expression in the output.
 
-        It fails if the process ends before.
+        It fails if the process ends before, or has ended.
         """
         found: Deferred[re.Match[bytes]] = Deferred()
         self._patterns.append((re.compile(pattern.encode()), found))
         self._search()
+        if self.status is not None:
+            self._fail_all()
         return found
 
     def outReceived(self, data: bytes) -> None:
@@ -81,11 +83,15 @@ class Child(ProcessProtocol):
         else:  # If a signal ended the process, the status is 128 plus its number, as in a shell.
             signal = getattr(reason.value, "signal", None)
             self.status = 128 + signal if signal else getattr(reason.value, "exitCode", None) or 1
-        for _, found in self._patterns:
+        self._fail_all()
+        self.ended.callback(self.status)
+
+    def _fail_all(self) -> None:
+        """Report to all who wait for a line that the process has ended."""
+        patterns, self._patterns = self._patterns, []
+        for _, found in patterns:
             if not found.called:
                 found.errback(DmsgError(f"{self.name} ended: {self.last_line}"))
-        self._patterns.clear()
-        self.ended.callback(self.status)
 
     def signal(self, name: str) -> None:
         """Send a signal to the process, unless it has ended.

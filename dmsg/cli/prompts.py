@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.output import say, state
+from dmsg.cli.output import columns_of_messages, say, state, wrap
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
@@ -60,6 +60,7 @@ def ask_code() -> Code:
         try:
             text = _read_line("code: ", edited)
         except EOFError:
+            say(err=True)  # At the end of input, the cursor is still on the line of the prompt.
             raise click.UsageError("no CODE was typed") from None
         if not text.strip():
             continue
@@ -93,11 +94,12 @@ def ask(reactor: Reactor, question: str, *, default: bool) -> Deferred[bool]:
     """
     from dmsg.cli.line_input import LineReader
 
-    # Text that the user typed before the question appeared is no answer to it, so it is dropped. That fails if
+    choice = "Y/n" if default else "y/N"
+    # Text that the user typed before the question appeared is no answer to it, so it is dropped. Dropping fails if
     # standard input is not a terminal.
     with suppress(termios.error, OSError):
         termios.tcflush(0, termios.TCIFLUSH)
-    sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
+    sys.stderr.write(f"{wrap(f'{question} [{choice}]', columns_of_messages() - 1)} ")
     sys.stderr.flush()
 
     return LineReader(reactor, default).answered

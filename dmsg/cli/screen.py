@@ -41,7 +41,10 @@ UNBOUNDED = 10_000
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table.  If the terminal is too narrow for it, print each cell as a line ``HEADER: CELL``."""
+    """Print a table.  If the terminal is too narrow for it, print each cell as a line ``HEADER: CELL``.
+
+    A cell without a header is printed before the next one.
+    """
     needed = Measurement.get(console, console.options.update(max_width=UNBOUNDED), table).maximum
     if not console.is_terminal or needed <= console.width:
         console.print(table)
@@ -50,7 +53,10 @@ def print_table(console: Console, table: Table) -> None:
     for number, row in enumerate(rows):
         if number:
             console.print()
+        mark = ""
         for column, cell in zip(table.columns, row, strict=True):
             header = str(column.header)
-            if header or str(cell):
-                console.print(Text(f"{header}: {cell}" if header else str(cell), overflow="fold"))
+            if header:
+                console.print(Text(f"{mark}{header}: {cell}", overflow="fold"))
+            # A cell without a header, such as an asterisk, marks the row.
+            mark = f"{cell} " if str(cell) and not header else ""

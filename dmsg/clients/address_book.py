@@ -24,8 +24,8 @@ MAX_NAMES = 100_000
 MAX_NAME = 63
 """Maximum number of characters of a name, so that each name fits into a DNS label."""
 SUFFIX = ".dmsg"
-"""Suffix with which keys and names are host names for programs that do not know dmsg, for example through ``dmsg
-socks``.
+"""Suffix that makes a key or a name of the address book a host name, for programs that do not know dmsg and connect
+through ``dmsg socks``, for example.
 """
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
@@ -68,8 +68,8 @@ def check_name(name: str) -> str:
 
 _Stamp = tuple[int, int, int, int]
 SETTLED = 1.0
-"""Seconds after its last change from which the content of an address book may be cached. A book that was changed more
-recently is read again at each use, because a further change may leave its time stamp as it is.
+"""Minimum seconds since the last change of an address book for its content to be cached. A book that was changed more
+recently is read again at each use, because another change within that time may not alter the file's time stamp.
 """
 _last: dict[Path, tuple[_Stamp, dict[str, PubKey]]] = {}
 """Cache of the address book that was read last. A proxy looks up a name for each connection, and reading 20,000 names
@@ -189,6 +189,13 @@ class AddressBook:
         """Return a name of ``key``, or None if the book has none."""
         return next((name for name, known in self._read().items() if known == key), None)
 
+    def name_or_key(self, key: PubKey) -> str:
+        """Return a name of ``key``, or the key as text if the book has none or cannot be read."""
+        try:
+            return self.name_of(key) or key.text
+        except DmsgError:
+            return key.text
+
     def add(self, name: str, key: PubKey, *, replace: bool = False) -> None:
         """Add a name.
 
@@ -199,7 +206,7 @@ class AddressBook:
         with changing_book(self.path):
             names = self.all()
             if names.get(name, key) != key and not replace:
-                raise UnknownName(f"{name!r} already stands for {names[name].short}... (use --replace to change it)")
+                raise UnknownName(f"{name!r} already stands for {names[name].text} (use --replace to change it)")
             names[name] = key
             if len(names) > MAX_NAMES:
                 raise UnknownName(f"the address book has {MAX_NAMES} names, the limit: remove some first")

@@ -140,7 +140,7 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     def _is_suitable(self, entry: Entry) -> bool:
         """Whether a listed server speaks this client's protocol, as far as its entry shows."""
-        # An entry without features may be that of a server of 2019, which names none, so its server may be suitable.
+        # Servers of 2019 name no features in their entries. So a server whose entry has no features may be suitable.
         offered = entry_features(entry.version)
         return not offered or self._server_feature in offered
 
@@ -193,8 +193,8 @@ class DelegatedClient(Service, Generic[SessionT]):
         return self._set.sessions()
 
     def entry(self, remote: PubKey) -> Deferred[Entry]:
-        """Return the verified entry of ``remote``. It was fetched at most a few seconds ago, unless discovery does not
-        answer.
+        """Return the verified entry of ``remote``. It was fetched at most a few seconds ago. If discovery does not
+        answer, it may be older.
         """
         return Deferred.fromCoroutine(self._entries.get(remote))
 
@@ -203,9 +203,9 @@ class DelegatedClient(Service, Generic[SessionT]):
         return Deferred.fromCoroutine(self._entries.successor(remote))
 
     def expect(self, remote: PubKey) -> None:
-        """Prepare for a connection to ``remote``: fetch its entry, and prefer its servers in the search.
+        """Prepare for a connection to ``remote``: fetch its entry, and prefer its servers in the search for servers.
 
-        Call this right after the client is started. It saves one to five round trips.
+        Call this right after the client is started. An early call saves one to five round trips.
         """
         self._set.expect(Deferred.fromCoroutine(self._find_servers(remote)))
 
@@ -213,7 +213,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         try:
             return delegated_servers(*await self._entries.successor(remote))
         except (DmsgError, CancelledError):
-            return []  # The connection itself will report the error.
+            return []  # The error is ignored here, because the later connection attempt reports it.
 
     async def claim_nameplate(self) -> Nameplate:
         """Claim a nameplate: a short number that discovery maps to this client's key.
@@ -240,22 +240,22 @@ class DelegatedClient(Service, Generic[SessionT]):
             online.callback(None)
             return online
         self._core.waiting.append(online)
-        return self._limit(online, timeout, "no server")
+        return self._limit(online, timeout, "no server is connected")
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
         """Return a Deferred that fires when discovery has this client's entry with its current servers.
 
         After ``timeout`` seconds it fails with DmsgTimeout, whose text says why.
         """
-        return self._limit(self._publisher.when_published(), timeout, "no entry in discovery")
+        return self._limit(self._publisher.when_published(), timeout, "discovery does not have its entry")
 
-    def _limit(self, waiting: Deferred[None], timeout: float | None, name: str) -> Deferred[None]:
+    def _limit(self, waiting: Deferred[None], timeout: float | None, problem: str) -> Deferred[None]:
         if timeout is None:
             return waiting
 
         def too_late(result: object, seconds: float) -> None:
             why = f": {self.last_error}" if self.last_error else ""
-            raise DmsgTimeout(f"{name} within {seconds:g} s{why}")
+            raise DmsgTimeout(f"the client waited for {seconds:g} s, but {problem}{why}")
 
         self._waiting.add(waiting)
 
@@ -408,8 +408,8 @@ class DelegatedClient(Service, Generic[SessionT]):
                     reasons[server] = getattr(error, "reason", None)
                     attempts.append((server.short, shorten(str(error)) or type(error).__name__))
             if cached:
-                # The cached entry may be outdated, and the remote connected to other servers. So the entry is fetched
-                # once more.
+                # The cached entry may be outdated: the remote may now be connected to other servers. So the entry is
+                # fetched once more.
                 cached = False
                 self._entries.mark_stale(remote)
                 continue
@@ -419,7 +419,8 @@ class DelegatedClient(Service, Generic[SessionT]):
             delay = retry_delay(rounds, self._random)
             if not limited or CloseReason.REFUSED in reasons.values() or self._reactor.seconds() + delay >= deadline:
                 raise _not_reached(remote, attempts, reasons.values())
-            # A rate limit lasts only for a short time, and other clients may have caused it.
+            # Servers that refused the attempt because of a rate limit are tried again. Other clients may have used up
+            # the limit, and it allows new attempts after a short time.
             await deferLater(self._reactor, delay)
             rounds += 1
             tried -= limited

@@ -25,7 +25,7 @@ from dmsg.keys import PubKey
 from dmsg.net.retry import retry_delay
 
 SHORT_SESSION = 5.0
-"""Seconds that a session must last. An attempt whose session ends earlier counts as failed."""
+"""Minimum seconds of a session. If a session ends earlier, the attempt to open it counts as failed."""
 
 
 SessionT = TypeVar("SessionT", bound=Session)

@@ -50,7 +50,7 @@ class _Query:
             self._asking.cancel()
 
     def _ended(self, result: Entry | Failure) -> None:
-        # A callback may add or remove callers, so the list is not iterated over.
+        # Callers are removed one by one, because a callback may change the list.
         while self._callers:
             self._callers.pop(0).callback(result)
 
@@ -66,7 +66,7 @@ class Entries:
         """Queries under way, by key."""
 
     def __contains__(self, remote: PubKey) -> bool:
-        """Whether an entry of ``remote`` is cached, of any age."""
+        """Whether an entry of ``remote`` is cached, however old."""
         return remote in self._known
 
     def is_fresh(self, remote: PubKey) -> bool:
@@ -75,9 +75,9 @@ class Entries:
         return known is not None and known[0] > self._reactor.seconds()
 
     def keep(self, remote: PubKey, entry: Entry, seconds: float) -> None:
-        """Cache ``entry``, and use it without a query of discovery for ``seconds``."""
-        # The entry is removed first so that it moves to the end of the dictionary. The cache evicts from the front the
-        # entry that was fetched longest ago.
+        """Cache ``entry``. For ``seconds`` seconds, it is used without a query of discovery."""
+        # The entry is removed first so that it moves to the end of the dictionary. The cache evicts the entry at the
+        # front, which was fetched longest ago.
         self._known.pop(remote, None)
         self._known[remote] = (self._reactor.seconds() + seconds, entry)
         if len(self._known) > ENTRY_CACHE_SIZE:
@@ -116,7 +116,7 @@ class Entries:
         except DiscoveryError:
             if known is None:
                 raise
-            return known[1]  # An outdated entry may still be correct.
+            return known[1]  # The cached entry is returned, because an outdated entry may still be correct.
         self.keep(remote, entry, ENTRY_CACHE_TIME)
         return entry
 

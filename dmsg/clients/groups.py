@@ -52,7 +52,8 @@ class Groups:
         return frozenset(self.peers(group).values())
 
     def peers(self, group: str) -> dict[str, PubKey]:
-        """Return the keys of a group's members, by name; a member that is a key is its own name.
+        """Return a mapping from the names of a group's members to their keys. A member that is given as a key is its
+        own name.
 
         If several members stand for the same key, only the first of them is returned. The errors are those of
         :meth:`keys`.
@@ -101,7 +102,7 @@ class Groups:
         with changing_book(self.path):
             groups, there = self.all(), self.members(group)
             if not gone <= set(there):
-                raise UnknownName(f"{', '.join(sorted(gone - set(there)))}: not in {_with_mark(group)}")
+                raise UnknownName(f"{_with_mark(group)} does not contain {', '.join(sorted(gone - set(there)))}")
             if gone:
                 groups[name] = tuple(one for one in there if one not in gone)
             else:

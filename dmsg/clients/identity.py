@@ -1,4 +1,4 @@
-"""Discovery and key of a client in a script, which passes both as texts."""
+"""Discovery URLs and secret key of a client, from the arguments that a script passes."""
 
 from __future__ import annotations
 

@@ -11,17 +11,17 @@ HOST                  host of discovery
 2                     port of discovery
 1 + n                 length and ASCII text of the path, with flag 4 only
 33                    public key of the server, compressed point
-HOST                  host of the server, with flag 2 only; else it is discovery's
+HOST                  host of the server, with flag 2 only; else the server is at discovery's host
 2                     port of the server
 1 + n                 length and ASCII text of the name that the network has at its host
 ====================  ==========================================================================================
 
-HOST begins with one byte for its kind. After 4 follows an IPv4 address of 4 bytes, after 6 an IPv6 address of 16 bytes,
-and after 0 a DNS name in ASCII with its length in one byte before it.
+HOST begins with one byte for its kind: 4 for an IPv4 address (4 bytes), 6 for an IPv6 address (16 bytes), or 0 for a
+DNS name in ASCII with its length in one byte before it.
 
 An invitation contains no secret. It says where a network is, but gives no permission to use it. With the key of the
-server the reader can check that discovery belongs to the right network: its entry for this key must have the key's
-signature. An impostor could present a recorded entry, so only a handshake with the server proves this.
+server, the reader can check whether discovery belongs to the right network: discovery's entry for this key must have
+the key's signature. But an impostor could present a recorded entry, so only a handshake with the server is a proof.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ class _Reader:
         return len(self._data)
 
     def take(self, size: int) -> bytes:
-        """:raises ValueError: the payload has fewer than ``size`` bytes left."""
+        """Read the next ``size`` bytes.
+
+        :raises ValueError: the payload has fewer bytes left.
+        """
         if len(self._data) < size:
             raise ValueError("its last field is incomplete")
         taken, self._data = self._data[:size], self._data[size:]
@@ -144,7 +147,10 @@ class _Reader:
         return self.take(self.number(1)).decode("ascii")
 
     def host(self) -> str:
-        """:raises ValueError: the host is neither IPv4, nor IPv6, nor a name."""
+        """Read a host.
+
+        :raises ValueError: the host is neither IPv4, nor IPv6, nor a name.
+        """
         kind = self.number(1)
         if kind == _IPV4:
             return str(IPv4Address(self.take(4)))
@@ -158,7 +164,10 @@ class _Reader:
         return name
 
     def path(self) -> str:
-        """:raises ValueError: the path has a character or a segment, such as ``..``, that is not allowed."""
+        """Read the path of a URL.
+
+        :raises ValueError: the path has a character or a segment, such as ``..``, that is not allowed.
+        """
         path = self.text()
         if not _is_path(path):
             raise ValueError("discovery's path has characters that a URL cannot have")

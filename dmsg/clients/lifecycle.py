@@ -64,7 +64,7 @@ _stopped = _builder.state("stopped")
 _searching = _builder.state("searching")
 _online = _builder.state("online")
 
-# In these states the reports are ignored.
+# The following pairs of a state and a report change nothing.
 _searching.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.server_up).loop().returns(None)

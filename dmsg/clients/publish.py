@@ -21,7 +21,9 @@ from dmsg.net.retry_loop import RetryLoop
 PUBLISH_DELAY = 0.05
 """Seconds from a change of the servers to the POST, so that several changes need only one POST."""
 FEWER_DELAY = 1.0
-"""Seconds before a lost server is removed from the entry if other servers are left, with a jitter of up to half."""
+"""Seconds from the loss of a server to the POST without it, if other servers are left. Jitter changes the delay by up
+to half.
+"""
 WITHDRAW_TIMEOUT = 2.0
 """Seconds to wait for discovery to withdraw the entry when the client stops."""
 REFRESH_EVERY = 1800.0
@@ -82,7 +84,8 @@ class EntryPublisher:
         return self._publishing.busy
 
     def when_published(self) -> Deferred[None]:
-        """Return a Deferred that fires when discovery has the entry with the current servers, at least one."""
+        """Return a Deferred that fires when discovery has stored the client's entry, with all servers to which the
+        client is connected, and there is at least one such server."""
         published: Deferred[None] = Deferred()
         if self.published and self.published == self._delegated():
             published.callback(None)
@@ -133,7 +136,8 @@ class EntryPublisher:
         unchanged = wanted == self.published or (not wanted and self.published is None)
         if unchanged and (not wanted or not await self._is_missing(wanted)):
             return self._next_check()
-        # This is set before the POST, because discovery may store the entry even if its answer does not arrive.
+        # ``_is_published`` is set before the POST, because discovery may store the entry even if its answer does not
+        # arrive.
         self._is_published = True
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
@@ -155,8 +159,8 @@ class EntryPublisher:
         return self._next_check()
 
     def _next_check(self) -> float | None:
-        """Return the seconds until the entry is posted again; None without servers. They have jitter, so that clients
-        do not all post at the same time.
+        """Return the seconds until the entry is posted again; None without servers. The time has jitter, so that
+        clients do not all post at the same time.
         """
         return REFRESH_EVERY * self._random.uniform(1.0, 1.2) if self.published else None
 
@@ -167,16 +171,15 @@ class EntryPublisher:
         return replace(entry, version=version, client=ClientMeta(delegated))
 
     async def _is_missing(self, delegated: tuple[str, ...]) -> bool:
-        """Return whether the unchanged entry has to be posted again.
-
-        It has to if it is old, if discovery has lost it, or if another program has replaced it.
+        """Return whether the unchanged entry has to be posted again: because the entry is old, because discovery has
+        lost it, or because another program has replaced it.
         """
         try:
-            entry = await self._lookups.entry(self._key.public)
+            entry = await self._lookups.stored_entry(self._key.public)
         except EntryNotFound:
             return True
         except DiscoveryError:
-            return False  # A POST would probably fail, too.
+            return False  # No discovery answers, so a POST would probably fail, too.
         is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
         if is_said and entry.client is not None and entry.client.delegated_servers == delegated:
             return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)

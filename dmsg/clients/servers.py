@@ -33,9 +33,15 @@ from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.stream import StreamTransport
 
 RACE = 2
-"""Number of additional servers that take part in a race."""
+"""Number of servers, in addition to the needed ones, to which a client connects at the same time. The servers that
+answer first are kept."""
 AWAY_AFTER = 2
 """Number of consecutive failed attempts after which a server counts as unreachable, and another one is searched for."""
+MAX_AWAY = 16
+"""Maximum number of links to unreachable servers to which the client was never connected. Above it, the oldest of these
+links is dropped. Searches are delayed once more servers than this became unreachable without a connection to a server
+in between. Otherwise a discovery that lists invented servers could make its clients connect to ever more addresses.
+"""
 MAX_WORKED = 16
 """Maximum number of remembered servers to which the client was connected. They are tried before others that discovery
 lists.
@@ -49,9 +55,12 @@ AVOID_FOR = 60.0
 CHECK_INTERVAL = 60.0
 """Seconds between two checks of the servers if no event requires an earlier one; jitter is added."""
 LISTED_TIME = 10.0
-"""Seconds for which a visit uses the server's entry from discovery's last list, without a query of its own."""
+"""Maximum age in seconds of discovery's list of servers for use by visits. If the list is older, a visit queries
+discovery for the server's entry."""
 EXPECT_TIMEOUT = 0.5
-"""Seconds for which a search waits for the servers of the expected remote, after discovery has listed the servers."""
+"""Seconds for which a search waits for the servers of the expected remote, after discovery has listed the servers. The
+expected remote is the one to which the client will soon connect, as ``expect`` has announced.
+"""
 MAX_EXPECTED = 2
 """Maximum number of servers of the expected remote to which the client connects in advance."""
 SLOW_FACTOR = 4.0
@@ -122,13 +131,16 @@ class ServerSet(Generic[SessionT]):
         self._expected: Deferred[list[PubKey]] | None = None
         """Deferred that fires with the servers of a remote to which a connection will soon be needed."""
         self._expected_servers: list[PubKey] = []
-        """Servers of that remote, which are preferred like those of ``ServerChoice.prefer``."""
+        """Servers of the remote to which a connection will soon be needed. They are preferred like those of
+        ``ServerChoice.prefer``."""
         self._listed: tuple[float, dict[PubKey, Entry]] = (0.0, {})
         """Entries of servers in the last answer of discovery, and the time until which visits may use them."""
         self._hints: list[PubKey] = []
         self._hints_until = 0.0
         self._running = False
         self._failures = 0
+        self._away = 0
+        """Number of servers that became unreachable since the last connection to a server."""
         self._search_loop = RetryLoop(reactor, self._search_servers, self._after_failure, "looking for servers")
         self.last_error = ""
 
@@ -184,12 +196,13 @@ class ServerSet(Generic[SessionT]):
         return link is not None and link.session is None and not link.failures and not link.leaving
 
     def _begin_visit(self, server: PubKey) -> None:
-        """Visit a server for those who wait for a session with it."""
+        """Visit a server, because callers of :meth:`session` wait for it."""
 
         def visited(result: SessionT | Failure) -> None:
             self._visiting.pop(server, None)
             if isinstance(result, Failure) and result.check(CancelledError):
-                # Only ``stop`` cancels a visit. Those who wait for the visit have cancelled nothing themselves.
+                # Only ``stop`` cancels a visit. The callers that wait for the visit have not cancelled anything, so
+                # they get the error of a stopped client instead of CancelledError.
                 try:
                     self._check_running()
                 except DmsgError:
@@ -202,7 +215,8 @@ class ServerSet(Generic[SessionT]):
         visiting.addBoth(visited)
 
     def _visit_instead(self, server: PubKey) -> None:
-        """Begin a visit if the lasting connection, for which somebody waits, will not come about soon."""
+        """Begin a visit if callers wait for a session with ``server``, and no first attempt at a lasting connection to
+        it is under way."""
         if server not in self._visits or server in self._visiting or self._is_connecting(server):
             return
         if all(waiting.called for waiting in self._visits[server]):
@@ -264,7 +278,8 @@ class ServerSet(Generic[SessionT]):
         good = self._good_links()
         missing = self._min_servers - len(good)
         if missing <= 0 and not self._only and not any(link.carries for link in good):
-            # None of the present servers can carry every kind of stream, so one more is searched for that can.
+            # None of the present servers can carry every kind of stream, so the client searches for another server, one
+            # that can.
             missing = 1
         if missing > 0:
             now = self._reactor.seconds()
@@ -272,7 +287,8 @@ class ServerSet(Generic[SessionT]):
             candidates = await self._candidates()
             if not self._running:
                 return None
-            # More servers are tried than needed, in a race that _drop_surplus ends once enough of them are connected.
+            # The client connects to more servers than it needs. Once enough of them are connected, _drop_surplus drops
+            # the others.
             wanted = missing + (0 if self._only else RACE)
             added = 0
             if len(good) >= self._min_servers:
@@ -287,6 +303,7 @@ class ServerSet(Generic[SessionT]):
             else:
                 self._failures = 0
         self._drop_surplus()
+        self._limit_away()
         self._close_idle_visits()
         self._uses.on_change()
         return delay
@@ -397,7 +414,9 @@ class ServerSet(Generic[SessionT]):
         return True
 
     def _remove(self, link: ServerLink[SessionT], reason: str) -> None:
-        _log.info("server {server} {why} and is replaced by another server", server=link.server.short, why=reason)
+        _log.info(
+            "server {server} is replaced by another server, because it {why}", server=link.server.short, why=reason
+        )
         self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
         if link.slow:
             self._worked.pop(link.server, None)
@@ -421,7 +440,7 @@ class ServerSet(Generic[SessionT]):
                 continue
             if link.session is None:
                 if link.server in self._visits:
-                    continue  # Somebody waits for this connection.
+                    continue  # The link is kept, because a caller of ``session`` waits for it.
                 if link.failures >= AWAY_AFTER:
                     self._remove(link, "cannot be reached")
                 # A link that is still connecting is kept if only its server can carry every kind of stream.
@@ -441,6 +460,7 @@ class ServerSet(Generic[SessionT]):
             return
         if link.session is not None:
             self.last_error = ""
+            self._away = 0
             self._remember(link)
             self._adopt_session(link.session)
             if link.server not in self._visiting:
@@ -463,7 +483,20 @@ class ServerSet(Generic[SessionT]):
         self.last_error = f"server {link.server.short}: {link.last_error or 'connection lost'}"
         self._visit_instead(link.server)
         if failures >= AWAY_AFTER and self.links.get(link.server) is link:
-            self.search_soon(0.1)
+            self._away += failures == AWAY_AFTER
+            excess = self._away - MAX_AWAY
+            self.search_soon(0.1 if excess <= 0 else retry_delay(excess, self._random))
+
+    def _limit_away(self) -> None:
+        """Drop the oldest links to unreachable servers, if there are too many."""
+        kept = {*self._only, *self._prefer, *self._expected_servers, *self._worked, *self._visits}
+        away = [
+            link
+            for link in self.links.values()
+            if link.session is None and link.failures >= AWAY_AFTER and link.server not in kept
+        ]
+        for link in away[:-MAX_AWAY]:
+            self._remove(link, "cannot be reached")
 
     # --- announcements of servers: shared key, shutdown ---
 
@@ -523,7 +556,7 @@ class ServerSet(Generic[SessionT]):
         return session
 
     def _check_running(self) -> None:
-        """Raise the error for those who wait for a session with a server while the client stops."""
+        """Raise an error if the client is stopped, for callers that wait for a session with a server."""
         if not self._running:
             raise DmsgError("the client is stopped")
 

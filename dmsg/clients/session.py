@@ -59,8 +59,9 @@ class SessionKeeper(Protocol):
     """Interface of the owner of a client's sessions, which reacts to announcements of their servers."""
 
     def server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
-        """Search for another server, because the server of ``session`` shuts down in ``seconds`` seconds. It suggests
-        the servers ``servers``.
+        """Search for another server, because the server of ``session`` shuts down in ``seconds`` seconds.
+
+        :param servers: servers that the server suggests.
         """
 
     def key_shared(self, address: str) -> None:
@@ -160,7 +161,7 @@ class Session:
         the connection soon.
         """
 
-    # --- calls of the application ---
+    # --- called by the application ---
 
     def close(self) -> None:
         """Close the connection and its streams."""
@@ -170,7 +171,7 @@ class Session:
             self._send_all()
             self._link.close()
 
-    # --- calls of the link ---
+    # --- called by the link ---
 
     def link_up(self, link: Link) -> None:
         self._link = link
@@ -226,7 +227,7 @@ class Session:
             if self.keeper is not None:
                 self.keeper.server_leaves(self, seconds, servers)
 
-    # --- calls of the streams' carriers ---
+    # --- called by the streams' carriers ---
 
     def flush(self) -> None:
         """Send the output of the core. While events of a read are handled, do nothing: the output

@@ -65,7 +65,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         return 0 if self._offer is None or self._is_over else self._offer.size
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:
-        # TimeoutMixin calls a method of this name, so the name is not in the style of this package.
+        # Twisted's TimeoutMixin calls this method by the name ``callLater``.
         return self._factory.reactor.callLater(seconds, call)
 
     # --- received data ---

@@ -56,7 +56,7 @@ LAST_TIMEOUT = 5.0
 """Maximum seconds for sending the last files when the service stops. They are sent only if the collector has been
 accepting files."""
 QUIET_LIMIT = 120.0
-"""Seconds without an answer from the collector, or progress in sending, after which the stream is aborted."""
+"""Seconds after which the stream is aborted if the collector has not answered and sending has not progressed."""
 LOG_INTERVAL = 3600.0
 """Minimum seconds between equal log lines, such as those about a collector that cannot be reached."""
 
@@ -80,7 +80,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         self._loss: Failure | None = None
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:
-        # TimeoutMixin calls a method of this name, so the name is not in the style of this package.
+        # Twisted's TimeoutMixin calls this method by the name ``callLater``.
         return self._reactor.callLater(seconds, call)
 
     def offer(self, offer: Offer, file: IO[bytes]) -> Deferred[Answer]:
@@ -135,7 +135,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         # Other errors are ignored here. They mean that the stream has ended, and connectionLost reports the reason.
 
     def timeoutConnection(self) -> None:
-        """Abort the stream after :data:`QUIET_LIMIT` seconds without an answer or progress."""
+        """Abort the stream after :data:`QUIET_LIMIT` seconds without an answer and without progress in sending."""
         self._end(SendError(f"nothing came from the collector for {QUIET_LIMIT:g} s"))
 
     def _end(self, error: SendError) -> None:
@@ -325,7 +325,7 @@ class SpoolSender(Service):
         return self._client
 
     async def _send(self, waiting: Sequence[Path]) -> None:
-        """Send these files, oldest first.
+        """Send the waiting files, oldest first.
 
         :raises DmsgError: the collector cannot be reached or has no room, or the stream ended.
         """
@@ -340,7 +340,7 @@ class SpoolSender(Service):
             for path in waiting:
                 answer = await self._send_one(stream, path)
                 if answer is not None and answer.kind is Kind.LATER:
-                    raise SendError(f"the collector cannot take files now: {answer.why}")
+                    raise SendError(f"the collector cannot accept files now: {answer.why}")
                 self._failures = 0
         finally:
             self._stream = None
@@ -370,7 +370,7 @@ class SpoolSender(Service):
                 self._postpone(path, f"is with the collector, but cannot be removed: {error.strerror}")
             if not self._taking:
                 self._taking = True
-                _log.info("the collector {collector} accepts files of events", collector=str(self._collector))
+                _log.info("the collector {collector} accepts files of events now", collector=str(self._collector))
         elif answer.kind is Kind.REFUSED:
             self.sent.refused += 1
             self._postpone(path, f"is refused by the collector and stays: {answer.why}")

@@ -31,7 +31,7 @@ from dmsg.telemetry.metrics import CONTENT_TYPE
 from dmsg.v2019.client import Client
 
 COUNT_INTERVAL = 600.0
-"""Seconds between counts of the stored bytes, because other programs may remove files."""
+"""Seconds after which the stored bytes are counted again, because other programs may remove files."""
 
 _log = Logger()
 
@@ -43,7 +43,7 @@ class CollectorSettings(PageSettings):
     port: int = option(PORT, "Dmsg port to listen on", PORT_NUMBER, group=NETWORK)
     limit: int = option(
         LIMIT,
-        "GiB of files to keep; when they are reached, senders have to wait",
+        "GiB of files to keep; when that many are stored, senders have to wait",
         Number(1, 2**20, "GiB"),
         group=LIMITS,
     )
@@ -74,18 +74,21 @@ class Collector(Service):
         discovery: Sequence[str] | Lookups,
         settings: CollectorSettings = DEFAULTS,
         *,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         self._reactor = reactor
         self._senders = senders
         self._port = settings.port
+        wall = wall or time.time
         self._wall = wall
         self.store = Store(root, limit=settings.limit, reserve=settings.reserve)
         self.factory = ReceiverFactory(reactor, self.store, self._allows, wall)
         self.client = Client(reactor, key, discovery)
         self.started = wall()
         page = CollectorStatus(self.client.public_key, self.started, self.factory, self.store, self.health)
-        self._status = StatusPort(reactor, settings.metrics, settings.page_token, page, self.render, self.health)
+        self._status = StatusPort(
+            reactor, settings.metrics, settings.page_token, page, lambda: self.render, self.health
+        )
         self.ready: Deferred[None] = Deferred()
         self._check_loop = RetryLoop(
             reactor, self._check, lambda failures: CHECK_INTERVAL, "reading the list of senders"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import TypedDict
 
 from dmsg.base.units import human_count, human_size, human_time
+from dmsg.base.version import program_version
 from dmsg.collector.receiver import ReceiverFactory
 from dmsg.collector.store import Store
 from dmsg.keys import PubKey
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
 
-VERSION = version("dmsg")
 SHOWN_SENDERS = 100
 """Maximum number of senders in the table. Senders with the longest time since their last file come first."""
 LATE = 1800.0
@@ -67,7 +66,7 @@ class CollectorStatus(StatusSource):
             Fact("Senders with files", human_count(len(health["newest_file_seconds"]))),
             Fact("Files stored since the start", human_count(health["files"])),
             Fact("Size of the store", human_size(health["bytes_held"])),
-            Fact("Version", f"dmsg {VERSION}"),
+            Fact("Version", f"dmsg {program_version()}"),
         ]
 
     def problems(self) -> list[str]:

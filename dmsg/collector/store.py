@@ -46,8 +46,8 @@ TEXT_LIMIT = 64 * 1024 * 1024
 LINES_LIMIT = 500_000
 """Maximum number of lines of a file, because each line is parsed."""
 PRODUCERS_LIMIT = 64
-"""Maximum number of producers that may belong to one sender. Usually these are a server, a discovery, and earlier ones
-of the same machine."""
+"""Maximum number of producers that may belong to one sender. Usually they are a server and a discovery, and those that
+ran on the same machine earlier."""
 PRODUCERS = "producers"
 SIGNED = "signed"
 """Second line of a producer's file in ``ROOT/producers`` if the producer has signed for the sender."""
@@ -236,7 +236,7 @@ class Store:
             found.add(producer)
             if len(found) > 1:
                 raise FileRejected("the file has events of several producers")
-        # The reader stops at a line that is too long. It has then read less text than the file contains.
+        # The reader stops at a line that is too long, so it has then read less text than the file contains.
         if read < size:
             raise FileRejected(f"a line in the file is longer than {MAX_LINE} bytes")
         if not found:
@@ -295,13 +295,13 @@ class Store:
         place = self.root / PRODUCERS
         mine = sum(path.read_text().startswith(origin.hex()) for path in place.iterdir())
         if mine >= PRODUCERS_LIMIT:
-            raise FileRejected(f"this sender has sent files of {mine} producers already, the limit")
+            raise FileRejected(f"this sender has already sent files of {mine} entities, which is the limit")
 
 
 def _key_of(producer: str) -> PubKey | None:
     """Return the public key that names a producer; None if the producer has another kind of name.
 
-    :raises FileRejected: the key is not in lower case. It would count as a different producer.
+    :raises FileRejected: the key has upper-case letters, and would therefore count as a different producer.
     """
     try:
         key = PubKey.from_hex(producer)
@@ -335,5 +335,5 @@ def _check_size(file: IO[bytes]) -> tuple[int, bool]:
     except zlib.error:
         if not size:
             raise FileRejected("the file is not in gzip format") from None
-        return size, True  # The error is ignored, because the part before the damage is used.
+        return size, True  # A damaged file is accepted, because the part before the damage can be used.
     return size, False

@@ -101,7 +101,7 @@ def _row(line: bytes) -> dict[str, object]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise WireError("a received line is not a JSON object, as the transfer protocol needs")
+        raise WireError("a received line is not a JSON object, which the transfer protocol requires")
     return row
 
 

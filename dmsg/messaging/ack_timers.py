@@ -78,8 +78,8 @@ class AckedEnd:
     def is_raw(self, message: bytes) -> bool:
         """Whether ``message`` shows that the remote uses no acknowledgements. Call this for each message of the remote.
 
-        An empty first message means that the remote is a client of this package that uses no acknowledgements. It
-        overrides the options of this side.
+        An empty first message means that the remote is a client of this package that uses no acknowledgements, whatever
+        the options of this side say.
         """
         first, self._first = self._first, False
         if first and not message:

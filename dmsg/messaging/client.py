@@ -40,12 +40,12 @@ class Client(DelegatedClient[ClientSession]):
     :param discovery: URLs of discoveries, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
     :param profile: profile of the client's servers and remotes; a :class:`~dmsg.messaging.Profile`, or its name.
     :param acks: in the ``skywire`` profile, whether programs other than this package use acknowledgements inside
-        channels, as Go did until 2019-04-15. This client then uses them, too.  With None, the first message of a remote
-        decides, and data wait until it arrives.  If the remote waits as well, the stream ends with ``ACKS_UNKNOWN``.
-        Clients of this package recognise each other by their entries, and by an empty message at the start of a
-        channel.
-    :param two_ids: in the ``skywire`` profile, whether to answer OpenChannel with two ids, as Go does from 2019-03-13
-        on.
+        channels, as the Go code did until 2019-04-15. This client then uses them, too. With None, the first message of
+        a remote decides, and data wait until it arrives. If the remote waits as well, the stream ends with
+        ``ACKS_UNKNOWN``. Clients of this package recognise each other by their entries, and by an empty message at the
+        start of a channel.
+    :param two_ids: in the ``skywire`` profile, whether to answer OpenChannel with two ids, as the Go code does from
+        2019-03-13 on.
     :param choice: rules for choosing servers. ``min_servers``, ``prefer`` and ``only`` may be given as keywords
         instead.
     """

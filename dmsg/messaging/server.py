@@ -29,9 +29,9 @@ class Server(RelayServer):
 
     :param listen: Twisted endpoint strings.
     :param profile: profile of the server's clients; a :class:`~dmsg.messaging.Profile`, or its name.
-    :param two_ids: in the ``skywire`` profile, whether the server sends two ids (Go from 2019-03-13 on) to a client
-        that has not answered any OpenChannel yet.  With None, it sends as many ids as the other client of the channel
-        has sent.
+    :param two_ids: in the ``skywire`` profile, whether the server sends two ids (as the Go code does from 2019-03-13
+        on) to a client that has not answered any OpenChannel yet. With None, it sends as many ids as the other client
+        of the channel has sent.
     :param settings: settings that servers of all protocol families have.
     :param limits: limits of one client.
     :ivar ready: Deferred that fires with the listening ports.
@@ -54,7 +54,7 @@ class Server(RelayServer):
     ) -> None:
         """:raises DmsgError: the public address is malformed.
 
-        :raises ValueError: there is no such profile, or ``two_ids`` is set in the seed profile.
+        :raises ValueError: there is no such profile, or ``two_ids`` is set with :attr:`Profile.SEED`.
         """
         profile = profile_of(profile)
         factory = ServerFactory(reactor, key, profile, limits=limits, admission=settings.admission, two_ids=two_ids)

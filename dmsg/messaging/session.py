@@ -48,18 +48,18 @@ OPEN_TIMEOUT = 10.0
 CLOSE_LIMIT = 600.0
 """Maximum seconds to wait for ChannelClosed, however many data were sent before the CloseChannel."""
 LEAST_RATE = 64 * 1024
-"""Bytes per second that every receiver is assumed to read at least. The time to wait for ChannelClosed follows from
-it."""
+"""Number of bytes per second that every receiver is assumed to read at least. The time to wait for ChannelClosed
+follows from it."""
 CLOSE_TIMEOUT = 1.0
-"""Minimum seconds to wait for ChannelClosed (the "given timeout" of the seed document; Go, 2019: 1 s).  After many data
-the wait is longer, up to ``CLOSE_LIMIT``."""
+"""Minimum seconds to wait for ChannelClosed (the "given timeout" of the seed document; the Go code of 2019 uses 1 s).
+After many data the wait is longer, up to ``CLOSE_LIMIT``."""
 UNREAD_PAUSE = 1024 * 1024
-"""Unread bytes of one application above which reading of its link pauses."""
+"""Number of unread bytes of one application above which reading of its link pauses."""
 UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024
 """Number of unread bytes at which reading of the link resumes after an application has caused a pause."""
 STALL_TIMEOUT = 15.0
-"""Maximum seconds for which one application may keep its link paused.  After 30 seconds without progress, the server's
-kernel would end the link with all its channels."""
+"""Maximum seconds for which one application may keep its link paused. This is less than the 30 seconds without progress
+after which the server's kernel would end the link with all its channels."""
 LEFT_LIMIT = 16 * 1024 * 1024
 """Maximum unread bytes of closed channels that are kept for their applications. Above it, the bytes of the oldest
 channels are dropped."""
@@ -110,7 +110,7 @@ class ClientSession(Session):
         self._holding: dict[ClientChannel, IDelayedCall] = {}
         self._ended: list[ChannelStream] = []
 
-    # --- calls of the application ---
+    # --- called by the application ---
 
     def open(
         self,
@@ -177,7 +177,7 @@ class ClientSession(Session):
         """Streams of the open channels."""
         return [one.user for one in self.core.channels.values() if one.state is State.OPEN]
 
-    # --- calls of the link ---
+    # --- called by the link ---
 
     def link_up(self, link: Link) -> None:
         super().link_up(link)
@@ -237,7 +237,8 @@ class ClientSession(Session):
         self._opening.succeed(event.channel, event.channel)
 
     def _record_proof(self, channel: ClientChannel) -> None:
-        """Record in the handshake limits that the remote has proved its key. Its next requests are then preferred."""
+        """Record in the handshake limits that the remote has proved its key. Its next requests then count as those of a
+        known client."""
         if self._handshake_limits is not None:
             self._handshake_limits.remember(channel.remote)
 

@@ -20,7 +20,10 @@ def _make(reactor: Reactor, key: SecKey, urls: tuple[str, ...], dialect: Dialect
 
 
 def _dialect(profile: str, acks: str, ids: str) -> Dialect:
-    """:raises ValueError: a value is invalid, or the profile does not support it."""
+    """Return the dialect for the options of an endpoint string.
+
+    :raises ValueError: an option is invalid, or the profile does not support it.
+    """
     if acks not in ACKS or ids not in IDS:
         raise ValueError(f"acks={acks} or ids={ids}: acks is auto, yes or no, ids is one or two")
     return dialect_of(Profile(profile), ACKS[acks], IDS[ids])

@@ -13,8 +13,8 @@ MAX_ADDRESS = 64
 """Maximum number of characters of a client's address from an X-Forwarded-For header. A longer text is truncated,
 because the server keeps it in memory."""
 MAX_PROXIES = 8
-"""Maximum number of chained proxies of the operator whose addresses are skipped at the end of an X-Forwarded-For
-header."""
+"""Maximum number of entries at the end of an X-Forwarded-For header that are examined for the client's address. Proxies
+of the operator may follow one another, and their addresses are skipped."""
 IPV6_BLOCK = 64
 """Prefix length of the IPv6 block that one customer usually has."""
 
@@ -68,8 +68,8 @@ def parse_ip(host: str) -> Address | None:
 
 @lru_cache(maxsize=4096)
 def block_of(host: str, bits: int = IPV6_BLOCK) -> str:
-    """Return the name of the block toward which an address counts: the address itself for IPv4, a block such as
-    ``2001:db8::/64`` for IPv6.
+    """Return the name of the address block to which limits apply for this address: the address itself for IPv4, a block
+    such as ``2001:db8::/64`` for IPv6.
 
     :param bits: prefix length of the IPv6 block.
     """
@@ -97,18 +97,18 @@ def kind_of(address: Address) -> str:
 
 @lru_cache(maxsize=4096)
 def is_public(host: str) -> bool:
-    """Return whether a text is a public IP address. A client with a public address is not the operator's own reverse
-    proxy."""
+    """Return whether a text is a public IP address. Callers limit only clients with public addresses, because any other
+    address may belong to the operator's own reverse proxy."""
     found = parse_ip(host)
     return found is not None and kind_of(found) == "public"
 
 
 def forwarded_client(header: bytes | None, is_proxy: Callable[[str], bool] = lambda host: False) -> str:
-    """Return the client's address from X-Forwarded-For, to which the operator's own proxy appended it; an empty text if
-    the header names no client.
+    """Return the client's address from an X-Forwarded-For header; an empty text if the header names no client.
 
-    The client can write anything at the start of the header. So the result is the last address that does not belong to
-    one of the operator's proxies. The port that some proxies append is removed.
+    A client can send a header with any content, and the operator's proxy appends the client's address. So the result is
+    the last address that does not belong to one of the operator's proxies. The port that some proxies append is
+    removed.
 
     :param is_proxy: returns whether an address belongs to one of the operator's proxies.
     """

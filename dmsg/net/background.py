@@ -1,6 +1,7 @@
 """Cooperative execution of long computations, in short steps between reactor turns.
 
-There are two kinds of work. One may use the whole processor core, the other at most half of it.
+There are two kinds of work: :func:`work` may use a whole processor core, and :func:`work_for_strangers` at most half of
+one.
 
 Twisted's own cooperator measures its slices with the wall clock. If that clock is set back, a slice lasts until the
 whole computation has finished, and the program serves nobody meanwhile. This module measures slices with the monotonic
@@ -19,7 +20,8 @@ from twisted.internet.task import CooperativeTask, Cooperator
 from dmsg.net.reactor import the_reactor
 
 SLICE = 0.01
-"""Maximum seconds of a reactor turn for all work of one kind."""
+"""Maximum seconds of one reactor turn for all computations started by :func:`work` together. The computations started
+by :func:`work_for_strangers` together have the same maximum."""
 NO_REST = 1e-8
 """Seconds between two slices of :func:`work`, so short that the next slice runs in the next reactor turn."""
 

@@ -20,9 +20,9 @@ from dmsg.base.priority_queue import PriorityQueue
 from dmsg.net.addresses import parse_ip
 
 WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
-"""Prefix lengths of the blocks toward which an IPv6 address counts, each with its factor."""
+"""Prefix lengths of the blocks of an IPv6 address to which limits apply, each with its factor."""
 WIDTHS_IPV4 = ((32, 1), (24, 8))
-"""Prefix lengths of the blocks toward which an IPv4 address counts, each with its factor."""
+"""Prefix lengths of the blocks of an IPv4 address to which limits apply, each with its factor."""
 LEAST_FACTOR = 4
 """Smallest factor of a wide block in ``WIDTHS_IPV6`` and ``WIDTHS_IPV4``."""
 INSIDE_SLACK = 8
@@ -30,7 +30,7 @@ INSIDE_SLACK = 8
 because there are many blocks with few addresses each.
 """
 UNRANKED = 256
-"""Maximum number of changed counts before the ranks of their blocks are updated."""
+"""Maximum number of blocks whose counts have changed since their ranks were updated."""
 BLOCKS_REMEMBERED = 16_384
 """Maximum number of addresses whose blocks are cached. Computing the blocks of an address takes some microseconds."""
 
@@ -48,10 +48,10 @@ class Block(NamedTuple):
 
 @lru_cache(maxsize=BLOCKS_REMEMBERED)
 def blocks_of(host: str) -> tuple[Block, ...]:
-    """Return the blocks toward which an address counts, the narrowest first.
+    """Return the blocks that contain an address and to which limits apply, the narrowest first.
 
-    :param host: address, or the name of a block, which counts toward itself and the blocks around it. Any other text
-        is a block of its own, such as the key of a stream's other end or the name of a connection behind a proxy.
+    :param host: address, or the name of a block; the result then begins with this block. Any other text is a block of
+        its own, such as the key of a stream's other end or the name of a connection behind a proxy.
     """
     address, _, bits = host.partition("/")
     found = parse_ip(address) if "." in address or ":" in address else None

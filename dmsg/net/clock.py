@@ -1,4 +1,4 @@
-"""Clock that nobody can set, for dates, and a service that detects that the system's clock was set."""
+"""Clock for dates that does not change when the system's clock is set, and a service that detects such a change."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dmsg.net.isolate import call_isolated
 CHECK_INTERVAL = 5.0
 """Seconds between comparisons of the system's clock with the reactor's."""
 LEAST_STEP = 2.0
-"""Seconds by which the system's clock must jump between two comparisons to count as set. NTP corrects smaller errors
-gradually, without a jump."""
+"""Number of seconds. If the system's clock jumps by at least this much between two comparisons, it was set. NTP
+corrects smaller errors gradually, without a jump."""
 
 _log = Logger()
 
@@ -26,11 +26,13 @@ class SteadyClock:
 
     The difference of two of its times is correct even if the system's clock was set in between. Use this clock for data
     that stay in one process, or in a file that only one process writes.
+
+    :param wall_clock: function that returns seconds since 1970; None for the system's clock.
     """
 
-    def __init__(self, reactor: IReactorTime, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, reactor: IReactorTime, wall_clock: Callable[[], float] | None = None) -> None:
         self._reactor = reactor
-        self._offset = wall_clock() - reactor.seconds()
+        self._offset = (wall_clock or time.time)() - reactor.seconds()
 
     def __call__(self) -> float:
         """Return the seconds since 1970."""
@@ -42,17 +44,18 @@ class ClockWatch(Service):
 
     :param on_step: called with the number of seconds by which the clock was set, negative if it was set back; by
         default the change is logged.
+    :param wall_clock: function that returns seconds since 1970; None for the system's clock.
     """
 
     def __init__(
         self,
         reactor: IReactorTime,
         on_step: Callable[[float], object] | None = None,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] | None = None,
     ) -> None:
         self._reactor = reactor
         self._on_step = on_step or name_step
-        self._wall_clock = wall_clock
+        self._wall_clock = wall_clock or time.time
         self._offset = 0.0
         self._call: IDelayedCall | None = None
 

@@ -19,8 +19,8 @@ _Level = OrderedDict[str, Union["_Level", _Waiters]]
 
 
 class QueueCrowded(Exception):
-    """Error: the block has reached its limit of waiting jobs, or the job was dropped to make room for jobs of other
-    blocks."""
+    """Error: a job was refused or dropped, because its block has too many waiting jobs or other blocks need the
+    room."""
 
 
 class FairQueue:
@@ -113,8 +113,8 @@ class FairQueue:
         return None
 
     def _make_room(self, host: str) -> bool:
-        """Drop the newest waiting job of the block with the highest load. If that load hardly exceeds the load of
-        ``host``, drop nothing and return False."""
+        """Drop the newest waiting job of the block with the highest load. If that load exceeds the load of ``host`` by
+        at most 1, drop nothing and return False."""
         heaviest = self._waiting.heaviest()
         if self._waiting.load(heaviest) <= self._waiting.load(host) + 1:
             return False

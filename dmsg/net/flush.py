@@ -69,13 +69,15 @@ class TurnFlush:
         self._at_end(self._run)
 
     def _run(self) -> None:
-        streams, self._streams = self._streams, []
-        _flush_all(streams)
+        if self._streams:
+            streams, self._streams = self._streams, []
+            _flush_all(streams)
         links, self._links = self._links, []
         _flush_all(links)
         if self._on_measured is not None:
-            self._on_measured(self._reactor.seconds() - self._began)
-            self._began = self._reactor.seconds()
+            now = self._reactor.seconds()
+            self._on_measured(now - self._began)
+            self._began = now
         if self._streams or self._links:
             self._at_end(self._run)
         else:

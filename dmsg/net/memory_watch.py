@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Hashable
 from itertools import takewhile
 from typing import Generic, TypeVar
@@ -11,29 +10,24 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
+from dmsg.base.interpreter import return_freed_memory
 from dmsg.base.log_throttle import LogThrottle
 from dmsg.base.memory import CHECK_INTERVAL, Holding, Memory, resident
 
 MARKS = 240
-"""Number of checks for which the byte count of each peer is remembered."""
+"""Number of memory checks for which the byte count of each peer is remembered."""
 WORTH_GIVING_BACK = 8 * 1024 * 1024
-"""Number of bytes by which the process must exceed its known need before the allocator is told to return memory to the
-system. A tenth of the base size of the process applies instead if that is more."""
+"""Number of bytes. If the process exceeds its expected size by more, the allocator is told to return memory to the
+system. The expected size is the smallest size of the process so far, plus the memory buffered for peers. If a tenth of
+that smallest size is more than this number, the tenth is used instead."""
 TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
 """Shortest and longest pause, in seconds, between two requests to the allocator to return memory. The pause doubles
 after each request without effect. It is reset when the amount of memory changes much."""
 TRIM_COST = 1000.0
-"""Minimum length of a pause, as a multiple of the time that the last request took."""
+"""Minimum pause between two requests to the allocator to return memory, as a multiple of the time that the last request
+took."""
 
 _log = Logger()
-
-
-def _trim() -> None:
-    """Tell glibc to return freed memory to the system. Without this call, glibc retains freed memory that is below
-    memory in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 class Allocator:
@@ -47,7 +41,7 @@ class Allocator:
     def __init__(
         self,
         now: Callable[[], float],
-        trim: Callable[[], None] = _trim,
+        trim: Callable[[], None] = return_freed_memory,
         resident: Callable[[], int] = resident,
     ) -> None:
         self._now = now
@@ -73,8 +67,8 @@ class Allocator:
         self._smallest_size = max(0, min(self._smallest_size, beyond))
         worth = max(WORTH_GIVING_BACK, self._smallest_size // 10)
         if have > self._known[0] + worth or held < self._known[1] - worth:
-            # The pause is reset, because much memory was allocated or released since the last attempt. It may have
-            # grown after attempts without effect.
+            # The pause is reset, because much memory was allocated or released since the last attempt. The pause may
+            # have grown after attempts without effect.
             self._pause = TRIM_PAUSE
         self._next = now + self._pause
         self._known = have, held
@@ -173,7 +167,8 @@ class MemoryWatch(Generic[Holder]):
         """
         if arrived == departed:
             return 0.0
-        # The marks are a list, because each peer has one and an empty deque takes 760 bytes.
+        # The marks of a peer are a list and not a deque, because there are many peers and an empty deque takes 760
+        # bytes.
         marks = self._before.get(holder, [])
         if not marks or marks[-1][0] != arrived:
             marks.append((arrived, self.now))

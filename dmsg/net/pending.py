@@ -1,4 +1,4 @@
-"""Deferreds that wait for answers of a peer, by the id of the request.
+"""Table of Deferreds that wait for answers of a peer. The id of a request is the key of its Deferred.
 
 Each Deferred fires exactly once. When the connection is lost, all pending Deferreds fail. Deferreds that are added
 later fail at once for the same reason.
@@ -59,7 +59,7 @@ class Pending(Generic[K, V]):
         self._reason = reason
         for deferred in list((waiting or {}).values()):
             if not deferred.called:
-                # The Deferred may have fired already: a callback of an earlier one may have cancelled it.
+                # The Deferred may have fired already, because a callback of an earlier Deferred may have cancelled it.
                 deferred.errback(reason)
 
 

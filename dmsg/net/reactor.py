@@ -1,13 +1,15 @@
 """Type of the reactor, and the monotonic clock that drives the reactor's timers.
 
 Code that needs only timers takes :class:`~twisted.internet.interfaces.IReactorTime`, so tests can pass a
-:class:`~twisted.internet.task.Clock`. Code that also needs sockets or processes takes :class:`Reactor`.
+:class:`~twisted.internet.task.Clock`. Code that also needs sockets or processes takes ``Reactor``.
 ``reactor.seconds()`` only measures durations. Code that needs dates takes the system's clock as a separate parameter.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from twisted.internet.interfaces import (
@@ -20,7 +22,7 @@ from twisted.internet.interfaces import (
 )
 
 if TYPE_CHECKING:
-    # The type that Twisted's annotations give to ``twisted.internet.reactor``.
+    # ``_IReactorCommon`` is the type that Twisted's annotations give to ``twisted.internet.reactor``.
     from twisted.internet import _IReactorCommon
 
     Reactor = _IReactorCommon
@@ -30,18 +32,16 @@ else:
         """Reactor with sockets, processes and timers, which can be started and stopped."""
 
 
-if hasattr(time, "CLOCK_BOOTTIME"):
+# A server reads the clock ten times for each message. A call of this partial object takes half as long as a call of a
+# Python function.
+monotonic: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Return the seconds since this machine started.
 
-    def monotonic() -> float:
-        """Return the seconds since this machine started.
-
-        Nobody can set this clock. Unlike ``time.monotonic``, it includes the time for which the machine was suspended.
-        So timers that expired during a suspension fire right after it: entries, for example, are posted again at once.
-        """
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:
-    monotonic = time.monotonic
+Nobody can set this clock. Unlike ``time.monotonic``, it includes the time for which the machine was suspended. So
+timers that expired during a suspension fire right after it: entries, for example, are posted again at once.
+"""
 
 
 def use_monotonic_clock(reactor: object) -> None:

@@ -26,12 +26,12 @@ REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
 CONNECT_TIMEOUT = 5
 """Seconds to wait for a connection to Redis, and again for the answer to the first ping."""
 REPLY_TIMEOUT = 10
-"""Default number of seconds to wait for the reply to a command."""
+"""Default number of seconds to wait for the reply of Redis to a command."""
 GRACE = 1.0
-"""Seconds for which calls wait while the first connection is being made, or after a connection was lost. After this
-time, calls fail at once until there is a connection."""
+"""Seconds for which calls wait while the first connection to Redis is being made, or after a connection was lost. After
+this time, calls fail at once until there is a connection."""
 MAX_DELAY = 2.0
-"""Maximum number of seconds between two attempts to connect."""
+"""Maximum number of seconds between two attempts to connect to Redis."""
 
 
 class RedisUnavailable(DmsgError):
@@ -39,7 +39,7 @@ class RedisUnavailable(DmsgError):
 
 
 class RedisConnection(Protocol):
-    """Interface of a txredisapi connection, because txredisapi has no type annotations."""
+    """Type of a connection of txredisapi, which has no type annotations of its own."""
 
     def eval(self, script: str, keys: Sequence[str], arguments: Sequence[str | bytes]) -> Deferred[Any]:
         """Run a Lua script and return its result."""
@@ -77,11 +77,11 @@ def redis_address(url: str) -> tuple[str, int, int]:
     except ValueError:
         host = None
     if not host or parts.scheme != "redis":
-        raise RedisUnavailable(f"{url[:80]}: not a URL of Redis such as redis://127.0.0.1:6379/0")
+        raise RedisUnavailable(f"{url[:80]}: this is not a URL of Redis such as redis://127.0.0.1:6379/0")
     return host, port, database
 
 
-# Ruff counts the methods of the inner classes as part of this function.
+# The check for complexity is disabled, because Ruff counts the methods of the inner classes as part of this function.
 def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa: C901
     """Return two subclasses of txredisapi's connection factory: one for commands, one for subscriptions.
 
@@ -140,8 +140,8 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
         def delConnection(self, conn: RedisProtocol) -> None:
             super().delConnection(conn)
-            # The base class has a queue of connections beside the pool. Nobody uses that queue here. The lost
-            # connection is removed from it, because the queue would keep it in memory.
+            # txredisapi's factory has a queue of connections beside its pool. No code of this package uses the queue.
+            # The lost connection is removed from the queue, which would otherwise keep it in memory.
             if conn in self.connectionQueue.pending:
                 self.connectionQueue.remove(conn)
             self._without()
@@ -180,8 +180,8 @@ class _ReconnectingProxy:
         """Ignore the request to stop reconnecting."""
 
     def connectionError(self, why: str) -> None:
-        """Ignore the error, which txredisapi logs. It would fail the factory's own Deferred, which nobody handles, so
-        the error would only be logged a second time."""
+        """Ignore the error, which txredisapi has logged. The factory's own method would fail a Deferred that nobody
+        handles, so that the error would be logged a second time."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._factory, name)

@@ -40,7 +40,7 @@ def _with_digest(script: str) -> tuple[bytes, str]:
 
 
 class _Reply(Deferred[Any]):
-    """Deferred of a reply.
+    """Deferred that fires with a reply of Redis.
 
     :ivar since: time at which the command was sent.
     """

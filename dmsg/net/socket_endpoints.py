@@ -86,7 +86,7 @@ class UNIXEndpoint(_Endpoint):
 class _Connecting(ClientFactory):
     """Factory of one connection attempt.
 
-    :ivar connected: Deferred that fires with the protocol of the caller's factory when it is connected.
+    :ivar connected: Deferred that fires with the connected protocol of the caller's factory.
     """
 
     noisy = False

@@ -51,13 +51,13 @@ def _set_options(handle: socket.socket) -> bool:
             if option is not None:
                 handle.setsockopt(level, option, value)
     except OSError:
-        return False  # The option cannot be set: this is a UNIX socket, or the peer has already disconnected.
+        return False  # This is a UNIX socket, or the peer has disconnected.
     return True
 
 
 def _is_set(handle: socket.socket) -> bool:
-    """Return whether the socket inherited the options from its listening socket. Only the last option is compared,
-    because nothing else sets it to this value."""
+    """Return whether the socket inherited the options from its listening socket. Only the last option of ``_OPTIONS``
+    is compared, because nothing else sets this option to this value."""
     level, name, value = _OPTIONS[-1]
     option = getattr(socket, name, None)
     try:
@@ -76,7 +76,7 @@ def tune(transport: object) -> None:
 
 
 def send_more(transport: object) -> None:
-    """Raise the number of bytes that Twisted passes to the socket in one call to ``SEND_SIZE``."""
+    """Let Twisted pass up to ``SEND_SIZE`` bytes to the socket in one call, which is more than its default."""
     if isinstance(transport, Connection):
         transport.SEND_LIMIT = SEND_SIZE
 
@@ -135,7 +135,8 @@ def can_half_close(transport: object) -> bool:
 
 
 def set_reset_on_close(transport: object, enabled: bool) -> None:
-    """Choose whether the kernel resets the connection when the socket is closed, even because the process was killed.
+    """Choose whether the kernel resets the connection when the socket is closed, by the program or because the program
+    was killed.
 
     Without a reset, the kernel closes the connection of a killed process cleanly, and the peer mistakes that for an
     orderly end. Disable the reset before an orderly close, because a reset discards data that the peer has not
@@ -153,17 +154,19 @@ def forget_unsent(transport: object) -> None:
     """Free the unsent data of a lost connection. Otherwise Twisted keeps these data until the transport is
     garbage-collected."""
     if isinstance(transport, Connection):
-        transport.dataBuffer = b""
+        transport.dataBuffer, transport.offset = b"", 0
         transport._tempDataBuffer = []
         transport._tempDataLen = 0
 
 
-def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview) -> None:
+def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview) -> bool:
     """Write data directly to the socket if no earlier data are queued; otherwise queue the data. ``data`` may be reused
     after the call.
 
     A direct write saves the two ``epoll_ctl`` calls of ``transport.write``, which take a fifth of the CPU time if
     traffic is sparse. Call this function once per reactor turn, not once per frame.
+
+    :returns: whether all data are sent, so that nothing is queued.
     """
     if (
         isinstance(transport, Connection)
@@ -172,18 +175,25 @@ def write_now(transport: ITransport | None, data: bytes | bytearray | memoryview
         and not transport.disconnecting
         and not transport.dataBuffer
         and not transport._tempDataLen
+        # Connections over UNIX sockets override ``writeSomeData`` to send descriptors as well, so their data are
+        # queued.
+        and type(transport).writeSomeData is Connection.writeSomeData
     ):
-        while data:
-            # The type check is disabled, because the socket accepts any kind of buffer.
-            sent = transport.writeSomeData(data)
-            # The error is ignored here: write() below meets it again, and reports it in Twisted's usual way.
-            if not isinstance(sent, int) or sent <= 0:
+        limit = transport.SEND_LIMIT
+        left = len(data)
+        while left:
+            try:
+                sent = transport.socket.send(data if left <= limit else memoryview(data)[:limit])
+            except OSError:
+                # If the socket has an error, write() below gets the same error and reports it in Twisted's usual way.
+                # If the socket's buffer is full, Twisted waits until it has room.
                 break
-            if sent == len(data):
-                return
-            tried = min(len(data), transport.SEND_LIMIT)
+            if sent == left:
+                return True
             data = memoryview(data)[sent:]
-            if sent < tried:
+            if sent < min(left, limit):
                 break  # The socket's buffer is full.
+            left -= sent
     assert transport is not None
     transport.write(bytes(data))
+    return False

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 PART = 0.001
 """Seconds for which a thread computes before it sleeps for the same time, so that the reactor's thread can run. Without
 these pauses, the reactor's thread would wait up to 5 ms for the interpreter's lock after each of its system calls, and
-one request needs about ten of them."""
+one request needs about ten system calls."""
 
 
 def in_thread(

@@ -1,5 +1,5 @@
-"""Messages for TLS errors that tell the user what to do. This module does not import OpenSSL, which takes a tenth of a
-second."""
+"""Messages for TLS errors that tell the user what to do. This module does not import OpenSSL, because that takes a
+tenth of a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OTHER_HOST = "its certificate is for another host"
 
 
 def tls_error_text(error: BaseException | None) -> str:
-    """Return a message about the other end of a connection that failed with a TLS error; an empty text for any other
+    """Return a message that explains the TLS error with which a connection failed; an empty text for any other
     error."""
     module = type(error).__module__
     if module.partition(".")[0] == "service_identity":

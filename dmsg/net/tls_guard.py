@@ -34,7 +34,8 @@ class GuardedTLS(BufferingTLSTransport):
             deliver(len(data))
             return data
 
-        # OpenSSL delivers one record at a time. The data are counted here, because the protocol above may change.
+        # Each call of recv returns the data of one TLS record. The data are counted here and not in the protocol above,
+        # because another protocol may take its place.
         connection.recv = counted  # type: ignore[method-assign, assignment]
 
     def dataReceived(self, data: bytes) -> None:
@@ -52,7 +53,7 @@ class GuardedTLS(BufferingTLSTransport):
 def guard_tls(port: IListeningPort, context: Context) -> None:
     """Guard the connections that a port with TLS will accept.
 
-    :param context: context of these connections, of which there is none yet.
+    :param context: TLS context of the port. No connection may have been made with it yet.
     """
     factory = cast(TLSMemoryBIOFactory, port.factory)  # type: ignore[attr-defined]
     above_tls = factory.wrappedFactory
@@ -60,7 +61,8 @@ def guard_tls(port: IListeningPort, context: Context) -> None:
     known = () if negotiates is None else tuple(negotiates.acceptableProtocols())
 
     def build(address: IAddress | None) -> GuardedTLS | None:
-        # Twisted's method fails with a traceback if the factory above refuses the connection.
+        # The factory above refuses a connection by returning None. Twisted's own method would raise an exception for
+        # that.
         above = above_tls.buildProtocol(address)
         return None if above is None else GuardedTLS(factory, above)
 
@@ -68,5 +70,6 @@ def guard_tls(port: IListeningPort, context: Context) -> None:
         return next((one for one in known if one in offered), NO_OVERLAPPING_PROTOCOLS)
 
     factory.buildProtocol = build  # type: ignore[method-assign, assignment]
-    # With Twisted's own choice, OpenSSL refuses a client that offers only protocols that the server does not know.
+    # Twisted's own ALPN callback makes OpenSSL refuse a client that offers only protocols that the server does not
+    # know.
     context.set_alpn_select_callback(choose)

@@ -1,10 +1,10 @@
-"""Limit of the bytes that a TLS peer sends beside its data. OpenSSL is not imported, because that takes a tenth of a
-second.
+"""Limit of the bytes that a TLS peer sends in addition to its data. This module does not import OpenSSL, because that
+takes a tenth of a second.
 
-A peer may send messages of TLS that carry no data, such as KeyUpdate or a renegotiation, which a server refuses. A
-message has about 30 bytes and costs the server 8 us, a hundred times as much per byte as data. OpenSSL processes all
-that came in one read before the protocol above gets anything, and answers some of them. It does not limit their number,
-nor the answers that wait for a peer who does not read.
+A TLS peer can send messages that carry no data, such as KeyUpdate or requests to renegotiate, which a server refuses.
+Such a message has about 30 bytes and costs the server 8 us, a hundred times as much per byte as data. OpenSSL processes
+all messages of one read before the protocol above gets any data. It answers some of them, and limits neither their
+number nor the answers that are queued for a peer that does not read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from zope.interface import Interface
 
 MAX_OVERHEAD = 32 * 1024
-"""Maximum number of bytes that a TLS peer may send beside its data. An incomplete record counts as overhead, up to
-17 KiB.
+"""Maximum number of bytes that a TLS peer may send in addition to its data. An incomplete record counts as well, with
+up to 17 KiB.
 """
 RECORD_OVERHEAD = 96
-"""Number of bytes beside its data that each record may have. AES-256-CBC with SHA-384 needs 85."""
+"""Number of bytes that each record may have in addition to its data. AES-256-CBC with SHA-384 needs 85."""
 
 
 class ITLSOverhead(Interface):
@@ -27,9 +27,9 @@ class ITLSOverhead(Interface):
 
 
 class OverheadAccount:
-    """Account of one connection.
+    """Account of the bytes of one TLS connection that carry no data.
 
-    :ivar level: number of bytes received. Each record of data reduces it by the size of the data and by
+    :ivar level: number of bytes received. Each record of data reduces the number by the size of the data and by
         ``RECORD_OVERHEAD``, but not below 0.
     """
 
@@ -43,11 +43,11 @@ class OverheadAccount:
         self.level += size
 
     def deliver(self, size: int) -> None:
-        """Count the data of one record."""
+        """Count the user data of one TLS record."""
         level = self.level - size - RECORD_OVERHEAD
         self.level = max(0, level)
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether the peer has sent too much beside its data."""
+        """Whether the peer has sent too many bytes that are not data."""
         return self.level > MAX_OVERHEAD

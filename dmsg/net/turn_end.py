@@ -57,11 +57,13 @@ class _Iteration:
             self._run()
 
     def _shorten(self, delay: float | None) -> float | None:
-        """Return the maximum number of seconds that the poll may wait. It is computed again, because the calls may have
-        set timers or stopped the reactor."""
+        """Return the maximum number of seconds that the poll may wait. ``delay`` may be too long by now, because the
+        calls may have set timers or stopped the reactor."""
         reactor = self._reactor
         if not reactor.running or reactor._stopped:  # noqa: SLF001
-            return 0  # The poll must not wait, because the next iteration runs the shutdown triggers.
+            # The reactor is stopping. The poll must return at once, because the shutdown triggers run only in the next
+            # iteration.
+            return 0
         due = reactor.timeout()
         if due is None or delay is None:
             return due if delay is None else delay

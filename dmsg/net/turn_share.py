@@ -3,8 +3,8 @@
 The time to process a read depends on its content: 64 KiB may be one frame or thirteen thousand. So the time itself is
 measured. Each *owner*, such as an address block, has a share of the turn's time. The share of a wider block is that of
 a narrow block times the wider block's factor (:mod:`dmsg.net.blocks`). An owner that has used up its share is served
-again in the next turn, together with the data received so far. The next turn begins with the owners that have waited
-longest. If no other owner has work, the next turn begins at once.
+again in the next turn; its received data stay buffered until then. The next turn begins with the owners that have
+waited longest. If no other owner has work, the next turn begins at once.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dmsg.net.blocks import LEAST_FACTOR, blocks_of
 from dmsg.net.isolate import call_isolated
 
 TURN = 0.008
-"""Seconds of a turn that all owners together may use."""
+"""Seconds of a reactor turn that all owners together may use."""
 MOST = 0.002
-"""Maximum share of one owner in seconds of a turn, if there are few owners."""
+"""Maximum share of one owner in seconds of a reactor turn, if there are few owners."""
 LEAST = 0.0002
-"""Minimum share of one owner in seconds of a turn, if there are many owners. Work that has begun is finished even if it
-exceeds the share."""
+"""Minimum share of one owner in seconds of a reactor turn, if there are many owners. Work that has begun is finished
+even if it exceeds the share."""
 STEPS = 256
 """Maximum number of frames of one read that a server processes one by one. The rest is processed in the next turn."""
 FRAMES = 1024
@@ -59,7 +59,8 @@ class TurnShare:
 
     def allows(self, owner: Hashable) -> bool:
         """Whether ``owner`` has time left in this turn."""
-        # If no wide block has used as much as the smallest share of a wide block, only the owner's own time matters.
+        # The product on the right is the minimum share of a wide block. If no wide block has used that much time, none
+        # has used up its share, so only the owner's own time is checked.
         if self._most_around < self._part * LEAST_FACTOR:
             return self._used.get(owner, 0.0) < self._part
         return self.seconds_left(owner) > 0.0
@@ -73,17 +74,20 @@ class TurnShare:
                 left = min(left, self._part * factor - self._used_around.get(name, 0.0))
         return left
 
-    def used(self, owner: Hashable, seconds: float) -> None:
-        """Charge ``owner`` for a read that took ``seconds``."""
+    def used(self, owner: Hashable, seconds: float, now: float | None = None) -> None:
+        """Charge ``owner`` for a read that took ``seconds``.
+
+        :param now: time of the clock, if the caller has just read it.
+        """
         self._is_used = True
         if not self._is_due:
             # No receiver is waiting, so no callback will reset the account in the next turn. The clock shows whether a
             # new turn has begun.
-            now = self.now()
+            now = self.now() if now is None else now
             if not 0.0 <= now - self._began < TURN:
                 self._next(now)
         self._used[owner] = self._used.get(owner, 0.0) + seconds
-        # Any other owner, such as a single connection behind a proxy, belongs to no wider block.
+        # An owner that is not an address, such as a single connection behind a proxy, belongs to no wider block.
         if isinstance(owner, str):
             for name, _ in blocks_of(owner)[1:]:
                 around = self._used_around[name] = self._used_around.get(name, 0.0) + seconds
@@ -113,7 +117,8 @@ class TurnShare:
             self._is_used = False
             call_isolated(one.proceed)
             if not self._is_used and self._waiting and self._waiting[-1] is one:
-                # Another connection of the same owner has used up this turn. This receiver stays at the front of the
-                # queue; otherwise the other connection could go first in each turn, and this one would never continue.
+                # Another connection has used up the owner's share of this turn. This receiver stays at the front of the
+                # queue. Otherwise the other connection could be served first in each turn, and this receiver would
+                # never continue.
                 passed_over.append(self._waiting.pop())
         self._waiting.extendleft(reversed(passed_over))

@@ -17,7 +17,7 @@ from dmsg.net.turn_end import AtTurnEnd, at_turn_end
 
 
 class _TurnWrites:
-    """Replacement of ``startWriting`` of one connection."""
+    """Replacement for the method ``startWriting`` of one of Twisted's TCP connections."""
 
     __slots__ = ("_at_end", "_is_due", "_start", "_transport")
 
@@ -51,8 +51,8 @@ class _TurnWrites:
 
 
 def send_at_turn_end(transport: object, reactor: IReactorTime) -> None:
-    """Send the data that are written to a plain TCP connection from now on at the end of each turn. Any other
-    transport is not changed.
+    """Make a plain TCP connection send its data at the end of the turn in which they are written. Any other transport
+    is not changed.
     """
     if isinstance(transport, Connection) and not transport.TLS:
         writes = _TurnWrites(transport, at_turn_end(reactor))

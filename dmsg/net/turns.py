@@ -34,11 +34,13 @@ class HoldReason(StrEnum):
     TOO_FAST = "too fast"
     """The peer's address has exceeded its limit of frames per second."""
     COALESCE = "coalesce"
-    """The peer has sent many tiny TCP segments. While reading is paused, the kernel joins further ones."""
+    """The peer has sent many tiny TCP segments. Reading is paused for a moment, so that the kernel joins the next
+    segments, and one read returns many of them."""
     UNSENT = "unsent"
     """The peer does not read the data sent to it."""
     PARKED = "parked"
-    """The peer's messages are buffered, because the receiver of one of them is slow, and the buffer is full."""
+    """The buffer of the peer's messages is full. It fills because the receiver of one of them is slow, and the others
+    wait behind that message."""
     UNSETTLED = "unsettled"
     """The peer has sent too many messages that are not settled yet."""
     UNHANDLED = "unhandled"
@@ -47,12 +49,12 @@ class HoldReason(StrEnum):
     """Too many registry look-ups for the receivers of this peer's messages are pending."""
     REGISTRY = "registry"
     """Too many messages, of all peers together, wait for registry look-ups."""
-    OVER = "over"
+    CLOSING = "closing"
     """The connection is being closed."""
 
 
 NOT_HELD: frozenset[HoldReason] = frozenset()
-"""Reasons of a connection that is read."""
+"""Empty set of reasons, for a connection whose reading is not paused."""
 
 
 class HeldReading:
@@ -86,7 +88,8 @@ class HeldReading:
     def release(self, reason: HoldReason) -> None:
         """Remove a reason. Resume reading if no other reason is left."""
         if reason in self.held_by:
-            # Each empty frozenset that an operation returns would be an object of its own, of 216 bytes.
+            # NOT_HELD is shared by all connections. The empty result of the subtraction would be a separate object of
+            # 216 bytes.
             self.held_by = (self.held_by - {reason}) or NOT_HELD
             if not self.held_by:
                 self._read_on()
@@ -103,8 +106,11 @@ class TurnAccount(Protocol):
     def seconds_left(self, owner: Hashable) -> float:
         """Return the seconds of this turn that ``owner`` may still use."""
 
-    def used(self, owner: Hashable, seconds: float) -> None:
-        """Charge ``seconds`` of work to ``owner``."""
+    def used(self, owner: Hashable, seconds: float, now: float | None = None) -> None:
+        """Charge ``seconds`` of work to ``owner``.
+
+        :param now: time of the clock, if the caller has just read it.
+        """
 
     def wait(self, taker: TurnTaker) -> None:
         """Call ``taker.proceed()`` in the next turn."""
@@ -122,7 +128,8 @@ class TurnTaker:
     _waits: bool
     """Whether a call in the next turn is scheduled."""
     _since: float
-    """Time of the share's clock up to which the current work was charged; before the first charge, its beginning."""
+    """Time up to which the current work has been charged to the owner. Until the first charge, it is the time at which
+    the work began."""
 
     def _work(self) -> None:
         """Process more of the buffered data; called in the next turn."""
@@ -155,14 +162,15 @@ class TurnTaker:
         try:
             work(*arguments)
         finally:
-            share.used(owner, share.now() - self._since)
+            now = share.now()
+            share.used(owner, now - self._since, now)
 
     def _count(self) -> None:
         """Charge the time of the current work up to now to the owner."""
         share = self.share
         if share is not None:
             now = share.now()
-            share.used(self.owner, now - self._since)
+            share.used(self.owner, now - self._since, now)
             self._since = now
 
     def _next_turn(self) -> None:

@@ -10,10 +10,12 @@ from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 
 CHECK_INTERVAL = 1.0
-"""Seconds between checks. After a suspension, Linux still waits for the rest of the time for which the process was
-about to sleep. So this is also the maximum delay until any timer detects the suspension."""
+"""Seconds between checks. A process that sleeps when the machine is suspended continues to sleep afterwards, for the
+rest of its time. The checks limit each sleep to this number of seconds, and so the delay of all timers after a
+suspension."""
 MIN_SLEEP = 10.0
-"""Seconds by which a check must be late to count as a suspension. Smaller delays also occur if the process is busy."""
+"""Number of seconds. A check that is late by at least this much shows that the machine was suspended. Smaller delays
+also occur if the process is busy."""
 
 
 class WakeWatch:
@@ -32,7 +34,7 @@ class WakeWatch:
         self._call: IDelayedCall | None = None
 
     def start(self) -> None:
-        """Start the checks, which must not be running."""
+        """Start the checks. Do not call this while they are running."""
         self._due = self._reactor.seconds() + CHECK_INTERVAL
         self._call = self._reactor.callLater(CHECK_INTERVAL, self._check)
 

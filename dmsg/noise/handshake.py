@@ -48,7 +48,7 @@ KiB."""
 MAX_HANDSHAKE_MESSAGE = 65535
 """Maximum size in bytes of a handshake message according to the Noise specification, section 3."""
 HANDSHAKE_FRAMES = 64
-"""Number of frames that one handshake counts as, in the limits of frames per read. Computing the keys of a handshake
+"""Number of frames for which one handshake counts in the limit of frames per read. Computing the keys of a handshake
 takes a third of a millisecond."""
 
 
@@ -76,12 +76,14 @@ class HandshakeResult:
 
 
 class _SharedState:
-    """Descriptor that ignores assignments, so that the library stores no state of a handshake in a shared template.
+    """Descriptor that ignores assignments, so that ``noiseprotocol`` stores no state of a handshake in a shared
+    template.
 
-    The library sometimes reads the attribute, too. It then gets this object, which has only constants.
+    A template's attributes for the state are such descriptors. If ``noiseprotocol`` reads such an attribute, it gets
+    this object, which has only constants.
 
-    :ivar initiator: constant that tells the library which two attributes receive the final ciphers. The value does not
-        matter, because both assignments are ignored.
+    :ivar initiator: constant from which ``noiseprotocol`` determines the two attributes to which it assigns the final
+        ciphers. The value does not matter, because both assignments are ignored.
     """
 
     initiator = True
@@ -93,26 +95,27 @@ class _SharedState:
         pass
 
     def has_key(self) -> bool:
-        """Return True, because both patterns encrypt static keys that they transmit."""
+        """Return True: a static key in a received message is encrypted in both patterns. ``noiseprotocol`` calls this
+        method to determine the size of such a key."""
         return True
 
 
 class _Template(NoiseProtocol):  # type: ignore[misc]  # noiseprotocol has no types
-    """Protocol object of the library for one pattern, which all handshakes with this pattern share.
+    """Object of ``noiseprotocol`` for one pattern, which all handshakes with this pattern share.
 
-    The object looks up its cryptographic functions once. The library would also store the state of a handshake in it;
-    these assignments are ignored.  So handshakes are independent of each other, and no key remains in the template.
-    There is also no reference cycle, so Python frees an abandoned handshake at once.
+    The object looks up its cryptographic functions once. ``noiseprotocol`` also tries to store the state of a handshake
+    in the object, but these assignments are ignored.  So handshakes are independent of each other, and no key remains
+    in the template. There is also no reference cycle, so Python frees an abandoned handshake at once.
     """
 
     handshake_state = cipher_state_handshake = cipher_state_encrypt = cipher_state_decrypt = _SharedState()
 
     def handshake_done(self) -> None:
-        """Do nothing. The library would delete the functions here, which the next handshake needs."""
+        """Do nothing. The overridden method deletes the cryptographic functions, which the next handshake needs."""
 
 
 TEMPLATES = {pattern: _Template(pattern.value, BACKEND) for pattern in Pattern}
-"""Shared protocol object of the library for each pattern."""
+"""Shared object of ``noiseprotocol`` for each pattern."""
 
 
 class Handshake:
@@ -198,12 +201,13 @@ class Handshake:
     def _finish(self, ciphers: tuple[CipherState, CipherState] | None) -> None:
         """Store the keys in ``result`` if the handshake is complete; otherwise do nothing.
 
-        :param ciphers: the two ciphers that the library returns after the last message; None after earlier messages. By
-            the specification, the initiator sends with the first cipher and receives with the second.
+        :param ciphers: the two ciphers that ``noiseprotocol`` returns after the last message; None after earlier
+            messages. By the specification, the initiator sends with the first cipher and receives with the second.
         """
         if ciphers is None:
             return
-        # The library's state contains the ephemeral key. It is deleted as early as possible, for forward secrecy.
+        # The state of ``noiseprotocol`` contains the ephemeral key. It is deleted as early as possible, for forward
+        # secrecy.
         state, self._state = self._state, None
         send, receive = (cipher.k for cipher in ciphers)
         # By the specification, the initiator sends with the first key, and the responder with the second. In XK, the

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 WINDOW = 1024
-"""Size of the replay window: number of nonces below and including the highest that are tracked. A sender has fewer
-records than this in flight."""
+"""Size of the replay window: number of nonces that are tracked, counted from the highest received nonce downwards. A
+sender has fewer records than this in flight."""
 
 
 class Nonces(Protocol):

@@ -5,8 +5,8 @@ after itself. The nonce of ChaCha20-Poly1305 is four zero bytes and then the seq
 The associated data are empty. Each direction starts with the sequence number 1 and adds 1 for each record.
 
 Two rules are stricter than those of the reference implementation. Sequence numbers must strictly grow, while the
-reference implementation accepts replays (section 2 of its description). A connection ends before its 32-bit sequence
-number wraps, because nonces would repeat.
+reference implementation accepts replays. A connection ends before its 32-bit sequence number wraps, because nonces
+would repeat.
 
 With AES-256-GCM (:mod:`dmsg.noise.ciphers`), nonces and records have the same format. The key changes before each
 record whose sequence number is a multiple of ``REKEY_AFTER``. A sender may skip other sequence numbers, but not these.
@@ -33,16 +33,17 @@ MAX_RECORD = LENGTH_SIZE + MAX_BODY
 MAX_SEQUENCE = 2**32 - 1
 
 COPY_LIMIT = 2048
-"""Maximum size in bytes of a record that is encrypted or decrypted into a new object, which is then copied. For such
-small records, copying is cheaper than making a view of the target buffer."""
+"""Maximum size in bytes of a record that is encrypted or decrypted into a new object and then copied to the target
+buffer. Larger records are written through a view of the target buffer. For small records, making the view would cost
+more than the copy."""
 
 _header = struct.Struct(">HI")
 _nonce = struct.Struct("<4xQ").pack
 
 
 class _Direction:
-    """Base of the two directions of a connection: the current key, and the cipher object, which an idle connection does
-    not keep."""
+    """Base class of one direction of a connection: its current key, and its cipher object, which is released while the
+    connection is idle."""
 
     __slots__ = ("_cipher", "_key", "_kind", "_rekey_after", "_rekey_at")
 
@@ -138,8 +139,9 @@ class RecordOpener(_Direction):
 
     The opener buffers at most one incomplete record.
 
-    :ivar broken: error after which nothing more can be opened, or None: a record was too short or not authentic, or its
-        sequence number did not grow. The records before the faulty one are decrypted as usual.
+    :ivar broken: error after which no more records can be opened; None before. The error says that a record was too
+        short or not authentic, or that its sequence number did not grow. The records before the faulty one are
+        decrypted as usual.
     """
 
     __slots__ = ("_held", "_needed", "broken", "sequence")

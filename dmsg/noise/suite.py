@@ -23,13 +23,15 @@ DH_SIZE = PUBKEY_SIZE
 
 
 class LastingKey(PubKey):
-    """Public key that was known before the handshake. The secret key caches the secret that it shares with this key."""
+    """Static public key of the other side that was known before the handshake. The local secret key caches its
+    Diffie-Hellman secret with such a key."""
 
     __slots__ = ()
 
 
 class Secp256k1KeyPair(KeyPair):  # type: ignore[misc]  # noiseprotocol has no types
-    """Key pair for the library: ``private`` is a :class:`SecKey` or None, ``public`` is a :class:`PubKey`."""
+    """Key pair in the form that the library ``noiseprotocol`` expects. ``private`` is a :class:`SecKey` or None,
+    ``public`` is a :class:`PubKey`."""
 
     @classmethod
     def from_private_bytes(cls, private_bytes: bytes) -> Secp256k1KeyPair:
@@ -67,22 +69,22 @@ class Secp256k1(DH):  # type: ignore[misc]
         return Secp256k1KeyPair.of(SecKey.generate())
 
     def dh(self, private_key: SecKey, public_key: PubKey) -> bytes:
-        # Secrets shared with remote ephemeral keys are not cached with the static key, because every handshake of a
-        # stranger would add one. The local ephemeral key caches its secrets itself, and is freed with its handshake.
+        # The local static key caches no secrets with remote ephemeral keys, because every handshake of a stranger would
+        # add one. A local ephemeral key also caches its secrets, but it is freed with its handshake.
         lasting = type(public_key) is LastingKey
         return (private_key.lasting_ecdh(public_key) if lasting else private_key.ecdh(public_key)) + b"\0"
 
 
 class _SHA256(SHA256Hash):  # type: ignore[misc]
-    """SHA-256 by ``hashlib``. Its set-up takes a tenth of the time that the library's own class needs for each call."""
+    """SHA-256 by ``hashlib``. The class of ``noiseprotocol`` needs ten times as long to set up each call."""
 
     def hash(self, data: bytes) -> bytes:
         return sha256(data).digest()
 
 
 class _ChaChaPoly(ChaCha20Cipher):  # type: ignore[misc]
-    """ChaCha20-Poly1305 that makes a cipher object for each message: most keys of a handshake encrypt at most one
-    message."""
+    """ChaCha20-Poly1305 that makes a cipher object for each message, because most keys of a handshake encrypt at most
+    one message."""
 
     def initialize(self, key: bytes) -> None:
         """Do nothing, because each call gets the key as an argument."""
@@ -109,8 +111,8 @@ def _hkdf(
     code relies on two facts: the keys are shorter than a block of SHA-256, and the last two HMACs have the same key.
     """
     if num_outputs != 2:
-        # The library handles other numbers of outputs. Noise derives three keys only in patterns with a pre-shared key,
-        # which dmsg does not use.
+        # ``noiseprotocol`` computes other numbers of outputs. Noise derives three keys only in patterns with a
+        # pre-shared key, which dmsg does not use.
         derived: tuple[bytes, ...] = hkdf(chaining_key, input_key_material, num_outputs, hmac_hash_fn)
         return derived
     key = chaining_key.ljust(_BLOCK, b"\0")
@@ -122,7 +124,8 @@ def _hkdf(
 
 
 class Secp256k1Backend(DefaultNoiseBackend):  # type: ignore[misc]
-    """Backend of the library that adds ``Secp256k1`` and allows only the hash SHA256 and the cipher ChaChaPoly."""
+    """Backend of the library ``noiseprotocol`` that adds ``Secp256k1`` and allows only the hash SHA256 and the cipher
+    ChaChaPoly."""
 
     def __init__(self) -> None:
         super().__init__()

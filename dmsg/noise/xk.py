@@ -2,8 +2,8 @@
 
 The client is the initiator and knows the server's key. Each handshake message has a 2-byte big-endian length prefix, so
 messages take 51, 51 and 67 bytes on TCP. A client that prefers AES-256-GCM sets :data:`AES_OFFER` in the payload of the
-first message; a server that agrees sets it in the payload of the second. All other messages are sent without payload.
-Any other received payload is ignored, as in the reference implementation.
+first message; a server that agrees sets it in the payload of the second. No other messages are sent with a payload, and
+any other payload that is received is ignored, as in the reference implementation.
 
 The server proves its key with the second message, and the client with the third. So a server computes a Diffie-Hellman
 before it knows the key of the client. Any error ends the connection; nothing is retried.
@@ -97,8 +97,8 @@ class XKHandshake:
             if handshake.result is not None:
                 self._finish(handshake)
                 return
-            # This side has read the first message (as server) or the second (as client). Only the server's answer
-            # decides which cipher is used.
+            # This side is the server, which has read the first message, or the client, which has read the second.
+            # AES-256-GCM is agreed if the client offered it and the server's answer, the second message, confirms it.
             agreed = self._aes_gcm and payload[:1] != b"" and bool(payload[0] & AES_OFFER)
             if agreed:
                 self.cipher = Cipher.AES_256_GCM
@@ -128,7 +128,7 @@ class XKHandshake:
     def _finish(self, handshake: Handshake) -> None:
         result = handshake.result
         assert result is not None
-        # The library's objects take 2 KiB of memory, so a connection keeps only the two keys.
+        # The objects of ``noiseprotocol`` take 2 KiB of memory, so a connection keeps only the two keys.
         self._handshake = None
         self.keys = (result.send_key, result.receive_key)
         self.remote = result.remote

@@ -7,17 +7,21 @@ import binascii
 import hmac
 import ipaddress
 import os
+import secrets
 import stat
 from typing import Protocol as Interface
 
 from twisted.internet.interfaces import IAddress
 
 from dmsg.errors import DmsgError
+from dmsg.keys import write_new
 
 NOT_PUBLIC = "metrics are served to programs on this machine; --metrics opens an endpoint for other machines\n"
 """Answer to requests for /metrics from other machines at an entity's public port."""
 MIN_TOKEN, MAX_TOKEN = 16, 512
 """Minimum and maximum length of a token in characters."""
+TOKEN_BYTES = 18
+"""Number of random bytes of a new token, which has 24 characters."""
 _PROXIES = (
     b"x-forwarded-for",
     b"x-forwarded-host",
@@ -49,6 +53,16 @@ def read_token(path: str) -> bytes:
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN or not all(32 < byte < 127 for byte in token):
         raise DmsgError(f"{path}: a token is {MIN_TOKEN} to {MAX_TOKEN} visible characters of ASCII")
     return token
+
+
+def ensure_token(path: str) -> None:
+    """Write a file with a new random token, unless the file exists.
+
+    :raises DmsgError: the file cannot be written, or its token cannot be used, as for :func:`read_token`.
+    """
+    if not os.path.lexists(path):
+        write_new(path, f"{secrets.token_urlsafe(TOKEN_BYTES)}\n")
+    read_token(path)
 
 
 class PageRequest(Interface):

@@ -13,7 +13,7 @@ from dmsg.pages.model import Line
 K = TypeVar("K", bound=Hashable)
 
 KEPT = 300
-"""Maximum number of samples: those of ten minutes."""
+"""Maximum number of stored samples. One is taken every two seconds, so they cover ten minutes."""
 MAX_NAMES = 128
 """Maximum number of time series of an entity, including those of reasons. Further names are ignored."""
 RATE_OVER = 5

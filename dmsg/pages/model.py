@@ -49,7 +49,8 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Table with a title. Columns of numbers are aligned right.
+    """Table with a title. Columns of numbers are aligned right. A cell with a public key in hexadecimal shows the first
+    characters of the key as people write it.
 
     :ivar empty: text shown if there are no rows.
     """
@@ -75,7 +76,7 @@ class StatusSource:
 
     @property
     def key(self) -> str:
-        """Name of the entity, such as its public key; empty if it has none."""
+        """Name of the entity, such as its public key in hexadecimal; empty if it has none."""
         return ""
 
     def refresh(self) -> None:

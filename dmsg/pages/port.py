@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import maybeDeferred
@@ -27,7 +28,7 @@ class StatusPort:
     :param where: endpoint string at which to listen; None for no port.
     :param token: token with which the page can be opened from any machine; None restricts the page to this machine.
     :param source: entity that the page describes.
-    :param metrics: returns the text for Prometheus.
+    :param make_metrics: returns the function that returns the text for Prometheus; called when the port opens.
     :param health: returns the content of ``/health``.
     :ivar port: listening port; None if there is none.
     :ivar refused: number of refused requests and connections.
@@ -39,13 +40,13 @@ class StatusPort:
         where: str | None,
         token: bytes | None,
         source: StatusSource,
-        metrics: Rendered,
+        make_metrics: Callable[[], Rendered],
         health: Health,
     ) -> None:
         self._reactor = reactor
         self._where = where
         self._source = source
-        self._metrics = metrics
+        self._make_metrics = make_metrics
         self._health = health
         self._access = Access(token)
         self._sampling: Sampler | None = None
@@ -56,12 +57,12 @@ class StatusPort:
         """Listen, and start sampling the entity. Errors of the endpoint are raised."""
         if self._where is None:
             return
-        # These modules are imported only if there is a status page, because their import takes time.
+        # The modules of the page are imported only if there is a page, because their import takes time.
         from dmsg.pages.sampler import Sampler
         from dmsg.pages.site import StatusPages, status_site
 
         sampling = Sampler(self._reactor, self._source, time.time)
-        pages = StatusPages(self._metrics, self._health, sampling, self._access)
+        pages = StatusPages(self._make_metrics(), self._health, sampling, self._access)
         site = status_site(self._reactor, pages, self._refuse)
         self.port = await open_port(self._reactor, self._where, site)
         self._sampling = sampling

@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.web.template import Tag, flattenString, tags
 
 from dmsg.base.printable import printable
+from dmsg.keys import PUBKEY_SIZE, PubKey
 from dmsg.pages.drawing import draw, spark, with_unit
 from dmsg.pages.history import History, reason_number
 from dmsg.pages.model import Fact, Line, StatusSource, Table
@@ -20,6 +21,7 @@ REFRESH = 5
 """Seconds after which a browser without scripts reloads the page."""
 
 _NUMBER = re.compile(r"[0-9.]+( [kMGT]?B?)?(/s)?( %)?")
+_ADDRESS = re.compile(r"(\S+)(:\d+)")
 
 Parts = dict[str, Tag]
 
@@ -37,7 +39,7 @@ def parts(
     """
     return {
         "problems": _problems(source.problems()),
-        "facts": _facts(worst_first(source.facts())),
+        "facts": facts_list(worst_first(source.facts())),
         "charts": tags.div(*(draw(chart, samples) for chart in source.charts), class_="charts"),
         "reasons": _reasons(source.reasons(), samples),
         "tables": tags.div(*map(table, tables), class_="tables"),
@@ -51,7 +53,8 @@ def whole_page(source: StatusSource, parts: Parts, searched: str = "", answer: T
     :param searched: text of the search.
     :param answer: result of the search; None without a search.
     """
-    title = f"{source.kind} {source.key[:8]}…" if source.key else source.kind
+    key = _key_of(source.key)
+    title = f"{source.kind} {key.short if key is not None else source.key[:8]}…" if source.key else source.kind
     head = tags.head(
         tags.meta(charset="utf-8"),
         tags.meta(name="viewport", content="width=device-width, initial-scale=1"),
@@ -63,7 +66,8 @@ def whole_page(source: StatusSource, parts: Parts, searched: str = "", answer: T
     )
     header = tags.header(
         tags.h1(source.kind),
-        tags.code(source.key) if source.key else "",
+        tags.code(source.key if key is None else key.text) if source.key else "",
+        tags.small("in logs and JSON: ", tags.code(source.key)) if key is not None else "",
         tags.p("No connection: this page shows the last known state.", id="lost", hidden="hidden"),
     )
     body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in parts.items())))
@@ -98,11 +102,20 @@ def table(content: Table) -> Tag:
 
 
 def _cell(text: str, kind: str) -> Tag:
-    shown = printable(text)
-    long_key = len(shown) == 66 and shown[:2] in ("02", "03")
-    if long_key:
-        return tags.td(tags.code(f"{shown[:8]}…", title=shown))
-    return tags.td(shown, class_=kind)
+    key = _key_of(text)
+    if key is not None:
+        return tags.td(tags.code(f"{key.short}…", title=f"{key.text}, in logs and JSON: {key}"))
+    return tags.td(printable(text), class_=kind)
+
+
+def _key_of(text: str) -> PubKey | None:
+    """Parse a public key in hexadecimal; return None for any other text."""
+    if len(text) != 2 * PUBKEY_SIZE:
+        return None
+    try:
+        return PubKey.shared(bytes.fromhex(text))
+    except ValueError:
+        return None
 
 
 def _is_number(text: str) -> bool:
@@ -123,10 +136,17 @@ def _problems(problems: list[str]) -> Tag:
     return tags.ul(*(tags.li(printable(one)) for one in problems), class_="bad")
 
 
-def _facts(facts: list[Fact]) -> Tag:
+def facts_list(facts: list[Fact]) -> Tag:
+    """Return facts as a list of cards."""
     return tags.dl(
-        *(tags.div(tags.dt(fact.label), tags.dd(printable(fact.value), class_=fact.level or "plain")) for fact in facts)
+        *(tags.div(tags.dt(fact.label), tags.dd(_value(fact.value), class_=fact.level or "plain")) for fact in facts)
     )
+
+
+def _value(text: str) -> list[str | Tag]:
+    """Return a value of which a narrow card breaks an address before its port, and not within a number."""
+    address = _ADDRESS.fullmatch(printable(text))
+    return [printable(text)] if address is None else [address[1], tags.span(address[2], class_="port")]
 
 
 def _reasons(reasons: Mapping[str, float], samples: History) -> Tag:
@@ -144,9 +164,9 @@ def _reasons(reasons: Mapping[str, float], samples: History) -> Tag:
                 tags.td(spark(line, samples), class_="bar"),
             )
         )
-    if not rows:
-        rows = [tags.tr(tags.td("none since the start", class_="empty"))]
     heads = ("Reason", "text"), ("Since the start", "number"), ("Rate now", "number"), ("Last minutes", "text")
+    if not rows:
+        rows = [tags.tr(tags.td("none since the start", colspan=str(len(heads)), class_="empty"))]
     head = tags.thead(tags.tr(*(tags.th(name, class_=kind) for name, kind in heads)))
     return tags.div(tags.h2("Refused, dropped or ended"), tags.table(head, tags.tbody(*rows)))
 

@@ -52,7 +52,8 @@ _log = Logger()
 class Reply:
     """Answer to a call.
 
-    :ivar source: session that answered. Its signature was verified, and its twin is the one that was called.
+    :ivar source: session that answered. The signature of the answer was verified, and the twin of this session is the
+        one that was called.
     """
 
     source: Session
@@ -81,7 +82,7 @@ class RmbClient(Service):
         is the twin's unnamed session, which receives the calls of other twins.
     :param update: whether to register the relays and the encryption key of this twin.
     :param strict: whether to register that every program of this twin also makes the strict signature, which covers
-        each field separately. None leaves this mark in the registry as it is.
+        each field separately. None leaves what the registry says about this unchanged.
     """
 
     name = "rmb-client"
@@ -98,7 +99,7 @@ class RmbClient(Service):
         encryption: bool = True,
         update: bool = True,
         strict: bool | None = None,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] | None = None,
         random: Random | None = None,
     ) -> None:
         """:raises IdentityError: ``secret`` is neither words nor a seed, or ``key_type`` is unknown."""
@@ -115,13 +116,13 @@ class RmbClient(Service):
         self._own_registry = isinstance(registry, str)
         source = open_registry(registry, reactor) if isinstance(registry, str) else registry
         self.registry = source if isinstance(source, CachedRegistry) else CachedRegistry(source, reactor)
-        self._now = wall_clock
+        self._now = wall_clock or time.time
         self.drops: Counter[Drop] = Counter()
         self._bus = Participant(
             reactor,
             profile,
             self.registry,
-            wall_clock,
+            self._now,
             random or Random(),
             drops=self.drops,
             on_message=self._deliver,
@@ -162,7 +163,7 @@ class RmbClient(Service):
         if not failure.check(CancelledError) and not self.ready.called:
             self._start_failure = failure
             self.ready.errback(failure)
-            self.ready.addErrback(lambda _: None)  # The error is reported by when_online.
+            self.ready.addErrback(lambda _: None)  # when_online() reports the error of a failed start.
 
     async def _start(self) -> None:
         await self._bus.open()
@@ -183,7 +184,7 @@ class RmbClient(Service):
                 return result
 
             self.ready.addBoth(pass_on)
-            waiting.addTimeout(timeout, self._reactor, _too_late("the registry did not answer"))
+            waiting.addTimeout(timeout, self._reactor, _too_late("the registry"))
             await waiting
         elif self._start_failure is not None:
             self._start_failure.raiseException()
@@ -260,7 +261,7 @@ class RmbClient(Service):
                 waiting.errback(failure)
 
         sent.addErrback(not_sent)
-        waiting.addTimeout(timeout, self._reactor, _too_late(f"twin {twin} did not answer {command!r}"))
+        waiting.addTimeout(timeout, self._reactor, _too_late(f"twin {twin}", f" {command!r}"))
         try:
             return await waiting
         finally:
@@ -292,7 +293,7 @@ class RmbClient(Service):
         self._calls[envelope.uid] = (0, waiting)
         began = self._reactor.seconds()
         self._bus.uplink.send(envelope.SerializeToString(), self._now() + timeout).addErrback(lambda _: None)
-        waiting.addTimeout(timeout, self._reactor, _too_late("the relay did not answer"))
+        waiting.addTimeout(timeout, self._reactor, _too_late("the relay"))
         try:
             await waiting
         finally:
@@ -306,7 +307,8 @@ class RmbClient(Service):
         """Answer requests of a command with the value that ``handler`` returns, directly or by a Deferred or coroutine.
 
         If the handler raises an exception, the answer is an error with code 255, or with the code of a
-        :class:`~dmsg.rmb.HandlerError`. The command ``module.*`` stands for every command of a module.
+        :class:`~dmsg.rmb.HandlerError`. The command ``calculator.*`` stands for every command that begins with
+        ``calculator.``.
         """
         self._handlers.add(command, handler)
 
@@ -338,7 +340,8 @@ class RmbClient(Service):
         if received.kind == "error":
             text, code = envelope.error.message, envelope.error.code
             if received.by_relay and text == EXPIRED:
-                # If both clocks were right, the call would time out here before its message expires at the relay.
+                # With correct clocks, a call times out here before its message expires at the relay. So one of the two
+                # clocks is wrong.
                 why = "the relay's clock or this machine's clock is wrong: compare them"
                 waiting.errback(CallTimeout(f"twin {called[0]} did not answer: the {text}, a relay says; {why}"))
                 return
@@ -352,8 +355,8 @@ class RmbClient(Service):
             waiting.callback(Reply(received.source, received.payload, schema))
 
 
-def _too_late(text: str) -> Callable[[object, float], None]:
+def _too_late(asked: str, command: str = "") -> Callable[[object, float], None]:
     def raise_it(_: object, seconds: float) -> None:
-        raise CallTimeout(f"{text} within {seconds:g} s")
+        raise CallTimeout(f"{asked} did not answer{command} within {seconds:g} s")
 
     return raise_it

@@ -99,11 +99,12 @@ class RegistryRefused(RmbError, ValueError):
 
 
 class RegistryConflict(RegistryRefused):
-    """The statement about a twin does not fit the registry's entry: it has another id, or its counter is not higher."""
+    """A statement does not fit the registry's entry of its twin: the statement has another id, or a counter that is not
+    higher."""
 
 
 class NotTheOwner(RegistryRefused):
-    """The statement about a twin is not signed by the owner of the twin's account."""
+    """A statement about a twin is not signed by the owner of the twin's account."""
 
 
 class QueueUnavailable(RmbError):

@@ -61,7 +61,7 @@ def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
     except (OSError, UnicodeDecodeError) as error:
         raise ListError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
     if len(text) > LIST_LIMIT:
-        raise ListError(f"{path}: longer than {LIST_LIMIT} bytes")
+        raise ListError(f"{path}: this file has more than {LIST_LIMIT} bytes")
     keys = set()
     for number, line in enumerate(text.splitlines(), 1):
         word = line.partition("#")[0].strip()
@@ -94,7 +94,7 @@ class KeyList:
     def reload(self, *, force: bool = False) -> bool:
         """Read the list again if its file has changed; return whether the keys have changed.
 
-        :param force: read the list again in any case.
+        :param force: read the list again even if its file has not changed.
         """
         stamp = self._stat()
         if stamp == self._stamp and not force:
@@ -134,7 +134,7 @@ class Hook:
         self._reactor = reactor
         self._timeout = timeout
         self._when_down = when_down
-        # Servers without a hook do not need these modules.
+        # The import is here, because servers without a hook do not need these modules.
         from dmsg.net.web.fetch import WebClient, make_pool
 
         self._http = http or WebClient(reactor, make_pool(reactor, persistent=False), timeout)
@@ -170,7 +170,8 @@ class Hook:
                 what="admitted" if self._when_down else "refused",
                 problem=problem,
             )
-            return self._when_down  # Not cached: the hook is queried again at the next connection.
+            # A missing answer is not cached, so that the next connection queries the hook again.
+            return self._when_down
         self._known[key] = (self._reactor.seconds() + HOOK_CACHE_TIME, answer)
         if len(self._known) > HOOK_CACHE_SIZE:
             del self._known[next(iter(self._known))]
@@ -208,7 +209,7 @@ class Admission:
     def reload(self, *, force: bool = False) -> bool:
         """Read changed lists again; return whether any keys have changed.
 
-        :param force: read all lists again.
+        :param force: read all lists again, even unchanged ones.
         """
         lists = [one for one in (self.allow, self.deny) if one is not None]
         changed = [one.reload(force=force) for one in lists]

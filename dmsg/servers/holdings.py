@@ -16,8 +16,8 @@ from dmsg.net.memory_watch import MemoryWatch
 from dmsg.servers.serving import AnyServing, ServedSession
 
 REST_AFTER = 3.0
-"""Minimum seconds for which a link is idle before its cipher objects are released; at most twice as many pass. The
-objects occupy 5 KiB, and it takes 3 us to create them again."""
+"""Minimum seconds for which a link is idle before its cipher objects are released. They are released after twice this
+time at the latest. The objects occupy 5 KiB, and it takes 3 us to create them again."""
 SMALL = 4096
 """Number of bytes below which the buffers of a client are not counted."""
 HANDSHAKE_SIZE = 8192
@@ -25,10 +25,10 @@ HANDSHAKE_SIZE = 8192
 
 
 class LinkHoldings(MemoryWatch[Link]):
-    """Counter of the data buffered for the clients of one server, by address block and key.
+    """Counter of the data buffered for the clients of one server, for each address block and key.
 
     :param factory: factory of the server's connections.
-    :param memory: account with the limit, which has data dropped when it is exceeded.
+    :param memory: memory account, which drops data when its limit is exceeded.
     """
 
     holders = "clients"
@@ -37,9 +37,9 @@ class LinkHoldings(MemoryWatch[Link]):
         super().__init__(reactor, memory)
         self._factory = factory
         self._quiet: WeakSet[Link] = WeakSet()
-        """Links without buffered data, which became idle since ``_rest_at`` was set."""
+        """Links without buffered data that became idle in the present interval of ``REST_AFTER`` seconds."""
         self._quiet_before: WeakSet[Link] = WeakSet()
-        """Links that became idle in the interval before."""
+        """Links without buffered data that became idle in the previous interval of ``REST_AFTER`` seconds."""
         self._rest_at = reactor.seconds() + REST_AFTER
         memory.add(self._holdings, self.log_dropped)
 
@@ -56,7 +56,8 @@ class LinkHoldings(MemoryWatch[Link]):
             link.free_buffers()
             size = link.buffered_bytes + session.backlog
             if size < SMALL:
-                # A link with few buffered bytes is not counted, but stays in the table unless it has none.
+                # A link with few buffered bytes is not counted. It stays in the table unless it has no buffered bytes
+                # at all.
                 if not size:
                     stirred.pop(link, None)
                     self._quiet.add(link)

@@ -28,13 +28,13 @@ class _Visitor:
         return end
 
     def link_congested(self) -> None:
-        """Do nothing, because this end sends nothing."""
+        """Ignore that the link's output queue is full, because this end sends no frames."""
 
     def link_relieved(self) -> None:
-        """Do nothing, because this end sends nothing."""
+        """Ignore that the link's output queue is empty again, because this end sends no frames."""
 
     def link_lost(self, reason: Failure) -> None:
-        """Do nothing, because this end closed the link."""
+        """Ignore the loss of the link, because this end closed it."""
 
 
 def check_reachability(

@@ -35,7 +35,7 @@ class Registration:
     """Publisher of a server's entry, which posts it at intervals and when the number of free connections has changed.
 
     :param discovery: URLs of discoveries, or a client of them; if empty, the server is not registered.
-    :param mark: function that adds the server's features to the present version and returns the entry's version.
+    :param mark: function that returns the ``version`` of an entry with the server's features added to it.
     :param available: function that returns how many more clients can connect.
     :ivar address: ``host:port`` at which clients reach the server.
     :ivar shared_with: address of another server that posts an entry of the same key, or None.
@@ -168,13 +168,13 @@ class Registration:
                 if result.check(DiscoveryError) is None:
                     _log.failure("unhandled error while the entry was posted to discovery", result)
                 elif self._failures == 1:
-                    # This text must not contain "registered in discovery", because programs wait for these words in the
-                    # log.
+                    # This log line must not contain "registered in discovery", because programs wait for these words in
+                    # the log.
                     _log.warn("the server cannot register in discovery yet; retrying: {error}", error=str(result.value))
                 self._post_soon(retry_delay(self._failures, self._random))
                 return
             if self._failures or self._posted is None:
-                _log.info("registered in discovery as {address}", address=self.address)
+                _log.info("this server is registered in discovery as {address}", address=self.address)
             self._failures = 0
             self._posted = available
             self.registered_at = self._reactor.seconds()

@@ -46,12 +46,13 @@ class ServedRelay(Protocol[PeerT, LimitsT]):
     """Interface of the relay of a protocol family: the part of a server without sockets.
 
     :ivar limits: limits for each client, which may be changed at any time.
-    :ivar drops: number of drops by :class:`~dmsg.errors.DropReason`.
+    :ivar drops: number of dropped frames and refused clients, by :class:`~dmsg.errors.DropReason`.
     :ivar draining: whether new transports are refused, because the server shuts down.
-    :ivar steps: number of frames of the last read that the relay handled one by one. Other frames, consecutive ones of
-        the same transport, are forwarded together.
-    :ivar strays: number of these frames that belonged to no transport and exceeded what a client may send of them.
-    :ivar refused: number of these frames that exceeded the rate limit of their destination.
+    :ivar steps: number of frames of the last read that the relay handled one by one. The other frames each belonged to
+        the same transport as the frame before, and were forwarded together with it.
+    :ivar strays: number of the frames in ``steps`` that belonged to no transport and exceeded the client's limit of
+        such frames.
+    :ivar refused: number of the frames in ``steps`` that exceeded the rate limit of their destination.
     """
 
     limits: LimitsT

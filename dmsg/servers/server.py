@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from random import SystemRandom
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IListeningPort
@@ -31,7 +32,9 @@ from dmsg.servers.registration import Registration, address_of
 from dmsg.servers.serving import AnyServing
 from dmsg.servers.settings import ServerSettings
 from dmsg.servers.status_page import ServerStatus
-from dmsg.telemetry.metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from dmsg.pages.site import Rendered
 
 DRAIN_CHECK_INTERVAL = 0.1
 """Seconds between two checks whether all transports have ended, while the server drains."""
@@ -46,7 +49,7 @@ class RelayServer(ListeningService):
 
     :param factory: factory of the family that accepts clients.
     :param settings: settings of the operator.
-    :param mark: function that adds the server's features to the present version and returns the entry's version.
+    :param mark: function that returns the ``version`` of an entry with the server's features added to it.
     :ivar ready: Deferred that fires with the listening ports.
     """
 
@@ -88,9 +91,8 @@ class RelayServer(ListeningService):
         self.reachable: bool | None = None
         """Whether the server reached itself at its public address; None before the check."""
         self.factory.registration = self.registration
-        metrics = ServerMetrics(self, self.metrics_prefix, [factory.relay_seconds])
         self._status = StatusPort(
-            reactor, settings.metrics, settings.page_token, self._page_model(), metrics.render, self.health
+            reactor, settings.metrics, settings.page_token, self._page_model(), self._make_metrics, self.health
         )
 
     # --- hooks for a protocol family ---
@@ -101,6 +103,14 @@ class RelayServer(ListeningService):
 
     async def _clean_up(self) -> None:
         """Clean up at the end of the shutdown, after the last client has disconnected."""
+
+    def _make_metrics(self) -> Rendered:
+        """Return the function that returns the text for Prometheus."""
+        # The import is here, because a server without a port for metrics does not need prometheus_client.
+        from dmsg.telemetry.metrics import RelaySeconds, ServerMetrics
+
+        seconds = RelaySeconds(self.metrics_prefix, self.factory.relay_seconds)
+        return ServerMetrics(self, self.metrics_prefix, [seconds]).render
 
     def health(self) -> dict[str, object]:
         """Return the content of ``/health``."""
@@ -113,7 +123,7 @@ class RelayServer(ListeningService):
         }
 
     def _with_carriers(self, version: str) -> str:
-        """Return the version for the entry with the features of this server's carrier protocols, and of no others."""
+        """Return ``version`` with a feature for each carrier protocol of this server, and for no other carrier."""
         here = {WEBSOCKET_HERE, *self.settings.carriers}
         for carrier in carriers_of(features(version)):
             version = with_feature(version, carrier.feature, carrier in here)
@@ -131,7 +141,7 @@ class RelayServer(ListeningService):
         self.factory.admission.reload(force=True)
         self.factory.admission_changed()
         self.registration.changed()
-        _log.info("{what} were reloaded", what="lists" if limits is None else "settings and lists")
+        _log.info("the {what} were reloaded", what="lists" if limits is None else "settings and lists")
 
     async def _start(self) -> None:
         self.started = time.time()
@@ -140,7 +150,7 @@ class RelayServer(ListeningService):
         self.factory.tuned = await self._listen(self.factory)
         await self._status.start()
         if self.registration.is_wanted:
-            # The entry is posted after the port is open. Before that the address is unknown if the port is 0.
+            # The entry is posted after the port is open, because a port set to 0 has its number only then.
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
             if self.settings.public_address is not None:
@@ -212,7 +222,7 @@ class RelayServer(ListeningService):
     # --- statistics for metrics and the status page ---
 
     def by_connections(self) -> dict[str, int]:
-        """Return how many addresses have how many connections, by ranges of the number of connections."""
+        """Return the number of IP addresses for each range of numbers of connections per address."""
         return self.factory.by_connections()
 
     def gauges(self) -> dict[str, tuple[str, float]]:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias
 
-from prometheus_client import Histogram
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
@@ -24,28 +23,29 @@ from dmsg.net.turns import HoldReason
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration
 from dmsg.servers.relays import LimitsT, PeerT, ServedRelay
+from dmsg.telemetry.latencies import Seconds
 
 FRAME_RATE = 100_000.0
-"""Number of frames per second from one address that are handled one by one; above it, reads are delayed. Consecutive
-frames of one transport are forwarded together. Handled one by one are control frames, stray frames, and each first
-frame of another transport.
+"""Number of frames per second that are handled one by one for one address; above it, reads are delayed. Control frames,
+stray frames, and the first of several consecutive frames of one transport are handled one by one. The rest of such
+consecutive frames is forwarded together with the first, and does not count.
 """
 CLOSED_AT_ONCE = 512
 """Maximum number of transports of a lost client that are closed in one reactor turn."""
 STRAY_RATE = 2_000.0
-"""Number of stray frames per second that one address may send above the limits of its clients. Above this number, the
-sending connection is closed.
+"""Number of stray frames per second from one address, not counting those that are within the limits of its clients.
+Above this number, the connection that sends them is closed.
 """
 STRAY_BURST = 200_000.0
-"""Burst of such stray frames. It is large, because many transports may end at the same time, and then whole windows of
-data for them are still on the way.
+"""Burst of the stray frames that ``STRAY_RATE`` limits. It is large, because many transports may end at the same time,
+and then whole windows of data for them are still on the way.
 """
 REFUSED_RATE = 2_000.0
 """Number of requests (REQUEST, OpenChannel) per second from one address that may be refused because of the rate limit
 of their destinations. Above this number, connections that continue to send them are closed.
 """
 REFUSED_BURST = 4_000.0
-"""Burst of such refused requests."""
+"""Burst of the refused requests that ``REFUSED_RATE`` limits."""
 _COUNTED_BY_RELAY = frozenset(
     {
         DropReason.REPLACED,
@@ -107,7 +107,7 @@ class ServedSession(Generic[PeerT, LimitsT]):
         assert self.link is not None
         self.link.close(DropReason.CROWDED_OUT)
 
-    # --- calls of the link ---
+    # --- called by the link ---
 
     def link_up(self, link: Link) -> None:
         self.link = link
@@ -170,8 +170,8 @@ class ServedSession(Generic[PeerT, LimitsT]):
         self.link = None
 
     def _leave(self) -> None:
-        """Close the client's transports, a limited number per reactor turn: a client may have thousands, and others
-        must not wait.
+        """Close the client's transports, a limited number per reactor turn. A client may have thousands, and to close
+        all at once would delay other clients.
         """
 
         def close_some(peer: PeerT) -> None:
@@ -190,7 +190,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
     """
 
     relay: ServedRelay[PeerT, LimitsT]
-    relay_seconds: Histogram
+    relay_seconds: Seconds
 
     def __init__(
         self,
@@ -257,8 +257,9 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         limit.
 
         :param steps: number of frames that were handled one by one.
-        :param strays: number of these frames that belonged to no transport and exceeded what a client may send of them.
-        :param refused: number of these frames that exceeded the rate limit of their destination.
+        :param strays: number of the frames in ``steps`` that belonged to no transport and exceeded the client's limit
+            of such frames.
+        :param refused: number of the frames in ``steps`` that exceeded the rate limit of their destination.
         :raises RemoteProtocolError: the address has sent too many stray or refused frames; the connection has to end.
         """
         # Frames are counted for the address and not for the connection, because an attacker can open many connections.
@@ -271,9 +272,13 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
             link.hold(HoldReason.TOO_FAST)
             self._reactor.callLater(wait, link.release, HoldReason.TOO_FAST)
         if strays and self._strays.charge(owner, strays, now) > 0.0:
-            raise RemoteProtocolError(DropReason.FLOOD, "too many frames that belong to no transport of this client")
+            raise RemoteProtocolError(
+                DropReason.FLOOD, "the client sent too many frames that belong to none of its transports"
+            )
         if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.ignores_refusals(now):
-            raise RemoteProtocolError(DropReason.FLOOD, "too many requests above the rate of their destinations")
+            raise RemoteProtocolError(
+                DropReason.FLOOD, "the client sent too many requests to destinations at their rate limit"
+            )
 
     def is_busy(self, peer: PeerT) -> bool:
         """Whether a client has transports or channels open."""

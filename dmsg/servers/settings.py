@@ -37,7 +37,8 @@ class ServerSettings(PageSettings):
     )
     carriers: Sequence[Carrier] = option(
         (),
-        "Carrier protocol and port of this server at the host of --public-address: wss:PORT or tls:PORT; repeatable",
+        "Port of the public host at which clients also reach this server, by TLS with a websocket (wss) or without one "
+        "(tls); repeatable",
         Text("wss:PORT or tls:PORT", parse_carrier),
         name="carrier",
         repeated=True,
@@ -70,7 +71,7 @@ class ServerSettings(PageSettings):
         None,
         "MiB to buffer for all slow clients together",
         Number(1, 2**20, "MiB"),
-        default_text="a quarter of the machine's",
+        default_text="a quarter of the machine's memory",
         group=LIMITS,
     )
     random: Random | None = None

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import heapq
 import time
-from importlib.metadata import version
 from typing import Protocol
 
 from dmsg.base.units import human_count, human_size
+from dmsg.base.version import program_version
 from dmsg.errors import DropReason
-from dmsg.pages.history import Growth, Quantiles, bucket_counts
+from dmsg.pages.history import Growth, Quantiles
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration
 from dmsg.servers.relays import ServedPeer
 from dmsg.servers.serving import AnyServing
-from dmsg.telemetry.metrics import LATENCIES
+from dmsg.telemetry.latencies import LATENCIES
 
-VERSION = version("dmsg")
 SHOWN_CLIENTS = 10
 """Maximum number of clients in each table."""
 NEARLY_FULL = 0.9
@@ -116,7 +115,7 @@ class ServerStatus(StatusSource):
             Fact("Admission rules", _admission(admission), is_event=True),
             Fact("Buffered for clients", f"{human_size(held)} of {human_size(most)}"),
             Fact("Congested clients", human_count(gauges["congested"])),
-            Fact("Version", f"dmsg {VERSION}"),
+            Fact("Version", f"dmsg {program_version()}"),
         ]
 
     def problems(self) -> list[str]:
@@ -166,13 +165,7 @@ class ServerStatus(StatusSource):
 
     def _buckets(self) -> list[float]:
         """Return the number of reactor turns in each bucket of the latency histogram."""
-        sums = [
-            sample.value
-            for metric in self._server.factory.relay_seconds.collect()
-            for sample in metric.samples
-            if sample.name.endswith("_bucket")
-        ]
-        return bucket_counts(sums)
+        return [float(number) for number in self._server.factory.relay_seconds.counts]
 
     def reasons(self) -> dict[str, float]:
         return {reason.value: float(number) for reason, number in self._server.drops().items()}

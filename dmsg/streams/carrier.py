@@ -66,7 +66,8 @@ class ClientStream(StreamTransport):
         return None if self.end is None else self.end.acknowledged - int(self._end_acknowledged)
 
     def _count_unacknowledged(self) -> int:
-        # NoCarrier.in_flight is not used, because it reports one frame too many to delay closing.
+        # The carrier of a suspended stream is a NoCarrier, whose in_flight() counts one frame that does not exist, to
+        # delay closing. So the data in flight is counted without the carrier.
         return super()._count_unacknowledged() if self.end is None else self.end.in_flight_bytes
 
     def _end(self, failure: Failure, reason: int) -> None:
@@ -89,7 +90,7 @@ class Transport(resumption.Transport, Protocol):
 
     @property
     def in_flight(self) -> Sized:
-        """Unacknowledged frames, for a plain transport."""
+        """Unacknowledged frames of a plain transport."""
 
 
 TransportT = TypeVar("TransportT", bound=Transport)
@@ -97,7 +98,7 @@ TransportT_contra = TypeVar("TransportT_contra", bound=Transport, contravariant=
 
 
 class TransportTable(Protocol[TransportT_contra]):
-    """Interface of the core of a connection, as a carrier uses it."""
+    """Methods of the core of a connection (its part without I/O) that a carrier calls."""
 
     def send(self, transport: TransportT_contra, data: bytes | memoryview, ticket: object = None) -> None:
         """Send one frame of a stream."""
@@ -110,7 +111,7 @@ class TransportTable(Protocol[TransportT_contra]):
 
 
 class CarryingSession(carrier.CarryingSession, Protocol[TransportT]):
-    """Interface of a session with a server, as a carrier uses it."""
+    """Methods of a session with a server that a carrier calls."""
 
     @property
     def core(self) -> TransportTable[TransportT]:
@@ -205,7 +206,7 @@ class NoCarrier:
         return False
 
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
-        raise AssertionError("not reached")  # pragma: no cover
+        raise AssertionError("unreachable")  # pragma: no cover
 
     def flush(self) -> None:
         pass

@@ -16,15 +16,16 @@ from dmsg.streams.core.resumption import INITIAL_WINDOW
 CHECK_INTERVAL = 1.0
 """Seconds between checks of a client's streams."""
 SMALL = INITIAL_WINDOW // 4
-"""Number of buffered bytes below which a stream is not reported, unless it is suspended."""
+"""Number of buffered bytes from which on a stream is reported. A suspended stream is always reported."""
 STREAM_SIZE = 16 * 1024
-"""Bytes that are counted for each stream in addition to its data."""
+"""Number of bytes that are counted for each stream in addition to its data."""
 
 _log = Logger()
 
 
 class StreamHoldings(MemoryWatch[ClientStream]):
-    """Periodic check of the unsent, unacknowledged and unread bytes of a client's streams, by peer.
+    """Periodic check of the number of unsent, unacknowledged and unread bytes of a client's streams, added up for each
+    peer.
 
     :param streams: returns the present streams.
     """

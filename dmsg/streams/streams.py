@@ -30,7 +30,7 @@ from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 MAX_ENDED = 4096
 """Maximum number of closed streams whose close reason is remembered, in case the other end has missed the CLOSE. A
-reason is remembered for the resume timeout."""
+reason is remembered for as long as the resume timeout."""
 STALL_CHECK = 5.0
 """Seconds between checks for stalled streams."""
 PROBE_AFTER = 30.0
@@ -39,9 +39,10 @@ STALL_TIME = 15.0
 """Seconds without an ACK after which a stream with data in flight is moved to another transport."""
 
 MAX_SUSPENDED, MAX_SUSPENDED_OF_PEER = 4096, 1024
-"""Maximum number of suspended streams, in all and of one peer. Above it, the stream that has been suspended for longest
-is closed, because honest peers return soon. The peer with most streams is not chosen as the victim: it may be honest,
-because keys cost nothing and an attacker would use many keys with few streams each."""
+"""Maximum numbers of suspended streams: in all, and of one peer. Above a maximum, the stream (of all, or of this peer)
+that has been suspended for longest is closed, because honest peers return soon. To close a stream of the peer with most
+streams would be wrong: keys cost nothing, so an attacker uses many keys with few streams each, and that peer is
+probably honest."""
 CROWD, CROWD_TIME = 1024, 30.0
 """Number of incoming streams that may be suspended for the whole resume timeout, and seconds after which further ones
 are closed. Honest peers return within seconds, while attackers fill the table and disconnect."""
@@ -153,7 +154,7 @@ class Streams:
         if searching is not None:
             searching.cancel()
         if end.transport is not None:
-            # This transport was about to carry the suspended stream.
+            # The stream was suspended, and this transport was about to carry it.
             end.transport.carrier.leave(reason)
         for transport in list(end.answers):
             transport.carrier.leave(reason)
@@ -208,7 +209,7 @@ class Streams:
         return list(self._live.values())
 
     def is_live(self, stream: ClientStream) -> bool:
-        """Return whether a stream can be resumed: it has a token, it is not closed, and the client does not stop."""
+        """Return whether a stream can be resumed: it has a token, it is not closed, and the client is not stopped."""
         return (
             not self._stopped
             and stream.secure_end.token is not None
@@ -281,8 +282,8 @@ class Streams:
                     reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
                     self._give_up(stream, reason, clean=getattr(result.value, "final", False))
             elif not stream.has_ended and stream in self._waiting and not isinstance(result, Failure):
-                # The search began while the stream still had a transport, which was lost meanwhile. So a new search
-                # begins.
+                # The search began while the stream still had a transport, but this transport was lost before the search
+                # ended. So a new search begins.
                 self._search(stream)
 
         searching.addBoth(found)
@@ -349,9 +350,9 @@ class Streams:
                 if end.initiator and stream not in self._searching:
                     self._search(stream)
                 else:
-                    # The initiator's search has found no other server. A suspended stream is also resumed over the
-                    # present server, which may have lost a single frame only. The responder cannot resume the stream.
-                    # Closing the transport makes the initiator do so.
+                    # This end is the responder, which cannot resume the stream, or the initiator, whose search has
+                    # found no other server yet. In both cases the transport is closed, and the initiator then resumes
+                    # the stream. It can also do so over the present server, which may have lost only a single frame.
                     end.transport.carrier.leave(CloseReason.STALLED)
                     self.suspend(stream, CloseReason.STALLED)
         self._thin_out(now)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -39,6 +38,9 @@ def read(path: str, rows: Sequence[Option]) -> dict[str, object]:
     :param rows: declarations of all options.
     :raises UsageError: the file is unreadable or malformed, or has an invalid name or value.
     """
+    # The import is here, because most entities run without a configuration file.
+    import tomllib
+
     try:
         content = tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -97,6 +99,6 @@ def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
     try:
         signal.signal(signal.SIGHUP, hung_up)
     except ValueError:
-        # Python allows handlers only in the main thread. In another thread, the program that runs the entity there
-        # handles signals itself.
+        # Python allows signal handlers only in the main thread. If the entity runs in another thread, the program that
+        # started it there handles signals.
         _log.debug("SIGHUP is not handled outside the main thread: settings cannot be reloaded")

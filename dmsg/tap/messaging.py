@@ -36,7 +36,7 @@ class Options(RelayOptions):
         ),
         Option(
             name="ids",
-            help="With --profile skywire: number of ids in the answer to a client that has sent none yet",
+            help="With --profile skywire: number of ids in ChannelOpened to a client whose own form is unknown",
             kind=Choice({"auto": None, "one": False, "two": True}),
             default_text="auto",
             group=NETWORK,

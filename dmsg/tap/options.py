@@ -8,7 +8,6 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import ClassVar, Self, TextIO, TypeVar, cast
 
 from twisted.application.app import ServerOptions
@@ -26,6 +25,7 @@ from twisted.python.usage import Options as UsageOptions, UsageError
 
 from dmsg.base.options import FLAG, KEY, LOGS, NETWORK, Choice, Flag, Kind, Option, Text, rows_of
 from dmsg.base.printable import printable, without_userinfo
+from dmsg.base.version import program_version
 from dmsg.directories import config_directory
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold_key
@@ -213,7 +213,7 @@ class EntityOptions(UsageOptions):
 
     def opt_version(self) -> None:
         """Show the version of dmsg and exit"""
-        sys.stdout.write(f"dmsg {version('dmsg')}\n")
+        sys.stdout.write(f"dmsg {program_version()}\n")
         raise SystemExit(0)
 
     opt_V = opt_version
@@ -302,8 +302,8 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
             observers = [json_log(output) for output in outputs]
         if not debug:
             level = LogLevelFilterPredicate(LogLevel.info)
-            # Twisted logs each planned connection to Redis. Only its warnings that Redis does not answer are logged
-            # here.
+            # Twisted's client service logs each planned connection to Redis with level info. Only its warnings are
+            # shown, which say that Redis does not answer.
             level.setLogLevelForNamespace("twisted.application._client_service", LogLevel.warn)
             observers = [FilteringLogObserver(one, [level]) for one in observers]
         begin([printable_log(one) for one in observers], **options)
@@ -371,7 +371,7 @@ class KeyOptions(EntityOptions):
         else:
             self["key-file"] = default_key_file(self.key_name)
             self["key"] = default_key(self["key-file"])
-        # This only checks that the key is free. The service locks the key again after twistd has become a daemon.
+        # The key is locked only to check that it is free. The service locks it again after twistd has become a daemon.
         self.hold_key().release()
 
     def hold_key(self) -> KeyLock:

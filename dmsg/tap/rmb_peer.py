@@ -51,7 +51,7 @@ class Options(RmbOptions):
             short="k",
             help="Kind of the key",
             kind=Text("`sr25519` or `ed25519`", _key_type),
-            default_text="what the file says, else sr25519",
+            default_text="the type in the key file, else sr25519",
             group=KEY,
         ),
         REGISTRY_ROW,
@@ -71,11 +71,11 @@ class Options(RmbOptions):
         )
 
     def opt_mnemonics(self, value: str) -> None:
-        """Refused like --mnemonic"""
+        """Refused, because every user of this machine can read command lines; use --key-file"""
         self.opt_mnemonic(value)
 
     def opt_seed(self, value: str) -> None:
-        """Refused like --mnemonic"""
+        """Refused, because every user of this machine can read command lines; use --key-file"""
         self.opt_mnemonic(value)
 
     opt_m = opt_mnemonic
@@ -87,7 +87,7 @@ class Options(RmbOptions):
         try:
             relay_text(self["relay"])
         except ValueError as error:
-            raise UsageError(f"relay: {error}") from None
+            raise UsageError(f"--relay is not valid: {error}") from None
         self["secret"] = read_secret(self["key-file"], self["key-type"])
 
     def settings(self) -> PeerSettings:

@@ -40,7 +40,7 @@ def listen_endpoint(value: str) -> str:
 def _queue(text: str) -> str:
     kind, _, rest = text.partition(":")
     if kind not in ("sqlite", "redis") or not rest:
-        raise ValueError("not sqlite:PATH or redis://HOST:PORT/DB")
+        raise ValueError("a queue is sqlite:PATH or redis://HOST:PORT/DB")
     return text
 
 

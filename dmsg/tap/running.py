@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.usage import Options as UsageOptions
 
-from dmsg.base.interpreter import begin_process, keep_large_blocks, keep_modules
+from dmsg.base.interpreter import begin_process, keep_large_blocks, keep_modules, return_freed_memory
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock
 from dmsg.net.clock import ClockWatch
@@ -80,9 +80,9 @@ class StopOnFailure(MultiService):
         """Start the entity.  If it fails after this method has returned, the reactor stops and the process ends with
         status 1.
 
-        :raises SystemExit: the entity cannot start.
-        :raises CannotStart: the entity cannot start, in a daemon. twistd reports the error to the process that started
-            the daemon.
+        :raises SystemExit: the entity cannot start, and the process is not a daemon.
+        :raises CannotStart: the entity cannot start, and the process is a daemon. twistd passes the error to the
+            process that started the daemon.
         """
         self._starting = True
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
@@ -133,6 +133,7 @@ class StopOnFailure(MultiService):
 
     def _up(self, ports: object) -> object:
         gc.collect()
+        return_freed_memory()
         keep_modules()
         begin_process()
         keep_large_blocks()

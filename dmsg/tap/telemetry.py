@@ -14,11 +14,11 @@ from dmsg.keys import PubKey, load_or_create_key
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.tap.options import EntityOptions
-from dmsg.telemetry.service import Telemetry, TelemetrySettings
-from dmsg.telemetry.vouchers import SENDER_KEY_FILE
+from dmsg.telemetry.settings import TelemetrySettings
 
 if TYPE_CHECKING:
     from dmsg.collector.sender import SpoolSender
+    from dmsg.telemetry.service import Telemetry
 
 
 def collector_address(value: str) -> DmsgAddress:
@@ -54,6 +54,8 @@ def telemetry(options: EntityOptions) -> TelemetrySettings | None:
     settings = options.make(TelemetrySettings)
     settings.prepare()
     if options["telemetry-to"] is not None:
+        from dmsg.telemetry.vouchers import SENDER_KEY_FILE
+
         load_or_create_key(settings.directory / SENDER_KEY_FILE)
     return settings
 
@@ -67,8 +69,8 @@ def sender(
     """
     if telemetry is None or options["telemetry-to"] is None:
         return None
-    # The import is delayed: the sender needs a whole client, whose import takes a third as long as the rest of an
-    # entity's.
+    # The import is delayed, because the sender needs a whole client. The import of a client takes a third as long as
+    # all other imports of an entity.
     from dmsg.collector.sender import SpoolSender
 
     directory: Path = options["telemetry-settings"].directory

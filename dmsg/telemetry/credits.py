@@ -36,7 +36,7 @@ MAX_RECEIPTS = 4_000_000
 """Maximum number of different receipts of a day."""
 DAY_MS = 86_400_000
 _KEY = slice(2, 51)
-"""Position in a receipt of the transport's id and the server's key."""
+"""Part of a receipt that consists of the transport's id and the server's key."""
 _HEX = re.compile(f"[0-9a-f]{{{2 * RECEIPT_SIZE}}}")
 
 
@@ -84,7 +84,7 @@ class Credits:
     :ivar first: first day whose receipts were considered.
     :ivar inputs: SHA-256 of each file that has receipts of the days considered, in hex.
     :ivar refused: number of receipts of the day that are not credited, by reason.
-    :ivar damaged: files that were left out because they cannot be read completely: the reason, by path.
+    :ivar damaged: reason for each file that was left out because it cannot be read completely, by path.
     """
 
     day: date
@@ -198,8 +198,8 @@ def _read(path: Path) -> tuple[str, bytes]:
 
 
 def _receipts(text: bytes) -> Iterator[tuple[int, bytes, str]]:
-    """Yield for each receipt the number of its day, its bytes, and an error text. The text is empty unless the receipt
-    must not be credited, even if its signature is valid."""
+    """Yield for each receipt the number of its day, its bytes, and a text that says why the receipt must not be
+    credited, even if its signature is valid. The text is empty if the receipt may be credited."""
     for line in text.split(b"\n"):
         # Only lines with one flat JSON object in ASCII are accepted, because programs could read other lines
         # differently.
@@ -226,7 +226,7 @@ def _names(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 @dataclass(slots=True)
 class _Word:
-    """What one end states about a transport: the first day of its receipts, and the smallest counts in them."""
+    """Statement of one end about a transport: the first day of its receipts, and the smallest counts in them."""
 
     day: int
     sent: int

@@ -1,22 +1,24 @@
 """Prometheus metrics of discovery and of servers.
 
-Each entity has a separate registry, so that several entities can run in one process. A relay does not count for this
-module: its own counters are read when Prometheus sends a request.
+Each entity has a separate registry, so that several entities can run in one process. A relay does not update these
+metrics. Instead, its own counters are read when Prometheus sends a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dmsg.errors import DropReason
+from dmsg.telemetry.latencies import LATENCIES, Seconds
 
-LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the latency buckets, in seconds."""
+_BOUNDS = [*map(str, LATENCIES), "+Inf"]
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -58,20 +60,12 @@ class Metrics:
             ["path", "status"],
             registry=self._registry,
         )
-        self.seconds = Histogram(
-            "dmsg_discovery_request_seconds",
-            "Seconds from a request to its answer",
-            ["path"],
-            buckets=LATENCIES,
-            registry=self._registry,
+        self.seconds = LabelledSeconds("dmsg_discovery_request_seconds", "Seconds from a request to its answer", "path")
+        self.store_seconds = LabelledSeconds(
+            "dmsg_discovery_store_seconds", "Seconds that the store took to answer", "operation"
         )
-        self.store_seconds = Histogram(
-            "dmsg_discovery_store_seconds",
-            "Seconds that the store took to answer",
-            ["operation"],
-            buckets=LATENCIES,
-            registry=self._registry,
-        )
+        self._registry.register(self.seconds)
+        self._registry.register(self.store_seconds)
         self.delayed = Gauge(
             "dmsg_discovery_delayed",
             "Number of requests that the rate limit delays at present, in place of refusing them",
@@ -84,15 +78,50 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-def relay_seconds(prefix: str) -> Histogram:
-    """Return a histogram of the seconds, within one reactor turn, from reading clients' data to writing the forwarded
-    data."""
-    return Histogram(
-        f"{prefix}_relay_seconds",
-        "Seconds from reading data of clients to writing the forwarded data, per reactor turn",
-        buckets=LATENCIES,
-        registry=None,
-    )
+class RelaySeconds(Collector):
+    """Histogram of the seconds, within one reactor turn, from reading clients' data to writing the forwarded data."""
+
+    def __init__(self, prefix: str, seconds: Seconds) -> None:
+        """:param prefix: prefix of the histogram's name.
+        :param seconds: durations that the relay counts.
+        """
+        self._seconds = seconds
+        self._name = f"{prefix}_relay_seconds"
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metric for prometheus_client."""
+        help_text = "Seconds from reading data of clients to writing the forwarded data, per reactor turn"
+        family = HistogramMetricFamily(self._name, help_text)
+        _add(family, self._seconds)
+        yield family
+
+
+class LabelledSeconds(Collector):
+    """Histograms of durations, one for each value of a label."""
+
+    def __init__(self, name: str, documentation: str, label: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._label = label
+        self._of: defaultdict[str, Seconds] = defaultdict(Seconds)
+
+    def labels(self, value: str) -> Seconds:
+        """Return the histogram for a value of the label. Each value has a histogram of its own, so there must be few
+        values."""
+        return self._of[value]
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metric for prometheus_client."""
+        family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
+        for value, seconds in self._of.items():
+            _add(family, seconds, [value])
+        yield family
+
+
+def _add(family: HistogramMetricFamily, seconds: Seconds, labels: Sequence[str] = ()) -> None:
+    """Add the numbers of a histogram to a metric of prometheus_client."""
+    buckets = list(zip(_BOUNDS, map(float, accumulate(seconds.counts)), strict=True))
+    family.add_metric(labels, buckets, seconds.total)
 
 
 class ServerStatistics(Protocol):

@@ -2,9 +2,9 @@
 
 A tag is the first 8 bytes of HMAC-SHA256 over the name, keyed with a secret in the spool's directory (mode 0600). In
 the events of one writer, a client always has the same tag. Two writers with different secrets use different tags for
-it, so their events cannot be correlated. Without the secret, nobody can find out which key a tag stands for, even with
-a list of all keys. Servers of one operator may share a secret; then a client has the same tag at all of them. The tag
-of a network changes each day (UTC).
+the same client, so their events cannot be correlated. Without the secret, nobody can find out which key a tag stands
+for, even with a list of all keys. Servers of one operator may share a secret; then a client has the same tag at all of
+them. The tag of a network changes each day (UTC).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class ReceiptError(Exception):
 
 
 class Role(IntEnum):
-    """Role in the transport of the end that signs a receipt."""
+    """Role of the signer of a receipt: whether the signer opened the transport or accepted it."""
 
     INITIATOR = 0
     RESPONDER = 1

@@ -32,7 +32,7 @@ MAX_FORMER_OF_NETWORK = 4096
 would not be enough, because an attacker can create any number of keys.
 """
 MAX_FORMER_OF_SIGNER = 1024
-"""Maximum number of receipts for former transports from one client. A client stores as many receipts for a server
+"""Maximum number of receipts for former transports from one client. A client stores no more than this for one server
 (:mod:`dmsg.v2019.core.receipts_kept`)."""
 
 

@@ -42,8 +42,8 @@ class ReceiptsSeen:
     first.
 
     Receipts are in two tables. When the table ``young`` is :data:`GENERATION_DAYS` days old, it replaces the table
-    ``old``, and a new ``young`` begins. There are two such tables of files, too. If a file is no longer in them, it is
-    only read again.
+    ``old``, and a new ``young`` begins. Two further tables, which are replaced in the same way, contain the files that
+    were checked. A file that is no longer in them is read again.
 
     :param path: path of the database, which is created if it is absent.
     :param now: seconds since 1970.

@@ -52,8 +52,8 @@ class Recorder:
         prefix: str = EVENTS_PREFIX,
         rotate_seconds: float,
         limit: int = SPOOL_LIMIT,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] | None = None,
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
         self.names = names
         self.boot = os.urandom(16).hex()
@@ -61,8 +61,8 @@ class Recorder:
         self.written = 0
         self._failing = False
         self._producer, self._role = producer, role
-        self._wall, self._monotonic = wall, monotonic
-        self._started = monotonic()
+        self._wall, self._monotonic = wall or time.time, monotonic or time.monotonic
+        self._started = self._monotonic()
         self._numbers = count()
         # No lock is needed: the reactor's thread only appends and the writer's thread only pops, and both operations
         # are atomic.
@@ -108,7 +108,7 @@ class Recorder:
     def flush(self, *, last: bool = False) -> None:
         """Write the queued events. The writer's thread calls this method, which never raises.
 
-        :param last: whether to seal the file in any case, because no more events follow.
+        :param last: whether to seal the file even if it is small and new, because no more events follow.
         """
         queue = self._queue
         encode, prefix, started = self._encode, self._prefix, self._started

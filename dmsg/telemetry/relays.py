@@ -144,8 +144,9 @@ class RelayTelemetry:
             route.asked_at = self._now() if now is None else now
             back.tick = -1
         route.seen = tick
-        # Normally a direction is reported once in a tick. While data of the opposite direction awaits its ACK, every
-        # frame of this direction must be reported. With -1 this is so, because -1 never equals the relay's tick.
+        # Normally, the relay reports the frames of a direction only once in a tick, which is a second. While data of
+        # the opposite direction awaits its ACK, the relay must report every frame of this direction, because the frame
+        # may be that ACK. It does so while ``route.tick`` is -1, because no tick has this number.
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: Peer, payload: bytes) -> bool:

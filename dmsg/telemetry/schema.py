@@ -346,7 +346,7 @@ def columns() -> tuple[Field, ...]:
     for field in (*ENVELOPE, *(field for event in EVENTS for field in event.fields)):
         before = known.setdefault(field.name, field)
         if before.type is not field.type:
-            raise TypeError(f"{field.name} is {before.type} and {field.type}")
+            raise TypeError(f"the field {field.name} has two types: {before.type} and {field.type}")
     return tuple(known.values())
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec
 
@@ -17,15 +15,16 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.memory import resident
-from dmsg.base.options import TELEMETRY, Choice, Number, Option, Text, option, required_field
+from dmsg.base.version import program_version
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
 from dmsg.net.isolate import call_isolated
 from dmsg.net.threads import in_thread
-from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret, read_secret_file
+from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX
-from dmsg.telemetry.spool import ROTATE_SECONDS, SPOOL_LIMIT, recover
+from dmsg.telemetry.settings import TelemetrySettings
+from dmsg.telemetry.spool import recover
 from dmsg.telemetry.vouchers import write_voucher
 
 HEARTBEAT_INTERVAL = 60.0
@@ -38,85 +37,13 @@ REPEATS_LIMIT = 4096
 """Maximum number of kinds of repeated events to count between heartbeats. If there are more, the count of the oldest
 kind is written at once."""
 RECEIPTS_PART = 4
-"""Divisor: receipts may use the limit of a server's spool, divided by this number. So receipts never displace
-events."""
+"""Divisor of the limit of a server's spool. The result is the part for receipts; events have the rest, so that receipts
+never displace events."""
 TARGETS_LIMIT = 1024
 """Maximum number of different targets to count for a repeated event."""
 
 _log = Logger()
 _Arguments = ParamSpec("_Arguments")
-
-
-def _absolute(text: str) -> Path:
-    return Path(text).absolute()
-
-
-@dataclass(frozen=True)
-class TelemetrySettings:
-    """Settings of telemetry. The limit is in bytes."""
-
-    directory: Path = field(
-        metadata=required_field(
-            Option(
-                name="telemetry",
-                help="Directory for the events that the data pipeline reads (dmsg analytics)",
-                kind=Text("directory", _absolute),
-                group=TELEMETRY,
-            )
-        )
-    )
-    clear: bool = option(
-        False,
-        "Names of clients in events: hashed pseudonyms, or clear public keys",
-        Choice({"hashed": False, "clear": True}),
-        name="telemetry-keys",
-        group=TELEMETRY,
-    )
-    rotate_seconds: float = option(
-        ROTATE_SECONDS,
-        "Seconds after which an event file is finished and a new one begins",
-        Number(1, 86400, "seconds"),
-        name="telemetry-rotate",
-        group=TELEMETRY,
-    )
-    limit: int = option(
-        SPOOL_LIMIT,
-        "MiB of finished event files to keep",
-        Number(1, 2**30, "MiB"),
-        name="telemetry-limit",
-        group=TELEMETRY,
-    )
-    secret: Path | None = option(
-        None,
-        (
-            "File with the 32-byte secret from which pseudonyms of clients are made; share it "
-            "among servers of one operator"
-        ),
-        Text("file", _absolute),
-        name="telemetry-secret",
-        secret=True,
-        group=TELEMETRY,
-    )
-
-    def prepare(self) -> tuple[bytes, bytes]:
-        """Create the directory and its secret, and check that the directory is writable.
-
-        :returns: the secret of the directory, and the secret for pseudonyms, which may be the same.
-        :raises DmsgError: the directory or a secret cannot be used.
-        """
-        try:
-            # Receipts name the two clients of each transport, so other users may not read a new directory.
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = self.directory / f".probe-{os.getpid()}"
-            probe.write_bytes(b"")
-            probe.unlink()
-            own = load_or_create_secret(self.directory)
-        except OSError as error:
-            raise DmsgError(f"telemetry directory cannot be used: {error}") from None
-        try:
-            return own, own if self.secret is None else read_secret_file(self.secret)
-        except OSError as error:
-            raise DmsgError(f"telemetry secret cannot be used: {error}") from None
 
 
 @dataclass
@@ -126,7 +53,7 @@ class SentCounts:
     :ivar delivered: number of files that the collector has confirmed.
     :ivar delivered_bytes: total size of the delivered files.
     :ivar refused: number of refusals; a file counts each time it is refused.
-    :ivar failures: number of rounds that failed for another reason.
+    :ivar failures: number of rounds of sending that failed for another reason.
     :ivar waiting: number of files that wait to be sent, as of the last search for files.
     """
 
@@ -177,7 +104,7 @@ class Telemetry:
         role: str,
         key: SecKey | None = None,
         *,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] | None = None,
     ) -> None:
         """Prepare the directory, and write the voucher if there is a key.
 
@@ -285,7 +212,7 @@ class Telemetry:
         self._cpu = time.process_time()
         self._lost_events = self.lost
         keys = "clear" if self._settings.clear else "hashed"
-        self.record("start", {"version": version("dmsg"), "keys": keys, "names": self._names.space(), **self.about})
+        self.record("start", {"version": program_version(), "keys": keys, "names": self._names.space(), **self.about})
         self._in_thread(recover, self._settings.directory)
         self._expected = now + FLUSH_INTERVAL
         self._call = self._reactor.callLater(FLUSH_INTERVAL, self._turn)

@@ -49,7 +49,8 @@ class Spool:
     """Files of one process in a directory.
 
     :param stem: beginning of the files' names.
-    :param ending: returns the last line of a file for the number of its lines and their SHA-256 in hex.
+    :param ending: function that returns the last line of a file. Its arguments are the number of the file's lines and
+        the SHA-256 of these lines in hex.
     :param family: beginning of the names of files that may be removed to make room.
     :ivar removed: number of sealed files removed to make room.
     """
@@ -208,7 +209,7 @@ def recover(directory: Path) -> int:
                 found += 1
         except FileNotFoundError:
             continue  # The file is gone, because another process has recovered it.
-    # Incompletely compressed files of killed processes are removed. If a process has an open file, it may be
+    # Incompletely compressed files of killed processes are removed. A process that still has an open file may be
     # compressing now, so its files are not removed.
     for path in directory.glob(f".*{SEGMENT_SUFFIX}.part"):
         boot = path.name.removeprefix(".").rpartition("-")[0]

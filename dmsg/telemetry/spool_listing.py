@@ -126,10 +126,10 @@ def list_sealed(
                 (links if entry.is_symlink() else directories).append(entry.path)
             elif kind is _Kind.FILE:
                 found.files.append(SealedFile(entry.path, entry.stat().st_size))
-        # The time of a directory changes when a file is added. So a directory need not be listed again until then, if
-        # it contains only files, and none of them was left out. If the last change is recent, the directory is listed
-        # again, because another change may not alter the time: the time has a limited resolution, and may be set by
-        # another machine's clock.
+        # A directory's time changes when a file is added. So a directory whose time has not changed need not be listed
+        # again, if it contains only files and none of them was left out. If the last change is recent, the directory is
+        # listed again in any event: a further change possibly leaves the time as it is, because the time has a limited
+        # resolution and can be set by another machine's clock.
         if plain and time.time() - status.st_mtime > QUIET_SECONDS:
             found.quiet[directory] = status.st_mtime_ns
     found.files.sort(key=lambda file: file.path)

@@ -106,7 +106,7 @@ class Statement:
                 yield _read_line(line, number + 1)
 
     def check_lines(self) -> None:
-        """Check that all lines are in order and that the sums are right.
+        """Check that the lines are sorted, and that the counts and sums in them are right.
 
         :raises StatementError: the operator has signed a malformed statement.
         """

@@ -27,10 +27,10 @@ class DirectionCounts(Protocol):
 
     :ivar frames: number of frames forwarded in this direction: data frames, and ACKs for data of the opposite
         direction.
-    :ivar acks: number of ACKs among these frames.
-    :ivar wire: bytes of these frames, with their headers.
+    :ivar acks: number of ACKs among the frames in ``frames``.
+    :ivar wire: number of bytes of the frames in ``frames``, with their headers.
     :ivar dropped: bytes of user data that were counted as accepted, but never sent to the receiver.
-    :ivar queued: bytes of this direction that the relay may not have sent to the receiver yet.
+    :ivar queued: bytes of this direction that the relay has perhaps not sent to the receiver yet.
     :ivar carried: telemetry's record of the transport; None without telemetry.
     :ivar tick: relay's tick in which frames of this direction were last reported; -1 to report the next frames at once.
     :ivar seen: relay's tick in which :meth:`Observer.progress` was last called for this direction.
@@ -50,7 +50,7 @@ class DirectionCounts(Protocol):
 
     @property
     def back(self) -> DirectionCounts:
-        """Opposite direction."""
+        """Counters of the opposite direction."""
 
     def user_data(self, secure: bool) -> int:
         """Return the bytes of user data accepted for this direction."""
@@ -66,7 +66,7 @@ class Peer(Protocol):
     """Interface of the object in which a relay records a client.
 
     :ivar frames_in: number of frames received from the client.
-    :ivar bytes_in: bytes of these frames.
+    :ivar bytes_in: number of bytes of the frames in ``frames_in``.
     """
 
     frames_in: int
@@ -200,8 +200,8 @@ class TransportRecord:
         self.rtt[bisect_left(BOUNDS, seconds)] += 1
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
-        """Return the bytes of user data, the number of FWD frames, and the number of ACKs for these frames since the
-        start, each for both directions."""
+        """Return the bytes of user data, the number of FWD frames, and the number of ACKs for FWD frames since the
+        transport was opened, each for both directions."""
         there, back = self.forward, self.back
         return (
             there.user_data(self.secure),

@@ -1,7 +1,7 @@
 """Verification of receipts, before the pipeline counts them.
 
-Verification does not use Spark. One receipt takes 41 us of elliptic curve arithmetic, several processes on this machine
-are fast enough, and keys and secrets need not be sent to a cluster.
+Verification does not use Spark. A receipt takes only 41 us of elliptic curve arithmetic, so several processes on this
+machine are fast enough. Keys and secrets then need not be sent to a cluster.
 
 For each sealed file of receipts there is a new file of checked receipts, with a line for each line, in the same order.
 The line of a rejected receipt states the reason. The name of the new file is the digest of the sealed file, so that a
@@ -44,7 +44,7 @@ FILE_LIMIT = 512 * 1024 * 1024
 SMALL_BYTES = 2 * 1024 * 1024
 """Size in bytes of the unchecked files below which one process is faster than several, which have to be started."""
 AHEAD = 4
-"""Number of files per process that may be submitted before the result of the first of them is taken."""
+"""Maximum number of files per process that are submitted and whose results have not been read yet."""
 
 
 @dataclass
@@ -70,8 +70,8 @@ def check_line(
 ) -> tuple[bytes, bool | None, str]:
     """Convert a line of a spool to a line for the pipeline.
 
-    Every line is parsed and encoded again. An unchanged copy of a line that programs read differently could contain an
-    event for one of them.
+    Every line is parsed and encoded again, because two programs may read one line differently. A line that is copied
+    unchanged could contain an event for the pipeline that this function did not find.
 
     :param is_new: returns whether no receipt of this transport and signer was accepted before.
     :returns: the new line; whether its receipt is accepted (None if the line has no receipt); and why it is rejected.
@@ -112,7 +112,7 @@ def _encode_row(row: Mapping[str, object]) -> bytes:
 
 
 def _quarantine_line(line: bytes) -> bytes:
-    """Return a line with the start of ``line`` that is not JSON, so that the pipeline puts it into quarantine."""
+    """Return a line that is not JSON and contains the start of ``line``.  The pipeline puts it into quarantine."""
     return _NOT_READ + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
 
 
@@ -273,7 +273,7 @@ def _accept(checked_file: _CheckedFile, target: Path, receipts_seen: ReceiptsSee
 
 
 def _reject_repeated(fresh: Path, new: list[bool]) -> None:
-    """Rewrite a checked file, in which receipts that occurred in another file before are now rejected.
+    """Rewrite a checked file, so that receipts that occurred in another file before are rejected.
 
     :param new: whether each valid receipt is new, in order.
     """

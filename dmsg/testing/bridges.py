@@ -51,8 +51,7 @@ class BridgeLab(Namespaces):
                 self._ip(SWITCH, f"link set {end} master {network} up")
                 # Duplicate address detection is off: it would delay the addresses, and there are no other hosts in
                 # these networks.
-                command = ["ip", "netns", "exec", self._namespace(host), "sysctl", "-qw"]
-                subprocess.run([*command, f"net.ipv6.conf.{network}.accept_dad=0"], check=True)
+                self.set_network_option(host, f"net.ipv6.conf.{network}.accept_dad", "0")
                 if self._ipv4:
                     self._ip(host, f"addr add {self.addresses[network, host]}/24 dev {network}")
                 self._ip(host, f"link set {network} up")

@@ -22,21 +22,21 @@ from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 from dmsg.testing.determinism import START, Determinism, Trace
-from dmsg.testing.network import Host, Network
+from dmsg.testing.network import Host, LabClock, Network
 
 PORT = 8080
 KEY_TYPE = "ed25519"
 DELAY = 0.01
-"""Seconds that a packet between two hosts takes at first."""
+"""Seconds that a packet between two hosts takes, until a fault changes the delay."""
 ANSWERS = (0.0, 0.01, 0.1)
-"""Possible seconds until the registry answers."""
+"""Possible delays of the registry's answers, in seconds. One of them is drawn for each answer."""
 
 _T = TypeVar("_T")
 
 
 @implementer(TwinRegistry)
 class _SlowRegistry:
-    """Registry of one host: the shared registry, whose answers take time."""
+    """Registry as one host sees it: the registry that all hosts share, with a delay before each answer."""
 
     def __init__(self, host: Host, shared: TableRegistry, random: Random) -> None:
         self._host = host
@@ -52,7 +52,7 @@ class _SlowRegistry:
 
     def watch(self, on_change: Callable[[Twin], None]) -> None:
         def changed(twin: Twin) -> None:
-            if self._life == self._host.life:  # The process that watches was not killed since.
+            if self._life == self._host.life:  # The change is reported only if the process that watches was not killed.
                 self._host.callLater(0, on_change, twin)
 
         self._shared.watch(changed)
@@ -110,10 +110,10 @@ class BusLab:
         return f"{self.network.host(relay).address}:{PORT}"
 
     def add_server(self, name: str) -> RmbRelay:
-        """Start a relay on the host of that name. The relay has the queue of its predecessor."""
+        """Start a relay on the host of that name. If a relay ran there before, the new one opens the same queue."""
         relay, ended = self._leaving.pop(name, (None, None))
         if relay is not None and ended is not None and not ended.called:
-            self._end(name, relay)  # The new relay needs the port and the file of the old relay, which still stops.
+            self._end(name, relay)  # The old relay is still stopping, and the new one needs its port and its file.
         host = self.network.host(name)
         host.revive()
         settings = RelaySettings(
@@ -134,7 +134,7 @@ class BusLab:
         return relay
 
     def add_twin(self, name: str, *relays: str) -> RmbClient:
-        """Start a program of a twin that is connected to these relays. An earlier program must have been killed."""
+        """Start a program of a twin, connected to these relays. The twin's earlier program must have been killed."""
         host = self.network.host(name)
         host.revive()
         secret = "0x" + Random(f"twin {self.seed} {name}").randbytes(32).hex()
@@ -196,7 +196,7 @@ class BusLab:
 def repeatable_bus_lab(seed: int, directory: Path, trace: Trace | None = None) -> Iterator[BusLab]:
     """Context manager with a bus lab whose runs can be repeated, as :func:`dmsg.testing.repeatable_lab` does for the
     family of 2019."""
-    clock = Clock()
+    clock = LabClock()
     with Determinism(seed, clock) as sources:
         lab = BusLab(seed, directory, trace=trace, clock=clock)
         sources.ahead = lab.network.ahead

@@ -1,5 +1,5 @@
-"""Random walk of the message bus through faults. Its promises are checked: no program handles a call twice, and no call
-that a relay has accepted is lost.
+"""Random walk of the message bus through faults. It checks the promises of the bus: no program handles a call twice,
+and no call that a relay has accepted is lost.
 
 ``python -m dmsg.testing.bus_walk --seconds 60`` does one walk after another, each with another seed, until a walk
 fails, and prints the seed of this walk.
@@ -36,13 +36,15 @@ EXPIRES = 1500.0
 PATIENCE = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 UNANSWERED = 40
-"""Number of unanswered calls from which on a twin makes no further call."""
+"""Maximum number of unanswered calls of a twin. A twin that has so many makes no further call."""
 BURSTS = (1, 1, 5)
-"""Possible numbers of calls of a twin in a step."""
+"""Possible numbers of calls that a twin makes in a step. A walk draws one of them for each step."""
 MOMENTS = (0.0, 0.005, 0.015, 0.03, 0.1)
-"""Possible seconds between the calls of a step and its fault."""
-LEFT_OUT = frozenset({"poison", "slow reader", "reader goes on", "clock jump", "wall clock"})
-"""Faults that do not apply: the bus has no streams, and its messages expire by the date."""
+"""Possible delays, in seconds of the lab's time, between the calls of a step and the fault of this step. A walk draws
+one of them."""
+LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes", "clock jump", "wall clock"})
+"""Faults that do not apply: those of streams, which the bus does not have, and those of clocks, because messages expire
+by the date."""
 KILL_TWIN = "kill twin"
 FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), KILL_TWIN)
 """Names of the faults of a walk."""
@@ -52,9 +54,9 @@ class Call:
     """Call of a twin.
 
     :ivar accepted: whether a relay has confirmed the message.
-    :ivar handled: number of programs of the receiver that have handled it.
+    :ivar handled: number of programs of the receiver that have handled the call.
     :ivar answered: whether the caller has the answer.
-    :ivar is_due: whether the caller must get the answer, because neither it nor the receiver was killed.
+    :ivar is_due: whether the caller must get the answer, because neither the caller nor the receiver was killed.
     """
 
     def __init__(self, caller: str, receiver: str, number: int) -> None:
@@ -66,7 +68,8 @@ class Call:
 
     @property
     def is_open(self) -> bool:
-        """Whether a promise about the call is not kept yet."""
+        """Whether the walk must still wait for this call: for its answer if ``is_due``, otherwise until a program has
+        handled the accepted call."""
         return not self.answered if self.is_due else self.accepted and not self.handled
 
     def __str__(self) -> str:
@@ -78,7 +81,7 @@ class BusWalk:
     """Random walk of a bus with two relays, which federate, and four twins.
 
     :param lab: lab of the bus, in which nothing runs yet.
-    :param plan: plan of the walk. In each step, its ends are the numbers of the twins that call.
+    :param plan: plan of the walk. In its steps, the number of an end stands for the twin that makes calls.
     :ivar faults: names of the faults so far, in order.
     :ivar answered: number of calls that were answered.
     """
@@ -154,7 +157,7 @@ class BusWalk:
             if number < len(self._names):
                 for _ in range(random.choice(BURSTS)):
                     self._call(self._names[number], size, random)
-        # A fault that comes a moment later finds messages in transit.
+        # The clock is advanced before the fault, so that messages are in transit when the fault happens.
         self.lab.network.run(random.choice(MOMENTS))
         if step.fault:
             self.faults.append(step.fault)
@@ -219,11 +222,14 @@ def follow(plan: Plan) -> tuple[BusWalk, Trace]:
 def main() -> None:
     """Do random walks, as the command line asks."""
 
-    def walk(seed: int, steps: int) -> Done:
-        done, trace = follow(draw(seed, steps, FAULTS))
-        return Done(done.answered, done.faults, trace)
+    def done(plan: Plan) -> Done:
+        walk, trace = follow(plan)
+        return Done(walk.answered, walk.faults, trace)
 
-    run("dmsg.testing.bus_walk", __doc__, STEPS, walk, "calls answered", "; none was lost or handled twice")
+    def plan(seed: int, steps: int) -> Plan:
+        return draw(seed, steps, FAULTS)
+
+    run("dmsg.testing.bus_walk", __doc__, STEPS, plan, done, "calls answered", "; none was lost or handled twice")
 
 
 if __name__ == "__main__":

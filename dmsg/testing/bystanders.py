@@ -1,7 +1,7 @@
 """Bystanders of a random walk: two correct clients, and a check that misbehaving servers do not harm them.
 
-The bystanders have a stream over an honest server to which no faults happen. One of them is also connected to the
-misbehaving servers, and has another stream through these.
+The bystanders have a stream over an honest server to which no faults happen. One of the bystanders is also connected to
+the misbehaving servers, and has another stream over them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DELAY = 0.01
 PIECE = 10_000
 """Size in bytes of a piece of data. A bystander sends a piece when the previous one is acknowledged."""
 SLOWED_AT_MOST = 3.0
-"""Maximum time of a piece, relative to the time of a piece before the walk."""
+"""Maximum factor by which a piece may take longer during the walk than before it."""
 BLAME = frozenset(
     {
         DropReason.BAD_FRAME,
@@ -44,15 +44,15 @@ BLAME = frozenset(
         DropReason.UNKNOWN_FRAME,
     }
 )
-"""Drop reasons for faults of clients. In a walk, only the lying servers do anything wrong, so an honest server must
+"""Drop reasons that blame a client. In a walk, only the lying servers do anything wrong, so an honest server must
 never count a drop for one of these reasons.
 """
 
 
 def check_blame(servers: Iterable[tuple[str, Server]]) -> None:
-    """Check that honest servers have counted no fault of a client (:data:`BLAME`).
+    """Check that honest servers have counted no drop that blames a client (:data:`BLAME`).
 
-    :raises PromiseBroken: a server has counted such a fault.
+    :raises PromiseBroken: a server has counted such a drop.
     """
     for name, server in servers:
         blamed = {reason.value: n for reason, n in server.factory.relay.drops.items() if n and reason in BLAME}
@@ -92,7 +92,9 @@ class Bystanders:
         assert one.other is not None
         self._ends = (one, one.other)
         lab.network.run_until(lambda: all(end.transport is not None for end in self._ends))
-        for _ in range(2):  # The first piece also waits for the first ACK of the new stream.
+        # The first of the two pieces also waits for the first ACK of the new stream, so only the second one is
+        # measured.
+        for _ in range(2):
             self.slowest = 0.0
             self.say()
             lab.network.run_until(lambda: not self._since)
@@ -103,7 +105,7 @@ class Bystanders:
         return bytes(self.carol.public_key), bytes(self.dave.public_key)
 
     def say(self) -> None:
-        """Let each end send a piece of data, unless its previous piece is not acknowledged yet."""
+        """Let each end send a piece of data if its previous piece is acknowledged."""
         for end in self._ends:
             if end not in self._since and end.lost is None:
                 self._since[end] = self._lab.clock.seconds()
@@ -127,7 +129,8 @@ class Bystanders:
         self._since.pop(end, None)
 
     def forgive(self) -> None:
-        """Exclude the unacknowledged pieces from the measurement. Call this before the clock jumps."""
+        """Exclude the pieces that are not acknowledged yet from the measured times. A test calls this method before it
+        sets the clock forward by a large step."""
         self._spoilt.update(self._since)
 
     def check(self) -> None:

@@ -110,10 +110,11 @@ class Determinism:
             return int(self.date() * 1e9)
 
         self._replace(os, "urandom", urandom)
-        self._replace(random, "_urandom", urandom)  # This function is called by SystemRandom, and so by secrets.
+        self._replace(random, "_urandom", urandom)  # SystemRandom calls ``random._urandom``, and so does secrets.
         self._replace(coincurve.utils, "urandom", urandom)
         self._replace(random.Random, "seed", seed)
-        # autobahn seeds the global generator anew for each connection. Its function is bound to the real ``seed``.
+        # autobahn seeds the global generator anew for each connection, through ``random.seed``. This function is bound
+        # to the real ``seed``, so it has to be replaced, too.
         shared = random.seed.__self__  # type: ignore[attr-defined]
         self._replace(random, "seed", lambda a=None, version=2: seed(shared, a, version))
         self._replace(time, "time", self.date)

@@ -1,9 +1,9 @@
 """Simulated disk: a directory of files that loses unsynced changes in a power cut.
 
-The disk stores for each file its synced content, the changes since then, and the content that programs read. A power
-cut keeps some of the unsynced changes, as a real disk does: none, all before some moment, or any of them. A sector of
-:data:`SECTOR` bytes is the unit that is kept or lost, so one write can be torn. Names of files are kept or lost in the
-same way until their directory is synced.
+The disk stores for each file its synced content, the changes since then, and the content that programs read. As on a
+real disk, some of the unsynced changes survive a power cut: none, all before some moment, or any of them. Each sector
+of :data:`SECTOR` bytes survives or is lost as a whole, so a part of one write can survive. Names of files survive or
+are lost in the same way until their directory is synced.
 
 The disk can also be full, and single operations can fail.
 """
@@ -20,7 +20,8 @@ from random import Random
 SECTOR = 512
 """Number of bytes that a disk writes completely or not at all."""
 Torn = Callable[[int, int], bool]
-"""Function that says whether a sector keeps a change, by the number of the sector and the index of the change."""
+"""Function that returns whether a change of the file reaches a sector of the disk. Its arguments are the numbers of the
+sector and of the change."""
 
 
 class Operation(Enum):
@@ -91,7 +92,8 @@ class DiskFile:
         self._changes.clear()
 
     def tear(self, random: Random) -> None:
-        """Keep a random part of the unsynced changes for ever, and lose the others with the next power cut."""
+        """Decide which unsynced changes the next power cut loses: a random part of them is written to the disk now, and
+        the power cut will lose the others."""
         if self._changes:
             self._synced = self._torn(*_draw_torn(random, len(self._changes)))
             self._changes.clear()
@@ -102,9 +104,11 @@ class DiskFile:
         self._changes.clear()
 
     def _torn(self, size_changes: int, is_kept: Torn) -> bytearray:
-        """Return the synced content with a part of the unsynced changes.
+        """Return the content after a power cut: the synced content with a part of the unsynced changes.
 
-        :param size_changes: number of changes that are kept in the size of the file.
+        :param size_changes: number of changes, counted from the first, that determine the size of the file. The file
+            gets the size that it had after these changes.
+        :param is_kept: which changes survive in each sector.
         """
         content = bytearray(self._synced)
         size = len(content)
@@ -129,18 +133,18 @@ class DiskFile:
 
 
 def _draw_torn(random: Random, changes: int) -> tuple[int, Torn]:
-    """Draw how many of the changes of a file are kept in its size, and which changes each sector keeps.
+    """Draw what survives of the unsynced changes of a file: the arguments of :meth:`DiskFile._torn`.
 
-    Each sector keeps its earliest changes, whose number is drawn, and loses the later changes.
+    In each sector the first changes survive, and the later ones are lost. How many survive is drawn.
     """
     way = random.randrange(4)
     last = 0 if way == 0 else random.randint(0, changes)
     kept: defaultdict[int, int]
-    if way == 0:  # Nothing is kept.
+    if way == 0:  # No unsynced change survives.
         kept = defaultdict(int)
-    elif way == 1:  # The changes before one moment are kept, and the last of them is torn.
+    elif way == 1:  # All changes before one moment survive; of the change at that moment, only some sectors.
         kept = defaultdict(lambda: last - random.randint(0, 1))
-    else:  # Any changes are kept.
+    else:  # An arbitrary part of the unsynced changes survives.
         kept = defaultdict(lambda: random.randint(0, changes))
     return last, lambda sector, index: index < kept[sector]
 
@@ -155,7 +159,8 @@ class Disk:
     :ivar cut_at: number of the operation during which the power is lost, or None.
     :ivar capacity: maximum number of bytes in all files, or None.
     :ivar has_power: whether the disk has power.
-    :ivar power_cuts: number of times that the power was restored. A file that was opened before must not be used.
+    :ivar power_cuts: number of times that the power was restored. A file that was opened before the last power cut must
+        not be used.
     """
 
     def __init__(self, random: Random) -> None:
@@ -184,8 +189,8 @@ class Disk:
         self.has_power = False
 
     def restore_power(self) -> None:
-        """Lose a random part of what was not synced, and turn the power on. Open files cannot be used any more, and
-        no operation is going to fail."""
+        """Lose a random part of what was not synced, and turn the power on. Open files cannot be used any more. Faults
+        that were planned with :meth:`fail` or ``cut_at`` are cancelled."""
         for name, file in self._name_changes:
             if self.random.random() < 0.5:
                 _rename(self._synced_names, name, file)
@@ -219,7 +224,10 @@ class Disk:
         return file
 
     def delete(self, name: str) -> None:
-        """:raises FileNotFoundError: the file does not exist."""
+        """Delete a file.
+
+        :raises FileNotFoundError: the file does not exist.
+        """
         self._check_power()
         if name not in self._files:
             raise FileNotFoundError(errno.ENOENT, "no such file", name)
@@ -277,7 +285,8 @@ class Disk:
 
     @contextmanager
     def _operation(self, operation: Operation) -> Iterator[None]:
-        """Context manager of one operation. At the power cut, the changes made in the context are not synced."""
+        """Context manager of one operation. If the power is cut during the operation, its changes are made but not
+        synced, and :exc:`PowerLost` is raised."""
         self._check_power()
         self.operations += 1
         planned = self._failing.get(operation)

@@ -14,7 +14,11 @@ from dmsg.testing.tcp import Path
 from dmsg.v2019.core.wire import DRAIN, Frame
 
 WRONG_BY = (-400 * 86400.0, -3600.0, -20.0, 0.0, 20.0, 3600.0, 400 * 86400.0)
-"""Seconds by which the date of a host may be wrong."""
+"""Possible errors of the date of a host, in seconds. The fault ``wall clock`` draws one of them."""
+MALFORMED = Frame(DRAIN, 0, b"malformed")
+"""Frame that a poisoned server sends."""
+DRIFTS = (0.0, 0.0, 0.0, -0.05, -0.0005, 0.0005, 0.05)
+"""Possible drifts of the date of a host, in seconds per second. The fault ``wall clock`` draws one of them."""
 
 
 class FaultyLab(Protocol):
@@ -43,16 +47,30 @@ class Faults:
     :param servers: names of the servers to which faults may happen.
     :param clients: names of the clients to which faults may happen.
     :param talkers: ends of streams that may stop reading.
+    :param others: names of other hosts whose dates may become wrong.
+    :param least: minimum number of servers that continue to run. No fault kills or stops a server while only this many
+        run.
+    :ivar hit: names of the hosts to which the last fault happened; empty if it happened to no particular host.
     """
 
     def __init__(
-        self, lab: FaultyLab, servers: Sequence[str], clients: Sequence[str], talkers: Sequence[Talker]
+        self,
+        lab: FaultyLab,
+        servers: Sequence[str],
+        clients: Sequence[str],
+        talkers: Sequence[Talker],
+        *,
+        others: Sequence[str] = ("discovery",),
+        least: int = 1,
     ) -> None:
         self._lab = lab
         self._servers = servers
         self._clients = clients
         self._talkers = talkers
+        self._others = others
+        self._least = least
         self._random = Random(0)
+        self.hit: tuple[str, ...] = ()
 
     def make(self, name: str, random: Random) -> None:
         """Cause a fault. Its random numbers come from ``random``.
@@ -60,6 +78,7 @@ class Faults:
         :param name: name of the fault, one of :data:`BY_NAME`.
         """
         self._random = random
+        self.hit = ()
         BY_NAME[name](self)
 
     def repair(self) -> None:
@@ -67,7 +86,7 @@ class Faults:
         run."""
         self.heal()
         self.proceed()
-        self.reader_goes_on()
+        self.reader_resumes()
         for name in self._servers:
             if name not in self._lab.servers:
                 self._lab.add_server(name)
@@ -88,7 +107,13 @@ class Faults:
         return network.both_ways(network.host(one), network.host(two))
 
     def _random_path(self) -> tuple[Path, Path]:
-        return self._both_ways(*self._random.choice(self._paths()))
+        self.hit = self._random.choice(self._paths())
+        return self._both_ways(*self.hit)
+
+    def _random_host(self, names: Sequence[str]) -> str:
+        name = self._random.choice(names)
+        self.hit = (name,)
+        return name
 
     def delay(self) -> None:
         seconds = self._random.choice((0.001, 0.02, 0.2))
@@ -121,27 +146,28 @@ class Faults:
     # --- processes ---
 
     def reset(self) -> None:
-        self._lab.network.host(self._random.choice((*self._clients, *self.running))).reset()
+        self._lab.network.host(self._random_host((*self._clients, *self.running))).reset()
 
     def kill(self) -> None:
-        if len(self.running) > 1:
-            self._lab.kill(self._random.choice(self.running))
+        if len(self.running) > self._least:
+            self._lab.kill(self._random_host(self.running))
 
     def restart(self) -> None:
         gone = [name for name in self._servers if name not in self._lab.servers]
         if gone:
-            self._lab.add_server(self._random.choice(gone))
+            self._lab.add_server(self._random_host(gone))
 
     def leave(self) -> None:
         """Stop a server in an orderly way, so that it drains."""
-        if len(self.running) > 1:
-            name = self._random.choice(self.running)
+        if len(self.running) > self._least:
+            name = self._random_host(self.running)
             # A paused server is resumed first, because a paused server cannot process the request to stop.
             self._lab.network.host(name).resume()
             self._lab.leave(name)
 
     def pause(self) -> None:
-        self._lab.network.host(self._random.choice(self.running)).pause()
+        if self.running:
+            self._lab.network.host(self._random_host(self.running)).pause()
 
     def proceed(self) -> None:
         for host in self._lab.network.hosts.values():
@@ -156,7 +182,7 @@ class Faults:
         if talker.transport is not None and talker.lost is None:
             talker.transport.pauseProducing()  # type: ignore[attr-defined]
 
-    def reader_goes_on(self) -> None:
+    def reader_resumes(self) -> None:
         for talker in self._talkers:
             if talker.transport is not None:
                 talker.transport.resumeProducing()  # type: ignore[attr-defined]
@@ -166,14 +192,17 @@ class Faults:
         self._lab.clock.advance(self._random.choice((5, 60, 600)))
 
     def wall_clock(self) -> None:
-        """Set the date of one host wrong. Its timers are not affected."""
-        host = self._lab.network.host(self._random.choice((*self._clients, *self._servers, "discovery")))
+        """Set a wrong date on one host, and sometimes let the date drift. The timers of the host are not affected."""
+        host = self._lab.network.host(self._random_host((*self._clients, *self._servers, *self._others)))
         host.ahead = self._random.choice(WRONG_BY)
+        host.drift(self._random.choice(DRIFTS))
 
     def poison(self) -> None:
         """Let a server append malformed bytes to the next data that it forwards to a client. The client must end the
         connection."""
-        peers = list(self._lab.servers[self._random.choice(self.running)].factory.relay.peers)
+        if not self.running:
+            return
+        peers = list(self._lab.servers[self._random_host(self.running)].factory.relay.peers)
         if peers:
             _Poisoner(self._random.choice(peers))
 
@@ -190,9 +219,9 @@ BY_NAME: dict[str, Callable[[Faults], None]] = {
     "restart": Faults.restart,
     "leave": Faults.leave,
     "pause": Faults.pause,
-    "go on": Faults.proceed,
+    "continue": Faults.proceed,
     "slow reader": Faults.slow_reader,
-    "reader goes on": Faults.reader_goes_on,
+    "reader resumes": Faults.reader_resumes,
     "clock jump": Faults.clock_jump,
     "poison": Faults.poison,
     "wall clock": Faults.wall_clock,
@@ -214,6 +243,6 @@ class _Poisoner:
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Send the data, and then a malformed frame."""
         self._port.send(data)
-        self._port.send(Frame(DRAIN, 0, b"malformed").encode())
+        self._port.send(MALFORMED.encode())
         if self._peer.port is self:
             self._peer.port = self._port

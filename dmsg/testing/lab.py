@@ -18,7 +18,6 @@ network.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Unpack
@@ -43,7 +42,8 @@ from dmsg.messaging.proofs import OPENINGS
 from dmsg.net.web.fetch import Body, make_pool
 from dmsg.servers.settings import ServerSettings
 from dmsg.testing.determinism import Determinism, Trace
-from dmsg.testing.network import Host, Network
+from dmsg.testing.network import Host, LabClock, Network
+from dmsg.testing.old_relay import make_old
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.server import Server
@@ -60,11 +60,6 @@ class _Endpoints:
 
     def endpointForURI(self, uri: URI) -> TCP4ClientEndpoint:
         return TCP4ClientEndpoint(self._host, uri.host.decode(), uri.port)
-
-
-def _date_ns() -> int:
-    # The function is looked up at each call, because a Determinism may replace it.
-    return time.time_ns()
 
 
 class ClientOptions(ServerChoiceOptions, total=False):
@@ -85,6 +80,7 @@ class Lab:
     :param seed: seed of the keys and of all random events of the network.
     :param trace: trace that records all events between the hosts.
     :param clock: clock of all hosts; None for a new one.
+    :ivar old_servers: names of the servers that follow the rules of 2019 when they are started.
     """
 
     def __init__(self, seed: int = 0, *, trace: Trace | None = None, clock: Clock | None = None) -> None:
@@ -93,7 +89,10 @@ class Lab:
         self.clock = self.network.clock
         self.random = self.network.random
         self.discovery: Discovery | None = None
+        self._discoveries = ["discovery"]
+        """Names of the hosts of the discoveries that new entities use."""
         self.servers: dict[str, Server] = {}
+        self.old_servers: set[str] = set()
         self.clients: dict[str, Client] = {}
         self.start_discovery()
 
@@ -107,21 +106,40 @@ class Lab:
         agent = Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool)
         # HTTPClient's default body producer uses the global reactor, so another one is passed.
         http = HTTPClient(agent, data_to_body_producer=Body)
-        address = self.network.host("discovery").address
-        return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http, date=_date_ns)])
+        urls = [f"http://{self.network.host(name).address}:{DISCOVERY_PORT}" for name in self._discoveries]
+        return Lookups([Lookup(host, url, http=http) for url in urls])
 
-    def start_discovery(self) -> Discovery:
-        """Start discovery with a store in memory."""
-        host = self.network.host("discovery")
-        self.discovery = Discovery(
+    def start_discovery(self, store: str = "memory:") -> Discovery:
+        """Start a discovery on the host ``discovery``. All entities use this discovery.
+
+        :param store: its store, in the form of the option ``--store`` of ``dmsg discovery``.
+        """
+        self.discovery = self._start_discovery("discovery", store)
+        return self.discovery
+
+    def add_discovery(self, name: str) -> Discovery:
+        """Start another discovery of the same network, or start it again after it was killed. Entities that are started
+        later use it, too.
+
+        :param name: name of its host.
+        """
+        if name not in self._discoveries:
+            self._discoveries.append(name)
+        return self._start_discovery(name, "memory:")
+
+    def _start_discovery(self, name: str, store: str) -> Discovery:
+        host = self.network.host(name)
+        host.revive()
+        discovery = Discovery(
             host.reactor,
             [f"tcp:{DISCOVERY_PORT}:interface={host.address}"],
-            "memory:",
+            store,
             DiscoverySettings(rate=0, max_servers=1000, openings=OPENINGS),
             random=self.random,  # The order of the servers that discovery returns must depend only on the seed, too.
         )
-        self.discovery.startService()
-        return self.discovery
+        with host.running():
+            discovery.startService()
+        return discovery
 
     def add_server(self, name: str, *, limits: Limits | None = None) -> Server:
         """Start a server on the host of that name. The host may have been killed before."""
@@ -137,7 +155,10 @@ class Lab:
             limits=limits,
             cipher=Cipher.AES_256_GCM.value,
         )
-        server.startService()
+        if name in self.old_servers:
+            make_old(server)
+        with host.running():
+            server.startService()
         self.servers[name] = server
         return server
 
@@ -145,14 +166,18 @@ class Lab:
         """Start ``count`` servers, on the hosts ``server-1``, ``server-2`` and so on."""
         return [self.add_server(f"server-{number}") for number in range(1, count + 1)]
 
-    def add_client(self, name: str, **options: Unpack[ClientOptions]) -> Client:
-        """Start a client on the host of that name."""
+    def add_client(self, name: str, *, key: SecKey | None = None, **options: Unpack[ClientOptions]) -> Client:
+        """Start a client on the host of that name.
+
+        :param key: secret key of the client; None for the key that is derived from the name.
+        """
         host = self.network.host(name)
         # The cipher is fixed. By default a measurement would choose it, which depends on the processor, so a run could
         # not be repeated on another machine.
         options.setdefault("cipher", Cipher.AES_256_GCM.value)
-        client = Client(host.reactor, self.key(name), self.lookups(host), random=self.random, **options)
-        client.startService()
+        client = Client(host.reactor, key or self.key(name), self.lookups(host), random=self.random, **options)
+        with host.running():
+            client.startService()
         self.clients[name] = client
         return client
 
@@ -209,7 +234,7 @@ def repeatable_lab(seed: int = 0, *, trace: Trace | None = None) -> Iterator[Lab
     Until the context ends, the lab is the source of random numbers and time for the whole process
     (:class:`~dmsg.testing.determinism.Determinism`).
     """
-    clock = Clock()
+    clock = LabClock()
     with Determinism(seed, clock) as sources:
         lab = Lab(seed, trace=trace, clock=clock)
         sources.ahead = lab.network.ahead

@@ -36,6 +36,7 @@ class Alliance:
     :ivar seen: payloads of the last frames, by type of frame.
     :param on_told: callback invoked with the kind of each lie that is told.
     :ivar told: number of lies so far, by kind of lie.
+    :ivar teller: name of the host that has told the last lie.
     """
 
     def __init__(self, trace: Trace | None = None, on_told: Callable[[str], None] = lambda kind: None) -> None:
@@ -43,6 +44,7 @@ class Alliance:
         self.on_told = on_told
         self.seen: dict[int, deque[bytes]] = {kind: deque(maxlen=REMEMBERED) for kind in sorted(TRANSPORT)}
         self.told: Counter[str] = Counter()
+        self.teller = ""
 
 
 class Liar:
@@ -138,8 +140,8 @@ class LyingPort:
         self.swallowed: dict[tuple[int, int], int] = {}
         """Number of further frames to drop, by type and transport id."""
         self.crossed: dict[int, tuple[int, int]] = {}
-        """For the frames of a transport id, the other id under which to send them, and the number of further frames for
-        which to do this."""
+        """Transport ids whose frames are sent under another id. Each is mapped to that other id, and to the number of
+        further frames to send under it."""
         self.held: dict[int, list[Frame]] = {}
         """Frames that are delayed, by transport id."""
         self.next: list[Frame] = []
@@ -159,7 +161,7 @@ class LyingPort:
         self.put(out)
 
     def put(self, frames: list[Frame]) -> None:
-        """Send frames without applying lies."""
+        """Send frames to the client unchanged: no lie is applied to them."""
         data = b"".join(frame.encode() for frame in frames)
         if data:
             self.port.send(data)
@@ -190,6 +192,7 @@ class LyingPort:
         if pending is not None:
             kind = pending.lie.kind
             alliance.told[kind] += 1
+            alliance.teller = self.liar.host.name
             alliance.on_told(kind)
             if alliance.trace is not None:
                 now = self.liar.host.seconds()

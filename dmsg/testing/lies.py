@@ -152,7 +152,7 @@ def _forge_receipt(port: LyingPort, frame: Frame, random: Random) -> list[Frame]
 
 
 def _forge_request(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Send a forged REQUEST of another client after the frame. The REQUEST is plain, or has an invalid handshake
+    """Send a forged REQUEST of another client after the given frame. The REQUEST is plain, or has an invalid handshake
     message."""
     other = port.another(random)
     asking = bytes(port.peer.key if other is None else other.peer.key) + bytes(port.peer.key)
@@ -169,7 +169,7 @@ def _forge_data(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _malformed(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Send a malformed frame after the frame. The client has to end the connection because of the malformed frame."""
+    """Send a malformed frame after the given frame. The client has to end the connection because of it."""
     return [frame, random.choice((Frame(DRAIN, 0, b"malformed"), Frame(REQUEST, frame.id, bytes(66))))]
 
 

@@ -1,8 +1,9 @@
 """Discovery that lies: it answers with entries that are old, of other keys, missing, late, very long or changed, or
 with servers that do not exist.
 
-The discovery is the real one. Its store is replaced by one that returns wrong entries. It does not know the secret keys
-of servers and clients, so a wrong entry is an old one or has an invalid signature. Invented servers have new keys.
+The discovery is the real one. Its store is replaced by one that returns wrong entries. The store does not know the
+secret keys of servers and clients, so a wrong entry is an old one or has an invalid signature. Invented servers have
+new keys.
 """
 
 from __future__ import annotations

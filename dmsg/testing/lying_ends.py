@@ -65,7 +65,7 @@ class LyingEnds:
         assert other is not None
         try:
             self._lab.result(self._mallory.connect(self._victim.public_key, Fixed(talker), PORT, via=self._server))
-        except DmsgError:  # Discovery lies, or strangers have used up the rate limit.
+        except DmsgError:  # No stream was opened, because discovery lies or strangers have used up the rate limit.
             self._talkers.forget()
             return False
         self._until(lambda: other.transport is not None)
@@ -171,7 +171,8 @@ class LyingEnds:
         self._move(talker, lambda position: replace(position, received=0))
 
     def _used_generation(self, talker: Talker, other: Talker) -> Deferred[object]:
-        """Request a move of the stream with the generation of its present transport."""
+        """Request a move of the stream to another transport with a generation that is already used: that of the present
+        transport."""
         carrier = _carrier_of(talker)
         end = carrier.stream.secure_end
         return self._request(carrier, end.position(), end=None)[0]

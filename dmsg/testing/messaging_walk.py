@@ -3,19 +3,16 @@
 ``python -m dmsg.testing.messaging_walk --seconds 60`` does one walk after another, each with another seed, until a walk
 fails, and prints the seed of this walk.
 
-A channel ends with its connection. So the guarantee is weaker than that of streams: what arrives is a beginning of what
-was sent, acknowledged data has arrived, and no channel hangs: after the faults, each channel either delivers everything
-or has ended at both ends.
+A channel ends when a connection that carries it is lost. So the guarantee is weaker than that of streams. The bytes
+that arrive are the beginning of the bytes that were sent. Acknowledged data has arrived. No channel hangs: after the
+faults, each channel either delivers everything or has ended at both ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 
-from twisted.internet.interfaces import IAddress, IProtocol
-from twisted.internet.protocol import Factory, Protocol, connectionDone
-from twisted.python.failure import Failure
+from twisted.internet.interfaces import IProtocol
 
 from dmsg.errors import DmsgError
 from dmsg.messaging.client import Client
@@ -27,123 +24,25 @@ from dmsg.testing import faults
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import SERVER_PORT, Lab, repeatable_lab
+from dmsg.testing.numbered_ends import NUMBER, Accepting, NumberedEnd, Opening
 from dmsg.testing.plan import Plan, Step, draw
-from dmsg.testing.promise import Pattern, PromiseBroken
 from dmsg.testing.walk_command import Done, explained, run
 
 SERVERS = ("server-1", "server-2", "server-3")
 CLIENTS = ("alice", "bob", "carol")
 STEPS = 60
-NUMBER = 8
-"""Size in bytes of the number with which the opening end of a channel begins. Channels have no ports, so the other end
-learns from the number which channel was opened."""
 CHANNELS = 6
 """Maximum number of channels that are open at the same time."""
 UNACKNOWLEDGED = 1_000_000
-"""Number of bytes sent by an end and not yet received by the other end, at which the end sends no more."""
+"""Number of bytes that an end of a channel may have sent and the other end not received yet. At this number, the end
+sends no more."""
 PATIENCE = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
-LEFT_OUT = frozenset({"poison", "slow reader", "reader goes on"})
-"""Faults that do not apply."""
+LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes"})
+"""Faults that do not apply to the Messaging System."""
 OPEN, CLOSE = "open", "close"
 FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), OPEN, OPEN, OPEN, CLOSE)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
-
-
-class ChannelEnd(Protocol):
-    """End of a channel under test. It sends one pattern, and checks that the received bytes are another pattern.
-
-    :ivar acknowledged: number of bytes that the other end's program has acknowledged, if it acknowledges any.
-    :ivar received: number of bytes that arrived and were correct.
-    """
-
-    other: ChannelEnd
-
-    def __init__(self, sends: int, expects: int) -> None:
-        self._sends, self._expects = Pattern(sends), Pattern(expects)
-        self.sent = self.acknowledged = self.received = 0
-        self.lost: Failure | None = None
-
-    def say(self, size: int) -> None:
-        """Send ``size`` more bytes of the pattern."""
-        stream = stream_of(self)
-        self.sent += size
-
-        def arrived(_: object) -> None:
-            if stream.confirms:
-                self.acknowledged += size
-
-        stream.send(self._sends.take(size)).addCallbacks(arrived, lambda failure: failure.trap(DmsgError))
-
-    def dataReceived(self, data: bytes) -> None:
-        if data != self._expects.take(len(data)):
-            raise PromiseBroken(f"wrong bytes arrived after byte {self.received}")
-        self.received += len(data)
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self.lost = reason
-
-    def check(self) -> None:
-        """Check the guarantee for the bytes that this end has sent.
-
-        :raises PromiseBroken: more bytes are acknowledged than have arrived, or more bytes have arrived than were sent.
-        """
-        arrived = self.other.received
-        if not self.acknowledged <= arrived <= self.sent:
-            raise PromiseBroken(f"{self.sent} bytes were sent, {arrived} arrived and {self.acknowledged} acknowledged")
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether all bytes have arrived, or both ends know that the channel has ended."""
-        if self.transport is None or self.other.transport is None:
-            return self.transport is None or self.lost is not None
-        return self.other.received == self.sent if self.lost is None else self.other.lost is not None
-
-
-class _Accepted(Protocol):
-    """Accepting end of a channel, until it has read the number of the channel."""
-
-    def __init__(self, ends: Sequence[ChannelEnd]) -> None:
-        self._ends = ends
-        self._data = b""
-        self._end: ChannelEnd | None = None
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._end is None:
-            self._data += data
-            if len(self._data) < NUMBER:
-                return
-            data, number = self._data[NUMBER:], int.from_bytes(self._data[:NUMBER], "big")
-            if number >= len(self._ends):
-                raise PromiseBroken("wrong bytes arrived at the beginning of a channel")
-            self._end = self._ends[number]
-            self._end.transport = self.transport
-        if data:
-            self._end.dataReceived(data)
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if self._end is not None:
-            self._end.connectionLost(reason)
-
-
-class _Accepting(Factory):
-    noisy = False
-
-    def __init__(self, ends: Sequence[ChannelEnd]) -> None:
-        self._ends = ends
-
-    def buildProtocol(self, addr: IAddress | None) -> Protocol:
-        return _Accepted(self._ends)
-
-
-class _Opening(Factory):
-    noisy = False
-
-    def __init__(self, end: ChannelEnd) -> None:
-        self._end = end
-
-    def buildProtocol(self, addr: IAddress | None) -> Protocol:
-        return self._end
 
 
 class MessagingWalk:
@@ -162,7 +61,7 @@ class MessagingWalk:
         self._servers = _Servers(lab, self._profile)
         self._faults = Faults(self._servers, SERVERS, CLIENTS, [])
         self._clients: dict[str, Client] = {}
-        self._accepting: list[ChannelEnd] = []
+        self._accepting: list[NumberedEnd] = []
         """Accepting ends, by the numbers of their channels."""
 
     @property
@@ -186,7 +85,7 @@ class MessagingWalk:
             )
             client.startService()
             lab.clients[name] = self._clients[name] = client  # type: ignore[assignment]  # The lab only stops it.
-            client.listen(_Accepting(self._accepting))
+            client.listen(Accepting(self._accepting))
         lab.settle()
         for step in self.plan.steps:
             self._do(step)
@@ -215,10 +114,10 @@ class MessagingWalk:
         ]
         return f"{len(texts)} ends hang: {'; '.join(texts[:4])}; profile {self._profile.value}"
 
-    def _ends(self) -> list[ChannelEnd]:
+    def _ends(self) -> list[NumberedEnd]:
         return [one for end in self._accepting for one in (end.other, end)]
 
-    def _open_ends(self) -> list[ChannelEnd]:
+    def _open_ends(self) -> list[NumberedEnd]:
         return [end for end in self._ends() if end.transport is not None and end.lost is None]
 
     def _do(self, step: Step) -> None:
@@ -242,7 +141,7 @@ class MessagingWalk:
         if len(self._open_ends()) >= 2 * CHANNELS:
             return
         number = len(self._accepting)
-        opening, accepting = ChannelEnd(number * 2, number * 2 + 1), ChannelEnd(number * 2 + 1, number * 2)
+        opening, accepting = NumberedEnd(number * 2, number * 2 + 1), NumberedEnd(number * 2 + 1, number * 2)
         opening.other, accepting.other = accepting, opening
         self._accepting.append(accepting)
         one, two = random.sample(CLIENTS, 2)
@@ -250,7 +149,7 @@ class MessagingWalk:
         def opened(_: IProtocol) -> None:
             stream_of(opening).write(number.to_bytes(NUMBER, "big"))
 
-        connecting = self._clients[one].connect(self._clients[two].public_key, _Opening(opening))
+        connecting = self._clients[one].connect(self._clients[two].public_key, Opening(opening))
         connecting.addCallbacks(opened, lambda failure: failure.trap(DmsgError))
 
     def _close(self, random: Random) -> None:
@@ -260,7 +159,7 @@ class MessagingWalk:
 
 
 class _Servers:
-    """The lab's servers, of the Messaging System instead of the family of 2019."""
+    """Part of a lab that starts and stops servers. Its servers are those of the Messaging System, not those of 2019."""
 
     def __init__(self, lab: Lab, profile: Profile) -> None:
         self._lab = lab
@@ -306,11 +205,22 @@ def follow(plan: Plan) -> tuple[MessagingWalk, Trace]:
 def main() -> None:
     """Do random walks, as the command line asks."""
 
-    def walk(seed: int, steps: int) -> Done:
-        done, trace = follow(draw(seed, steps, FAULTS))
-        return Done(done.delivered, done.faults, trace)
+    def done(plan: Plan) -> Done:
+        walk, trace = follow(plan)
+        return Done(walk.delivered, walk.faults, trace)
 
-    run("dmsg.testing.messaging_walk", __doc__, STEPS, walk, "bytes arrived", ", all correct, and no channel hangs")
+    def plan(seed: int, steps: int) -> Plan:
+        return draw(seed, steps, FAULTS)
+
+    run(
+        "dmsg.testing.messaging_walk",
+        __doc__,
+        STEPS,
+        plan,
+        done,
+        "bytes arrived",
+        ", all correct, and no channel hangs",
+    )
 
 
 if __name__ == "__main__":

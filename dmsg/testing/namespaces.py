@@ -155,6 +155,17 @@ class Namespaces:
     def _namespace(self, name: str) -> str:
         return f"{self._prefix}-{name}"
 
+    def set_network_option(self, host: str, name: str, value: str) -> None:
+        """Set a network option of the kernel in the namespace of a host.
+
+        The file is written directly, because ``sysctl`` is missing from the PATH of many users and from small images.
+
+        :param name: name with dots, as ``sysctl`` takes it, for example ``net.ipv4.tcp_rmem``.
+        """
+        path = "/proc/sys/" + name.replace(".", "/")
+        write = ("sh", "-c", 'printf %s "$1" > "$2"', "sh", value, path)
+        subprocess.run(["ip", "netns", "exec", self._namespace(host), *write], check=True)
+
     def run(self, host: str, *arguments: str, environment: dict[str, str] | None = None) -> Running:
         """Start a program on a host, in the lab's directory."""
         output = self.directory / f"output-{len(self._running)}"
@@ -184,7 +195,8 @@ class NamespaceLab(Namespaces):
     def __init__(self, hosts: Sequence[str], *, seed: int = 0, ipv6: bool = False) -> None:
         super().__init__(hosts)
         self._seed = seed
-        # The sum carries over into the next byte, and is hexadecimal for IPv6.
+        # The host's number is added to the first address as an integer. Added to the last part of its text, the number
+        # could exceed 255, and would be wrong for IPv6, whose text is hexadecimal.
         first = ip_address("fd77::1" if ipv6 else "10.77.0.1")
         self.addresses = {name: str(first + number) for number, name in enumerate(hosts)}
         self._wire: subprocess.Popen[str] | None = None

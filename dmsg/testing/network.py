@@ -9,11 +9,14 @@ the same order, if random numbers and time come from the lab, too (:func:`dmsg.t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import insort_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from twisted.internet.address import IPv4Address
+from twisted.internet.base import DelayedCall
 from twisted.internet.defer import Deferred
 from twisted.internet.error import (
     AlreadyCalled,
@@ -50,6 +53,16 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
+class LabClock(Clock):
+    """Clock for many calls. :class:`~twisted.internet.task.Clock` sorts all calls whenever one is added, which takes
+    half of the time of a walk. This class inserts the call in order."""
+
+    def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> DelayedCall:
+        call = DelayedCall(self.seconds() + delay, callable, args, kw, self.calls.remove, lambda _: None, self.seconds)
+        insort_right(self.calls, call, key=DelayedCall.getTime)
+        return call
+
+
 class Network:
     """Network of hosts with one common clock.
 
@@ -59,7 +72,7 @@ class Network:
     """
 
     def __init__(self, seed: int = 0, trace: Trace | None = None, clock: Clock | None = None) -> None:
-        self.clock = clock or Clock()
+        self.clock = clock or LabClock()
         self.trace = trace
         self.random = Random(seed)
         self.hosts: dict[str, Host] = {}
@@ -96,8 +109,8 @@ class Network:
         """
         end = self.clock.seconds() + seconds
         while (now := self.clock.seconds()) < end:
-            calls = [call.getTime() for call in self.clock.getDelayedCalls()]
-            following = min((one for one in calls if one > now), default=end)
+            calls = self.clock.getDelayedCalls()  # The calls are in the order of their times.
+            following = next((time for call in calls if (time := call.getTime()) > now), end)
             self.clock.advance(max(0.0, min(following, end, now + step) - now) or step)
 
     def run_until(self, condition: Callable[[], _Result], patience: float = 120.0) -> _Result:
@@ -174,7 +187,7 @@ class Connector:
             return
         there, back = network.both_ways(self.host, target)
         if there.cut_since is not None or back.cut_since is not None:
-            self.host.callLater(1.0, self._try)  # A lost SYN is sent again.
+            self.host.callLater(1.0, self._try)  # The path is interrupted, so the SYN is lost, and TCP sends another.
             return
         there_at = there.arrival(60) - network.clock.seconds()
         network.clock.callLater(there_at, target.do, lambda: self._arrived(target, there, back))
@@ -195,6 +208,7 @@ class Connector:
         here.other, there.other = there, here
         self.host.ends[here] = None
         target.ends[there] = None
+        target.accepted += 1
         there.protocol = protocol
         protocol.makeConnection(there)
         self.host.network.clock.callLater(back.delay, self.host.do, lambda: self._up(here))
@@ -284,9 +298,11 @@ class _Names:
 class Host:
     """Simulated host, which is the reactor of the entities that run on it.
 
+    The date of a host may be wrong, in a :func:`~dmsg.testing.lab.repeatable_lab`: see :attr:`ahead` and :meth:`drift`.
+    Timers use a monotonic clock, and are not affected.
+
+    :ivar accepted: number of connections that this host has accepted.
     :ivar idle_limit: seconds without data after which the router of this host forgets a connection; 0 for never.
-    :ivar ahead: seconds by which the date of this host is ahead of the lab's date, in a
-        :func:`~dmsg.testing.lab.repeatable_lab`. Timers use a monotonic clock, and are not affected.
     """
 
     def __init__(self, network: Network, name: str, address: str) -> None:
@@ -294,7 +310,7 @@ class Host:
         self.name = name
         self.address = address
         self.alive = True
-        self.ahead = 0.0
+        self._ahead = self._drift = self._ahead_at = 0.0
         self._paused: list[Callable[[], object]] | None = None
         self.life = 0
         self.ports: dict[int, Port] = {}
@@ -302,6 +318,7 @@ class Host:
         self.ends: dict[End, None] = {}
         self.timers: dict[Timer, None] = {}
         self._rest_of_wait = 0.0
+        self.accepted = 0
         self.idle_limit = 0.0
         self._next_port = 40_000
         self.nameResolver: IHostnameResolver = _Names()
@@ -315,6 +332,35 @@ class Host:
         """The host itself, with the type that entities expect. Entities use only the parts of the reactor that a host
         has."""
         return cast(Reactor, self)
+
+    # --- date ---
+
+    @property
+    def ahead(self) -> float:
+        """Seconds by which the date of this host is ahead of the lab's date. Setting it also ends a drift."""
+        return self._ahead + self._drift * (self.seconds() - self._ahead_at)
+
+    @ahead.setter
+    def ahead(self, seconds: float) -> None:
+        self._ahead, self._drift, self._ahead_at = seconds, 0.0, self.seconds()
+
+    def drift(self, rate: float) -> None:
+        """Let the date of this host become more and more wrong from now on.
+
+        :param rate: seconds by which the date gets ahead in each second; negative for a clock that is slow.
+        """
+        self.ahead = self.ahead
+        self._drift = rate
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager for a test that starts an entity on this host: the code in it runs as code of this host, with
+        the host's date."""
+        before, self.network.running = self.network.running, self
+        try:
+            yield
+        finally:
+            self.network.running = before
 
     # --- IReactorTime, and other methods of a reactor ---
 
@@ -411,8 +457,8 @@ class Host:
         self.pause()
 
     def wake(self) -> None:
-        """Resume the suspended machine. As with ``epoll_wait(2)``, the process first waits for the rest of the time
-        until its next timer, as of the suspension.
+        """Resume the suspended machine. As with ``epoll_wait(2)``, the process first waits for as long as it would have
+        waited for its next timer without the suspension.
         """
         self.network.clock.callLater(self._rest_of_wait, self.resume)
 

@@ -6,24 +6,33 @@ of them does not change the others (:mod:`dmsg.testing.shrink`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import NamedTuple
 
 LIES = "lies"
 """Name of the fault by which a server begins to lie."""
 SIZES = (1, 100, 10_000, 300_000)
 """Numbers of bytes that an end of a stream may send in a step."""
 PAUSES = (0.0, 0.01, 0.3, 3.0, 12.0)
-"""Possible seconds of the lab's time between two steps."""
+"""Possible pauses between two steps, in seconds of the lab's time. The plan draws one of them."""
 SHORT = (0.0, 0.0005, 0.002, 0.01)
-"""Possible seconds until the next step after one of :data:`MOVES`, in half of the cases. So the next fault happens
-while a stream opens, closes, or moves to another server.
+"""Short pauses, in seconds. After a fault of :data:`MOVES`, the plan draws in half of the cases one of them instead of
+:data:`PAUSES`. The next fault then happens while a stream opens, closes, or moves to another server.
 """
+LIE = "lie: "
+"""Prefix of the name of a lie in the coverage of a walk."""
+AIMED = 0.3
+"""Probability that a plan with aims continues with one of its aims. It then gets two steps: one that leads to the state
+of the aim, and one with the fault or lie of the aim."""
 MOVES = frozenset({"open", "finish", "kill", "reset", "leave", "poison", LIES})
 """Faults after which a stream may open, close or move."""
 LIES_AT_ONCE = 6
 """Maximum number of lies in one step."""
+SECONDS = ("", "", "honest", "down", "lying")
+"""Possible states of a second discovery. The plan of a walk draws one of them. An empty text stands for a network with
+one discovery. A second discovery that is down or lies stays so until the walk ends."""
 ENDS = 8
 """Number of ends of streams that may send in a step."""
 
@@ -63,10 +72,29 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """Hosts of the network of a walk.
+
+    :ivar servers: number of servers to which faults happen. A walk with lies has one more server, which is honest and
+        has no faults.
+    :ivar clients: number of clients between which streams are opened.
+    :ivar second: state of a second discovery, one of :data:`SECONDS`; empty for a network with one discovery.
+    :ivar old: whether two clients of 2019 use the network. In a walk without lies, the first of several servers follows
+        the rules of 2019, too.
+    """
+
+    servers: int = 3
+    clients: int = 2
+    second: str = ""
+    old: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Plan of one walk.
 
     :ivar seed: seed of the lab.
+    :ivar shape: hosts of the network.
     :ivar lying: whether servers may lie. A walk with lies has bystanders (:mod:`dmsg.testing.bystanders`).
     :ivar unrepentant: whether the last server that began to lie continues to lie when everything else is repaired.
     """
@@ -75,6 +103,7 @@ class Plan:
     steps: tuple[Step, ...]
     lying: bool = False
     unrepentant: bool = False
+    shape: Shape = Shape()
 
     @property
     def faults(self) -> list[str]:
@@ -91,15 +120,49 @@ class Plan:
         return replace(self, steps=(*self.steps[:number], step, *self.steps[number + 1 :]))
 
 
-def draw(seed: int, steps: int, faults: Sequence[str], kinds: Sequence[str] = ()) -> Plan:
+class Aim(NamedTuple):
+    """Aim of a walk: a fault or lie that should happen while a stream or an entry is in a given state.
+
+    :ivar kind: name of the fault, or ``lie:`` and the name of the lie.
+    """
+
+    kind: str
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.state}"
+
+    @classmethod
+    def parse(cls, text: str) -> Aim:
+        """Parse the text that ``str()`` of an aim returns: ``KIND@STATE``."""
+        kind, _, state = text.rpartition("@")
+        return cls(kind, state)
+
+
+def draw(
+    seed: int,
+    steps: int,
+    faults: Sequence[str],
+    kinds: Sequence[str] = (),
+    *,
+    aims: Sequence[Aim] = (),
+    ways: Mapping[str, Sequence[Step]] | None = None,
+) -> Plan:
     """Draw the plan of a walk.
 
     :param faults: names of the faults from which to draw.
     :param kinds: names of the lies from which to draw; empty for a walk without lies.
+    :param aims: faults and lies that the plan contains more often, each with the state in which it should happen.
+    :param ways: maps each state to steps. After any of these steps, the state is often reached.
     """
     random = Random(f"plan {seed}")
-    drawn = []
-    for _ in range(steps):
+    drawn: list[Step] = []
+    while len(drawn) < steps:
+        if aims and random.random() < AIMED:
+            aim = random.choice(aims)
+            way = random.choice((ways or {})[aim.state])
+            drawn += [replace(way, chance=random.getrandbits(32)), _draw_aimed(random, aim)]
+            continue
         says = tuple((end, random.choice(SIZES)) for end in range(ENDS) if random.random() < 0.5)
         fault = random.choice(faults) if random.random() < 0.6 else ""
         if kinds and random.random() < 0.35:
@@ -108,6 +171,14 @@ def draw(seed: int, steps: int, faults: Sequence[str], kinds: Sequence[str] = ()
         pauses = SHORT if fault in MOVES and random.random() < 0.5 else PAUSES
         drawn.append(Step(says, fault, random.getrandbits(32), random.choice(pauses), lies))
     return Plan(seed, tuple(drawn), lying=bool(kinds), unrepentant=bool(kinds) and random.random() < 0.5)
+
+
+def _draw_aimed(random: Random, aim: Aim) -> Step:
+    kind = aim.kind.removeprefix(LIE)
+    seconds = random.choice(SHORT)
+    if kind == aim.kind:
+        return Step((), kind, random.getrandbits(32), seconds)
+    return Step(((0, 100), (1, 100)), LIES, random.getrandbits(32), seconds, (Lie(kind, 0, random.getrandbits(32)),))
 
 
 def _draw_lie(random: Random, kinds: Sequence[str]) -> Lie:

@@ -138,7 +138,8 @@ class Talkers(Factory):
         return one
 
     def take(self) -> Talker:
-        """Return the accepting end that :meth:`pair` created last, for callers that use another factory."""
+        """Remove the accepting end that :meth:`pair` created last from this factory, and return it, because the
+        listener of the caller uses another factory."""
         return self._expected.pop()
 
     def forget(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from dmsg.testing.plan import LIES, Plan, Step
+from dmsg.testing.plan import LIES, Plan, Shape, Step
 
 MAX_TRIES = 400
 """Maximum number of walks in one reduction."""
@@ -22,7 +22,7 @@ _Part = TypeVar("_Part")
 class Shrinker:
     """Reduces one plan.
 
-    :param fails: function that returns whether the walk of a plan fails in the same way as the first one.
+    :param fails: function that returns whether the walk of a plan fails in the same way as that of the original plan.
     :ivar tries: number of walks so far.
     """
 
@@ -75,7 +75,7 @@ class Shrinker:
         return parts
 
     def _less(self, plan: Plan, number: int) -> Plan:
-        """Return the plan with one step reduced as far as the walk still fails."""
+        """Remove as much from one step of the plan as is possible while the walk still fails, and return this plan."""
         step = plan.steps[number]
         for simpler in (replace(step, fault="", chance=0, lies=()), replace(step, says=()), replace(step, seconds=0.0)):
             if simpler != step and self._still_fails(smaller := plan.with_step(number, simpler)):
@@ -86,23 +86,63 @@ class Shrinker:
         return plan
 
 
-def as_test(plan: Plan, error: str) -> str:
+def shrink(plan: Plan, follow: Callable[[Plan], object]) -> tuple[Plan, str, int]:
+    """Reduce a plan whose walk fails to a smaller plan whose walk fails in the same way.
+
+    :param follow: function that does the walk of a plan.
+    :returns: the smaller plan, the text of its failure, and the number of walks that were needed.
+    :raises ValueError: the walk of ``plan`` does not fail.
+    """
+    found: list[AssertionError] = []
+
+    def fails(plan: Plan) -> bool:
+        try:
+            follow(plan)
+        except AssertionError as error:
+            if found and signature(error) != signature(found[0]):
+                return False
+            found.append(error)
+            return True
+        return False
+
+    shrinker = Shrinker(fails)
+    small = shrinker.shrink(plan)
+    return small, str(found[-1]).split("; faults:")[0], shrinker.tries
+
+
+def as_test(plan: Plan, error: str, module: str = "dmsg.testing.walk") -> str:
     """Return the source code of a test that repeats the walk of a plan.
 
     :param error: text of the failure, for the docstring of the test.
+    :param module: name of the module whose ``follow`` does the walk.
     """
     steps = "".join(f"                {_source(step)},\n" for step in plan.steps)
+    names = ["Lie"] * bool(plan.lies) + ["Plan"] + ["Shape"] * (plan.shape != Shape()) + ["Step"]
     options = f"lying={plan.lying}, unrepentant={plan.unrepentant}"
+    if plan.shape != Shape():
+        options += f", shape={plan.shape!r}"
     return (
         "from twisted.trial.unittest import SynchronousTestCase\n\n"
-        f"from dmsg.testing.plan import {'Lie, ' if plan.lies else ''}Plan, Step\n"
-        "from dmsg.testing.walk import follow\n\n\n"
+        f"from dmsg.testing.plan import {', '.join(names)}\n"
+        f"from {module} import follow\n\n\n"
         "class FoundTests(SynchronousTestCase):\n"
         f"    def test_seed_{plan.seed}(self) -> None:\n"
         f'        """{error}"""\n'
         f"        plan = Plan(\n            {plan.seed},\n            (\n{steps}            ),\n"
         f"            {options},\n        )\n"
         "        follow(plan)\n"
+    )
+
+
+def report(plan: Plan, follow: Callable[[Plan], object], module: str = "dmsg.testing.walk") -> str:
+    """Reduce a plan whose walk fails, and return the result as a test, with a comment about the reduction.
+
+    :raises ValueError: the walk of ``plan`` does not fail.
+    """
+    small, error, tries = shrink(plan, follow)
+    return (
+        f"# {len(plan.faults)} faults and {len(plan.lies)} lies became {len(small.faults)} and {len(small.lies)} "
+        f"in {tries} walks\n{as_test(small, error, module)}"
     )
 
 

@@ -50,7 +50,7 @@ class _Methods(Structure):
 
 
 class _File(Structure):
-    """``sqlite3_file`` of this VFS. Its number is the key of the open file."""
+    """``sqlite3_file`` of this VFS. ``number`` is the key under which the VFS stores the open file."""
 
     _fields_ = [("methods", c_void_p), ("number", c_int64)]
 
@@ -83,7 +83,7 @@ class _Open:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the power did not fail since the file was opened."""
+        """Whether the file was opened after the last simulated power failure. An older file cannot be used any more."""
         return self.power_cuts == self.disk.power_cuts
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ class _Open:
 
 
 def _guarded(kind: Any, function: Callable[..., int]) -> Any:
-    """Return a function for C that returns SQLite's code for an exception."""
+    """Return a function that C can call. If ``function`` raises OSError, it returns SQLite's code for this error."""
 
     def call(*arguments: Any) -> int:
         try:
@@ -107,13 +107,14 @@ _FILE = POINTER(_File)
 
 
 class _SimulatedVfs:
-    """The VFS. A process has one, because its functions must exist as long as the library does."""
+    """The VFS (SQLite's interface to files). A process has one, which is never deleted, because SQLite may call its
+    functions until the process ends."""
 
     def __init__(self) -> None:
         self.disk: Disk | None = None
         self._open: dict[int, _Open] = {}
         self._next = 1
-        # Shared memory of the index of a write-ahead log, by the file of the database.
+        # Shared memory with the index of the write-ahead log, by the number of the database's file.
         self._shared: dict[int, list[Any]] = {}
         self._kept: list[Any] = []
         try:
@@ -180,7 +181,7 @@ class _SimulatedVfs:
         before = c_void_p(self._find(None))
         self.disk = disk
         self._register(ctypes.byref(self._vfs), 1)
-        self._random(0, None)  # SQLite's own random numbers are drawn anew, from the disk's.
+        self._random(0, None)  # SQLite discards its random state, and takes a new seed from the disk's random numbers.
         try:
             yield
         finally:
@@ -198,7 +199,7 @@ class _SimulatedVfs:
     # --- the file system ---
 
     def _open_file(self, vfs: int, name: bytes | None, file: Any, flags: int, found_flags: Any) -> int:
-        file.contents.methods = None  # SQLite calls no method of a file that could not be opened.
+        file.contents.methods = None  # SQLite calls no method of a file without methods, such as one that is not open.
         disk = self._current
         path = None if name is None else name.decode()
         if flags & OPEN_MAIN_DATABASE and any(one.is_usable and one.name == path for one in self._open.values()):

@@ -31,7 +31,8 @@ class Strangers:
 
     :param server: name of the server.
     :param victim: key of the attacked client.
-    :ivar flooded: whether they have flooded the victim. From then on the server may count faults of clients.
+    :ivar flooded: whether they have flooded the victim. From then on the server may count violations of the protocol by
+        clients (:data:`~dmsg.testing.bystanders.BLAME`).
     """
 
     def __init__(self, lab: Lab, server: str, victim: PubKey) -> None:
@@ -59,8 +60,8 @@ class Strangers:
             session._link.send(b"".join(frames))  # noqa: SLF001
 
     def resume(self, end: SecureEnd, random: Random) -> list[Deferred[object]]:
-        """Request from the victim that it resumes a stream of another client with the strangers. They know the token
-        and the position of the stream, but not its keys.
+        """Ask the victim to resume a stream over transports of the strangers. The stream is that of the victim and
+        another client. The strangers know the token and the position of the stream, but not its keys.
 
         :param end: end of the stream at the other client.
         :returns: a Deferred for each request, which fails if the victim refuses.

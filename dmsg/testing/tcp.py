@@ -30,8 +30,8 @@ from dmsg.testing.determinism import Trace
 SEGMENT = 64 * 1024
 """Maximum size of a segment in bytes."""
 BUFFER = 256 * 1024
-"""Two limits in bytes for one direction of a connection: bytes in flight at which no more segments are sent, and bytes
-that wait to be sent above which the producer is paused."""
+"""Limit in bytes for one direction of a connection, which applies twice. While this many bytes are in flight, no
+further segment is sent. While more than this many bytes wait to be sent, the producer is paused."""
 RETRANSMIT = 0.2
 """Seconds until a lost segment is sent again. A loss is simulated by this delay."""
 USER_TIMEOUT = 30.0
@@ -47,6 +47,7 @@ class Path:
     :ivar reorder: share of segments that are delayed, so that segments of other connections overtake them. Such a
         segment takes twice the delay.
     :ivar cut_since: time at which the path was interrupted; None while it works.
+    :ivar reset_after: number of bytes after which the connection that sends the last of them is reset; None for never.
     """
 
     def __init__(self, clock: Clock, random: Random, trace: Trace | None = None) -> None:
@@ -58,6 +59,7 @@ class Path:
         self.loss = 0.0
         self.reorder = 0.0
         self.cut_since: float | None = None
+        self.reset_after: int | None = None
         self._free_at = 0.0
 
     def arrival(self, size: int) -> float:
@@ -154,9 +156,16 @@ class End:
     def _send(self, segment: bytes | None) -> None:
         clock = self._path.clock
         self._check_routers(clock.seconds())
+        left = self._path.reset_after
+        if segment is not None and left is not None:
+            segment = segment[:left]
+            self._path.reset_after = left - len(segment) or None
         self._note("sends", b"" if segment is None else segment)
         self._last_arrival = max(self._path.arrival(len(segment or b"")), self._last_arrival)
         clock.callLater(self._last_arrival - clock.seconds(), self._arrive, segment)
+        if left is not None and self._path.reset_after is None:
+            clock.callLater(self._last_arrival - clock.seconds(), self.reset_by_peer)
+            clock.callLater(self._last_arrival - clock.seconds(), self.other.reset_by_peer)
 
     def _check_routers(self, now: float) -> None:
         """Mark the connection as forgotten if neither end has sent anything for longer than a router stores idle

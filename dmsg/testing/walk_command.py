@@ -1,17 +1,30 @@
-"""What the random walks of several protocol families share: the text of a walk that fails, and the command line."""
+"""Common part of the random walks of several protocol families: the text of a walk that fails, and the command line."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import NamedTuple, Protocol
 
 from dmsg.testing.determinism import KEPT, Trace
 from dmsg.testing.logged_errors import no_logged_errors
+from dmsg.testing.plan import Aim, Plan
+from dmsg.testing.shrink import report
+from dmsg.testing.walk_coverage import WalkCoverage
+
+AIMS = 4
+"""Number of aims of a walk that is steered to rare cells of the coverage."""
+Planner = Callable[[int, int], Plan]
+"""Function that draws the plan of a walk from a seed and a number of steps."""
+SteeredPlanner = Callable[[int, int, Sequence[Aim]], Plan]
+"""Function that draws the plan of a walk from a seed, a number of steps and aims."""
 
 
 class Walking(Protocol):
@@ -24,21 +37,25 @@ class Walking(Protocol):
 
 
 class Done(NamedTuple):
-    """Walk that did not fail.
+    """Result of a walk that did not fail.
 
-    :ivar amount: what the walk counts, for example the number of answered calls.
+    :ivar amount: result that the walk counts, for example the number of answered calls.
     :ivar faults: names of its faults, in order.
+    :ivar coverage: states in which the faults happened; None if the walk does not count them.
+    :ivar lies: number of lies that were told, by kind.
     """
 
     amount: int
     faults: list[str]
     trace: Trace
+    coverage: WalkCoverage | None = None
+    lies: Counter[str] = Counter()
 
 
 @contextmanager
 def explained(seed: int, walk: Walking, trace: Trace, more: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Context manager for a walk. If the walk fails, the text of its error contains the seed, the faults and the last
-    events. Errors that were only logged let the walk fail, too.
+    """Context manager for a walk (a random test run). If the walk fails, the text of its error contains the seed, the
+    faults and the last events. The walk also fails if an error was only logged.
 
     :param more: function that returns a text to insert before the last events.
     """
@@ -51,38 +68,142 @@ def explained(seed: int, walk: Walking, trace: Trace, more: Callable[[], str] = 
         raise type(error)(text) from error
 
 
+def coverage_text(covered: WalkCoverage) -> str:
+    """Return a text for people: the table of the coverage, and the cells that no walk has reached."""
+    cells, missing = covered.cells, covered.missing
+    text = f"number of faults and lies, by the states at that time:\n{covered.table()}"
+    text += f"{len(cells) - len(missing)} of {len(cells)} combinations have happened\n"
+    if missing:
+        text += f"never happened: {', '.join(str(cell) for cell in missing)}\n"
+    return text
+
+
+def counted(lies: Counter[str]) -> str:
+    """Return a text with the number of lies of each kind."""
+    return ", ".join(f"{kind} {number}" for kind, number in sorted(lies.items()))
+
+
 def run(
-    module: str, description: str | None, steps: int, walk: Callable[[int, int], Done], counted: str, guarantee: str
+    module: str,
+    description: str | None,
+    steps: int,
+    plan: Planner,
+    follow: Callable[[Plan], Done],
+    amount: str,
+    guarantee: str,
+    *,
+    steered: SteeredPlanner | None = None,
+    lying: SteeredPlanner | None = None,
 ) -> None:
     """Do random walks for ``--seconds`` seconds, or until a walk fails. With ``--seed``, do only the walk of this
-    seed.
+    seed; with ``--shrink``, reduce its plan to a small test.
 
-    :param module: name of the module that is run.
+    :param module: name of the module that is run. It has a function ``follow``, which does the walk of a plan.
     :param steps: default number of steps of a walk.
-    :param walk: function that does the walk of a seed with a number of steps.
-    :param counted: text about the amount, which follows the number.
-    :param guarantee: text that follows ``counted`` after walks that did not fail.
+    :param plan: function that draws the plan of a seed with a number of steps.
+    :param follow: function that does the walk of a plan.
+    :param amount: text that says what the walks count. It follows the number.
+    :param guarantee: text that follows ``amount`` after walks that did not fail.
+    :param steered: like ``plan``, for walks with aims; None if the walks cannot be steered to rare cells of the
+        coverage.
+    :param lying: like ``steered``, for walks with ``--lies``; None if the walks do not have this option.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seconds", type=float, default=60.0, help="Seconds for which to do walks.")
     parser.add_argument("--seed", type=int, help="Do only the walk of this seed.")
     parser.add_argument("--steps", type=int, default=steps, help="Number of steps of each walk.")
+    parser.add_argument("--shrink", action="store_true", help="Reduce the failing walk of --seed to a small test.")
+    if steered is not None:
+        help_text = "Let this fault happen more often in this state, as KIND@STATE."
+        parser.add_argument("--aim", action="append", default=[], type=Aim.parse, help=help_text)
+    if lying is not None:
+        parser.add_argument("--lies", action="store_true", help="Let servers lie, too.")
     arguments = parser.parse_args()
-    if arguments.seed is not None:
-        amount, faults, trace = walk(arguments.seed, arguments.steps)
-        sys.stdout.write(
-            f"seed {arguments.seed}: {amount} {counted}; faults: {', '.join(faults)}\n"
-            f"{trace.count} events, hash {trace.digest()}\n"
-        )
-        return
-    end = time.monotonic() + arguments.seconds
-    first = int.from_bytes(os.urandom(4), "big")
-    count = total = 0
-    while time.monotonic() < end:
+    lies = lying is not None and arguments.lies
+    planner = lying if lies else steered
+
+    def planned(seed: int, aims: Sequence[Aim]) -> Plan:
+        return plan(seed, arguments.steps) if planner is None else planner(seed, arguments.steps, aims)
+
+    aims: list[Aim] = [] if steered is None else arguments.aim
+    if arguments.shrink:
+        if arguments.seed is None:
+            parser.error("--shrink needs --seed")
         try:
-            total += walk(first + count, arguments.steps).amount
-        except BaseException:
-            sys.stdout.write(f"failed: python -m {module} --seed {first + count} --steps {arguments.steps}\n")
-            raise
-        count += 1
-    sys.stdout.write(f"{count} walks, seeds {first} to {first + count - 1}: {total} {counted}{guarantee}\n")
+            sys.stdout.write(report(planned(arguments.seed, aims), follow, module))
+        except ValueError:
+            parser.error(f"the walk of seed {arguments.seed} does not fail")
+    elif arguments.seed is not None:
+        done = follow(planned(arguments.seed, aims))
+        sys.stdout.write(
+            f"seed {arguments.seed}: {done.amount} {amount}; faults: {', '.join(done.faults)}; "
+            f"lies: {counted(done.lies) or 'none'}\n{done.trace.count} events, hash {done.trace.digest()}\n"
+        )
+    else:
+        options = f" --steps {arguments.steps}" + " --lies" * lies
+        many = _Walks(f"python -m {module}{options}", planned, follow, aims, is_steered=steered is not None)
+        many.walk(arguments.seconds)
+        sys.stdout.write(many.text(f"{amount}{guarantee}"))
+
+
+class _Walks:
+    """Walks of successive seeds.
+
+    :param command: command that does one of the walks, without its seed and aims.
+    :param aims: aims of all walks; if empty and ``is_steered``, each walk is steered to rare cells of the coverage.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        planned: Callable[[int, Sequence[Aim]], Plan],
+        follow: Callable[[Plan], Done],
+        aims: Sequence[Aim],
+        *,
+        is_steered: bool,
+    ) -> None:
+        self._command = command
+        self._planned = planned
+        self._follow = follow
+        self._aims = aims
+        self._is_steered = is_steered
+        self._first = int.from_bytes(os.urandom(4), "big")
+        self._count = self._amount = 0
+        self._told: Counter[str] = Counter()
+        self._covered: WalkCoverage | None = None
+
+    def walk(self, seconds: float) -> None:
+        """Do walks for some seconds, or until one fails; then print the command that repeats this walk."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            seed = self._first + self._count
+            aims = self._aims
+            if self._is_steered and not aims and self._covered is not None:
+                aims = self._covered.aims(Random(f"aims {seed}"), AIMS)
+            try:
+                done = self._follow(self._planned(seed, aims))
+            except BaseException:
+                aimed = "".join(f" --aim {shlex.quote(str(aim))}" for aim in aims)
+                sys.stdout.write(f"failed: {self._command} --seed {seed}{aimed} --shrink\n")
+                raise
+            self._add(done)
+
+    def _add(self, done: Done) -> None:
+        self._count += 1
+        self._amount += done.amount
+        self._told += done.lies
+        if self._covered is None:
+            self._covered = done.coverage
+        elif done.coverage is not None:
+            self._covered.add(done.coverage)
+
+    def text(self, amount: str) -> str:
+        """Return a summary of all walks.
+
+        :param amount: text that follows the number of what the walks count.
+        """
+        last = self._first + self._count - 1
+        text = f"{self._count} walks, seeds {self._first} to {last}: {self._amount} {amount}\n"
+        if self._told:
+            text += f"lies told: {counted(self._told)}\n"
+        return text if self._covered is None else text + coverage_text(self._covered)

@@ -1,68 +1,118 @@
-"""Coverage of random walks: in which states of streams each fault and each lie has happened."""
+"""Coverage of random walks: in which states of streams or entries each fault and each lie has happened, and to whom.
+
+A cell of the table is a kind of fault or lie, a *party* (the role of the host to which it happened), and a state.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import NamedTuple
 
-from dmsg.streams.carrier import ClientStream
-from dmsg.testing.promise import Talker
+from dmsg.testing.plan import Aim
 
-STATES = ("opening", "idle", "in flight", "paused", "moving", "suspended", "closing")
-"""States of a stream's end, in the order of the table's columns."""
-FIRST_COLUMN = 32
-"""Width of the column with the names of faults and lies, in characters."""
+ANYBODY = ""
+"""Name of the party for a fault that happens to no particular host."""
+FIRST_COLUMN = 48
+"""Width of the column with the names of faults and lies and the parties, in characters."""
 COLUMN = 11
-"""Width of each other column, in characters."""
+"""Width of each of the remaining columns, in characters."""
 
 
-def state_of(talker: Talker) -> str | None:
-    """Return the state of one end of a stream, one of :data:`STATES`; None if the end has no stream any more."""
-    stream = talker.transport
-    if stream is None:
-        return "opening"
-    if not isinstance(stream, ClientStream) or stream.has_ended or stream.end is None:
-        return None
-    end = stream.end
-    states = {
-        "closing": stream.disconnecting,
-        "moving": end.unproven is not None or end.answers,
-        "suspended": end.transport is None,
-        "paused": stream._paused,  # noqa: SLF001  # Only the stream itself knows whether its application reads.
-        "in flight": end.in_flight,
-    }
-    return next((state for state, present in states.items() if present), "idle")
+class Cell(NamedTuple):
+    """Cell of the coverage table of walks."""
+
+    kind: str
+    party: str
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}{f' of {self.party}' if self.party else ''} while {self.state}"
+
+
+def _anybody(kind: str) -> Sequence[str]:
+    return (ANYBODY,)
 
 
 class WalkCoverage:
-    """Counts of faults and lies, by the states of the streams in which they happened.
+    """Counts of faults and lies, by parties, and by the states in which they happened.
 
     :param kinds: names of all faults and lies that can happen.
+    :param states: names of the states, in the order of the table's columns.
+    :param parties: function that returns the possible parties of a kind.
+    :param is_possible: function that returns whether a fault or lie can happen to a party in a state.
     """
 
-    def __init__(self, kinds: Sequence[str]) -> None:
-        self._kinds = tuple(dict.fromkeys(kinds))
-        self._counts: Counter[tuple[str, str]] = Counter()
+    def __init__(
+        self,
+        kinds: Sequence[str],
+        states: Sequence[str],
+        parties: Callable[[str], Sequence[str]] = _anybody,
+        is_possible: Callable[[str, str], bool] = lambda party, state: True,
+    ) -> None:
+        self._states = tuple(states)
+        self._rows = [(kind, party) for kind in dict.fromkeys(kinds) for party in parties(kind)]
+        self._is_possible = is_possible
+        self._counts: Counter[Cell] = Counter()
 
-    def note(self, kind: str, talkers: Iterable[Talker]) -> None:
-        """Count a fault or lie once for each state that is present among these ends of streams."""
-        for state in {state_of(talker) for talker in talkers}:
-            if state is not None:
-                self._counts[kind, state] += 1
+    def note_states(self, kind: str, states: Iterable[str]) -> None:
+        """Count a fault or lie that happens to no particular host, once for each of these states."""
+        self.note(kind, ((ANYBODY, state) for state in states))
+
+    def note(self, kind: str, places: Iterable[tuple[str, str]]) -> None:
+        """Count a fault or lie once for each of these pairs of a party and a state."""
+        for party, state in set(places):
+            self._counts[Cell(kind, party, state)] += 1
 
     def add(self, other: WalkCoverage) -> None:
         """Add the counts of another walk."""
         self._counts += other._counts
 
     @property
-    def missing(self) -> list[tuple[str, str]]:
-        """Pairs of a fault or lie and a state that have not happened together."""
-        return [(kind, state) for kind in self._kinds for state in STATES if not self._counts[kind, state]]
+    def kinds(self) -> set[str]:
+        """Names of the faults and lies that have happened."""
+        return {cell.kind for cell in self._counts}
+
+    @property
+    def reached(self) -> set[Cell]:
+        """Cells that a walk has reached."""
+        return set(self._counts)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells that are possible."""
+        return [
+            Cell(kind, party, state)
+            for kind, party in self._rows
+            for state in self._states
+            if self._is_possible(party, state)
+        ]
+
+    @property
+    def missing(self) -> list[Cell]:
+        """Possible cells that no walk has reached."""
+        return [cell for cell in self.cells if not self._counts[cell]]
 
     def table(self) -> str:
-        """Return the counts as a table: a line for each fault and lie, and a column for each state."""
-        lines = [" " * FIRST_COLUMN + "".join(f"{state:>{COLUMN}}" for state in STATES)]
-        for kind in self._kinds:
-            counts = "".join(f"{self._counts[kind, state] or '-':>{COLUMN}}" for state in STATES)
-            lines.append(f"{kind:{FIRST_COLUMN}}{counts}")
+        """Return the counts as a table: a line for each fault or lie and party, and a column for each state. A cell
+        that is not possible is empty."""
+        lines = [" " * FIRST_COLUMN + "".join(f"{state:>{COLUMN}}" for state in self._states)]
+        possible = set(self.cells)
+        for kind, party in self._rows:
+            cells = [Cell(kind, party, state) for state in self._states]
+            counts = "".join(f"{(self._counts[cell] or '-') if cell in possible else '':>{COLUMN}}" for cell in cells)
+            lines.append(f"{f'{kind}, {party}' if party else kind:{FIRST_COLUMN}}{counts}".rstrip())
         return "\n".join(lines) + "\n"
+
+    def aims(self, random: Random, count: int) -> list[Aim]:
+        """Draw faults and lies, each with a state in which a walk should let it happen. Rare cells are drawn more often
+        than others, and those that were never reached most often.
+
+        :param count: number of aims.
+        """
+        weights: dict[Aim, float] = {}
+        for cell in self.cells:
+            aim = Aim(cell.kind, cell.state)
+            weights[aim] = weights.get(aim, 0.0) + 1 / (1 + self._counts[cell])
+        return random.choices(list(weights), list(weights.values()), k=count)

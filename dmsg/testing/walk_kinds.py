@@ -1,16 +1,25 @@
-"""Faults and lies from which the plan of a random walk is drawn."""
+"""Faults and lies from which the plan of a random walk is drawn, and the shapes of its network."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
 
 from dmsg.testing import faults
 from dmsg.testing.lies import KINDS
 from dmsg.testing.lying_discovery import KINDS as DISCOVERY_KINDS
-from dmsg.testing.plan import Plan, draw
+from dmsg.testing.plan import LIE, SECONDS, Aim, Plan, Shape, Step, draw
 
 STEPS = 60
 """Number of steps of a walk."""
+SERVERS, CLIENTS = (1, 2, 3, 3, 4, 6), (2, 2, 2, 2, 2, 3, 3, 4, 6, 12)
+"""Numbers of servers and clients of a walk. Large networks are rarer, because their walks take longer."""
+OLD = 0.3
+"""Fraction of the walks in which programs of 2019 take part."""
 OF_DISCOVERY = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
-"""Kinds of lies of discovery, by the name of the fault."""
+"""Maps the name of each fault by which discovery begins to lie to the kind of its lies. An empty kind stands for the
+fault by which discovery becomes honest again."""
 OF_STRANGERS = ("strangers flood", "strangers resume", "strangers resume", "lying end", "lying end")
 FAULTS = (*faults.BY_NAME, "open", "open", "finish", "small pieces", "kill client", "kill discovery")
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
@@ -19,15 +28,32 @@ FAULTS = (*faults.BY_NAME, "open", "open", "finish", "small pieces", "kill clien
 _CALM = tuple(fault for fault in FAULTS if fault != "clock jump")
 FAULTS_WITH_LIES = (*_CALM, *OF_DISCOVERY, *OF_STRANGERS, "honest")
 """Names of the faults of a walk in which servers lie."""
-EVERY_FAULT, EVERY_LIE = FAULTS, (*FAULTS_WITH_LIES, *(f"lie: {kind}" for kind in KINDS))
-"""Rows of the coverage of a walk without and with lies."""
+EVERY_FAULT, EVERY_LIE = FAULTS, (*FAULTS_WITH_LIES, *(f"{LIE}{kind}" for kind in KINDS))
+"""Rows of the coverage table. The first tuple is for walks without lies, and names all their faults. The second is for
+walks with lies, and names all their faults and lies."""
+_BOTH = ((0, 300_000), (1, 300_000), (2, 300_000), (3, 300_000))
+WAYS: dict[str, Sequence[Step]] = {
+    "opening": (Step(fault="open", seconds=0.0005), Step(fault="open")),
+    "idle": (Step(seconds=12.0),),
+    "in flight": (Step(_BOTH, seconds=0.0005), Step(_BOTH, seconds=0.002)),
+    "paused": (Step(_BOTH, "slow reader", seconds=0.3),),
+    "moving": (Step(_BOTH, "leave", seconds=0.002), Step(_BOTH, "kill", seconds=0.01), Step(fault="leave")),
+    "suspended": (Step(_BOTH, "reset", seconds=0.0005), Step(_BOTH, "partition", seconds=30.0)),
+    "closing": (Step(fault="finish"), Step(fault="finish", seconds=0.0005)),
+}
+"""Maps each state to steps of a walk after which a stream is often in this state."""
 
 
-def draw_plan(seed: int, *, steps: int = STEPS, lies: bool = False) -> Plan:
+def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = (), *, lies: bool = False) -> Plan:
     """Return the plan that is drawn from a seed.
 
+    :param aims: faults and lies that the plan contains more often, each with the state of a stream in which it should
+        happen.
     :param lies: whether servers may lie.
     """
-    if lies:
-        return draw(seed, steps, FAULTS_WITH_LIES, list(KINDS))
-    return draw(seed, steps, FAULTS)
+    random = Random(f"shape {seed}")
+    shape = Shape(random.choice(SERVERS), random.choice(CLIENTS), random.choice(SECONDS), random.random() < OLD)
+    kinds = list(KINDS) if lies else []
+    plan = draw(seed, steps, FAULTS_WITH_LIES if lies else FAULTS, kinds, aims=aims, ways=WAYS)
+    # In a network with one server, the server must become honest. Otherwise streams might never recover.
+    return replace(plan, shape=shape, unrepentant=plan.unrepentant and shape.servers > 1)

@@ -101,7 +101,7 @@ class Path:
 
 
 class Wire:
-    """Forwarder of packets between the devices.
+    """Forwarder of packets between the TUN devices of network namespaces.
 
     :param tuns: descriptors of the TUN devices, by address.
     :param seed: seed of all random events.
@@ -255,7 +255,7 @@ def _as_reset(packet: bytes, header: _Header) -> bytes:
     segment[16:18] = b"\0\0"
     is_ipv6 = len(header.source) == 16
     length = len(segment).to_bytes(4, "big")
-    # IPv4 and IPv6 differ in the widths of these two numbers, but not in the sum.
+    # In the pseudo-header, IPv4 and IPv6 write length and protocol with different widths, but the checksum is the same.
     pseudo = header.source + header.target + length + _TCP.to_bytes(4, "big")
     segment[16:18] = _checksum(pseudo + bytes(segment)).to_bytes(2, "big")
     if is_ipv6:

@@ -59,13 +59,13 @@ PLAIN_TIME = 3600.0
 RESUME_ATTEMPT = 5.0
 """Maximum seconds of one attempt to resume a stream through one server."""
 RESUME_DELAY = 0.1
-"""Seconds from which the delay between two rounds of attempts to resume a stream is computed. Each round tries all
-servers, and multiplies the delay by 1.5, up to ``RESUME_MAX_DELAY``."""
+"""Seconds between the first two rounds of attempts to resume a stream. A round tries all servers. After each round the
+delay is multiplied by 1.5, up to ``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
 RESUME_BACK_OFF = 0.25
-"""Seconds by which each RATE_LIMITED delays further attempts to resume streams to the same peer through the same
-server, up to ``RESUME_MAX_DELAY`` in total. Attempts to other peers are not delayed, because the refusal may come from
-the peer."""
+"""Seconds by which each refusal RATE_LIMITED delays further attempts to resume streams to the same peer through the
+same server, up to ``RESUME_MAX_DELAY`` in total. Attempts to other peers are not delayed, because the refusal may come
+from the peer."""
 RESUME_RATE = 200.0
 """Maximum number of REQUESTs per second for resuming streams; the peers take turns. When a server is lost, all its
 streams are resumed at once, and the next server would refuse requests above its own rate limit."""
@@ -214,8 +214,9 @@ class Client(DelegatedClient[ClientSession]):
         error = failure.value
         if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
             raise ConnectFailed(
-                f"{address.public_key.short}: none of its servers carries secure transports, and its program is too "
-                "old to connect without them; update dmsg there, or let both use a server of dmsg",
+                f"{address.public_key.short}: none of its servers carries secure transports, and the dmsg there is too "
+                "old to encrypt through servers of 2019; update dmsg there, or connect both clients to a server that "
+                "runs dmsg",
                 error.attempts,
                 error.key,
             ) from None
@@ -230,7 +231,7 @@ class Client(DelegatedClient[ClientSession]):
         Each ``send(b"")`` of the protocol's transport measures a round trip. The Deferred fails with the errors of
         :meth:`connect`, and with :class:`~dmsg.errors.PingUnavailable` if the remote does not answer probes.
 
-        :param port: port on which a program of the remote must listen, otherwise the stream is refused. None if no port
+        :param port: port to check: the stream is opened only if a program of the remote listens there. None if no port
             is to be checked.
         :param via: public key of the only server to try.
         """
@@ -300,7 +301,8 @@ class Client(DelegatedClient[ClientSession]):
         """Remember that a server does not support PING, as a connection has shown, although the server's entry
         announces it.
 
-        An entry keeps its features when a program of 2019 replaces a newer program with the same key.
+        This happens if a program of 2019 has replaced a newer program with the same key, because the old program leaves
+        the entry's features as they are.
         """
         assert entry.server is not None
         self._plain_servers.pop(entry.key, None)
@@ -338,7 +340,7 @@ class Client(DelegatedClient[ClientSession]):
         """
         if self.encryption is Encryption.OFF:
             if port:
-                raise EncryptionUnavailable("encryption is off, and ports other than 0 need it")
+                raise EncryptionUnavailable("encryption is off, and ports other than 0 need encryption")
             return False
         if self._offers(remote, entry, FEATURE):
             return True
@@ -347,7 +349,9 @@ class Client(DelegatedClient[ClientSession]):
                 f"{remote.short} does not offer secure transports, and this client requires them (see --encryption)"
             )
         if port:
-            raise EncryptionUnavailable(f"{remote.short} does not offer secure transports, which ports need")
+            raise EncryptionUnavailable(
+                f"{remote.short} does not offer secure transports, and ports other than 0 need them"
+            )
         return False
 
     def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:

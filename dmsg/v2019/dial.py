@@ -45,7 +45,7 @@ class SessionEndpoint:
     ) -> None:
         """:param address: ``host:port`` of the server.
         :param carriers: carriers over which the server can be reached.
-        :param memory: memory of the carrier that worked last for each server.
+        :param memory: record of the carrier that last worked for each server.
         :param pings: returns whether the server is assumed to support PING and secure transports.
         :param no_pings: callback invoked if the connection shows that the server supports neither PING nor secure
             transports.

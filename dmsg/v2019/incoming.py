@@ -238,7 +238,7 @@ class Incoming:
         greediest = max(counts, key=counts.__getitem__)
         if counts[greediest] <= counts[initiator] + 1:
             return False
-        # A transport that was confirmed in the same read has no stream yet, and cannot be chosen.
+        # A transport that was confirmed in the same read has no stream yet, and cannot be evicted.
         newest = (
             one
             for one in reversed(incoming)

@@ -37,12 +37,13 @@ from dmsg.v2019.transport_streams import TransportStreams
 REQUEST_TIMEOUT = 10.0
 """Default number of seconds to wait for the answer to a REQUEST."""
 PLAIN_ONLY = "carry no secure transports"
-"""Part of the message of an error about servers of 2019. Other code recognises such errors by it."""
+"""Part of the message of an error about servers of 2019. Other code recognises such errors by this text."""
 STALE_ENTRY = (
     "though its entry offers secure transports: another program used its key before; run `dmsg discovery delete` "
     "with that key, or see --encryption"
 )
-"""Part of the message of an error about a peer of 2019 whose entry has features of a newer program."""
+"""End of error messages about a peer that answers like a program of 2019, although its entry has features of a newer
+program."""
 
 
 class OutgoingSession(CarryingSession[ClientTransport], Protocol):
@@ -156,10 +157,15 @@ class Outgoing:
             raise EncryptionUnavailable(
                 f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, {STALE_ENTRY}"
             ) from None
-        server = f"server {self._session.server.short} gives no reason, as those of 2019 do"
+        server = self._session.server.short
         if transport.upgrade:
-            raise TransportRefused(error.reason, f"{server}: perhaps {remote.short} is not connected to it") from None
-        raise EncryptionUnavailable(f"{server}, which {PLAIN_ONLY}") from None
+            raise TransportRefused(
+                error.reason,
+                f"server {server} gives no reason, as those of 2019 do: perhaps {remote.short} is not connected to it",
+            ) from None
+        raise EncryptionUnavailable(
+            f"server {server} gives no reason, as those of 2019 do, which {PLAIN_ONLY}"
+        ) from None
 
     def reopen(
         self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT, *, upgrade: bool = False

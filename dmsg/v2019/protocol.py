@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import TYPE_CHECKING
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -28,16 +29,18 @@ from dmsg.net.turns import HoldReason
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission
 from dmsg.servers.serving import ServedSession, ServingFactory
-from dmsg.telemetry.metrics import relay_seconds
-from dmsg.telemetry.relays import RelayTelemetry
-from dmsg.telemetry.service import Telemetry
+from dmsg.telemetry.latencies import Seconds
 from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import OK_FRAME, encode_close, encode_drain
 
+if TYPE_CHECKING:
+    from dmsg.telemetry.relays import RelayTelemetry
+    from dmsg.telemetry.service import Telemetry
+
 ROUTE_SIZE = 450
-"""Bytes of memory that a server uses for one end of a transport."""
+"""Number of bytes of memory that a server uses for one end of a transport."""
 STALL_GRACE = 0.5
 """Maximum number of seconds for which reading from sources is paused because their receiver does not read."""
 
@@ -83,8 +86,8 @@ class ServerSession(ServedSession[RelayPeer, Limits]):
         super().refuse(reason)
 
     def crowd_out(self) -> None:
-        """Close the link, because the full server needs the place for another client. A client that understands DRAIN
-        receives one, so that it moves its streams at once."""
+        """Close the link, because the server is full and needs the place for another client. A client that understands
+        DRAIN first receives a DRAIN, so that it moves its streams at once."""
         if self._peer is not None and self._peer.speaks_drain and self.link is not None:
             self.link.send(encode_drain(0, ()))
         super().crowd_out()
@@ -150,8 +153,11 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         self._aes_gcm = aes_gcm
         self.telemetry: RelayTelemetry | None = None
         if telemetry is not None:
+            # The import is here, because most servers run without telemetry.
+            from dmsg.telemetry.relays import RelayTelemetry
+
             self.telemetry = RelayTelemetry(telemetry, reactor.seconds, bytes(key.public))
-        self.relay_seconds = relay_seconds("dmsg_server")
+        self.relay_seconds = Seconds()
         self._turn = TurnFlush(reactor, self.relay_seconds.observe)
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -18,10 +19,13 @@ from dmsg.net.reactor import Reactor
 from dmsg.noise.xk import AES_FEATURE, XKHandshake
 from dmsg.servers.server import DRAIN_CHECK_INTERVAL, RelayServer
 from dmsg.servers.settings import DEFAULTS, ServerSettings
-from dmsg.telemetry.service import SentCounts, Telemetry, TelemetrySettings
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.protocol import ServerFactory
+
+if TYPE_CHECKING:
+    from dmsg.telemetry.service import Telemetry
+    from dmsg.telemetry.settings import TelemetrySettings
 
 DRAIN_GRACE = 1.0
 """Minimum number of seconds for which the server continues after it has announced its stop to its clients, unless all
@@ -59,7 +63,12 @@ class Server(RelayServer):
         :raises ValueError: ``cipher`` has an invalid value.
         """
         self._aes_gcm = preferred_cipher(cipher) is Cipher.AES_256_GCM
-        self.telemetry = Telemetry(reactor, telemetry, "server", key) if telemetry is not None else None
+        self.telemetry: Telemetry | None = None
+        if telemetry is not None:
+            # The import is here, because most servers run without telemetry.
+            from dmsg.telemetry.service import Telemetry
+
+            self.telemetry = Telemetry(reactor, telemetry, "server", key)
         super().__init__(
             reactor,
             key,
@@ -118,7 +127,7 @@ class Server(RelayServer):
             if not relay.peers or (not relay.route_count and passed >= DRAIN_GRACE):
                 break
             await deferLater(self._reactor, DRAIN_CHECK_INTERVAL)
-        _log.info("the server has left: {count} transports remain open", count=relay.route_count // 2)
+        _log.info("the drain is over: {count} transports were still open", count=relay.route_count // 2)
 
     def _mark(self, version: str) -> str:
         version = with_feature(version, RELAY_FEATURE)
@@ -142,7 +151,6 @@ class Server(RelayServer):
     def counters(self) -> dict[str, tuple[str, float]]:
         """Return the counters by name, each with its help text and value."""
         telemetry = self.telemetry
-        sent = SentCounts() if telemetry is None else telemetry.sent
         return {
             **super().counters(),
             "transports_opened": ("Number of transports opened since the start", self.factory.relay.transports_opened),
@@ -158,11 +166,17 @@ class Server(RelayServer):
                 "Number of event files deleted to make room for newer ones",
                 0 if telemetry is None else telemetry.removed,
             ),
-            "telemetry_files_sent": ("Number of event files that the collector has stored", sent.delivered),
-            "telemetry_files_refused": ("Number of event files that the collector refused", sent.refused),
+            "telemetry_files_sent": (
+                "Number of event files that the collector has stored",
+                0 if telemetry is None else telemetry.sent.delivered,
+            ),
+            "telemetry_files_refused": (
+                "Number of event files that the collector refused",
+                0 if telemetry is None else telemetry.sent.refused,
+            ),
             "telemetry_send_failures": (
                 "Number of failed deliveries because the collector was unreachable or full",
-                sent.failures,
+                0 if telemetry is None else telemetry.sent.failures,
             ),
             "throttled": ("Number of reads delayed because a client exceeded --byte-rate", self.factory.throttled),
         }

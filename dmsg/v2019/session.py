@@ -233,8 +233,8 @@ class ClientSession(Session):
         self.core.is_lost = True
         if not self.established.called:
             self.established.errback(reason)
-            # The failure is marked as handled, because nobody else handles it if the caller has given up. A caller that
-            # asks later checks `connected` instead.
+            # The errback prevents an "unhandled error" in the log if no caller waits for ``established`` any more.
+            # Later callers check ``connected`` instead.
             self.established.addErrback(lambda _: None)
 
         def tell() -> None:

@@ -19,7 +19,7 @@ from dmsg.net.reactor import cancel_call
 from dmsg.v2019.core.state import ClientTransport, State
 
 CONFIRM_TIMEOUT = 10.0
-"""Seconds within which an initiator must prove that it holds the keys. After that, its transport is closed."""
+"""Seconds to wait for an initiator's proof that it holds the keys. After that, its transport is closed."""
 
 
 class Unconfirmed(NamedTuple):

@@ -2,17 +2,17 @@
 
 A line of a picture is one of::
 
-    size WIDTH HEIGHT                       of the whole, in points
-    box NAME X Y WIDTH HEIGHT TEXT          TEXT may have lines, divided by |; the first is bold
-    group X Y WIDTH HEIGHT TEXT             a frame behind boxes
-    arrow NAME NAME [TEXT]                  from box to box, from the nearest edges
-    line NAME NAME [TEXT]                   without heads
-    dashed NAME NAME [TEXT]                 an arrow that is dashed
-    lost NAME NAME [TEXT]                   a line that is crossed out
-    text X Y TEXT
+    size WIDTH HEIGHT                       size of the picture, in points
+    box NAME X Y WIDTH HEIGHT TEXT          box with TEXT, whose lines are divided by |; the first is bold
+    group X Y WIDTH HEIGHT TEXT             frame behind boxes
+    arrow NAME NAME [TEXT]                  arrow from edge to edge of two boxes
+    line NAME NAME [TEXT]                   the same without a head
+    dashed NAME NAME [TEXT]                 dashed arrow
+    lost NAME NAME [TEXT]                   line that is crossed out
+    text X Y TEXT                           text without a box
     # a comment
 
-Colours follow what the reader's system prefers, light or dark.
+Colours are light or dark, as the reader's system prefers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ text { font: 13px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill
 }
 """
 LINE = 17.0
-"""Points from one line of text to the next."""
+"""Distance between two lines of text, in points."""
 
 
 class Picture:
@@ -65,7 +65,7 @@ class Picture:
                 raise ValueError(f"line {number}: {line}: {error}") from None
 
     def svg(self) -> str:
-        """The whole."""
+        """Return the picture as SVG."""
         head = (
             '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
             'orient="auto-start-reverse"><path class="head" d="M0,0 L8,4 L0,8 z"/></marker>'
@@ -74,7 +74,7 @@ class Picture:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" '
             f'width="{self.width:g}" height="{self.height:g}" role="img">',
             f"<style>{STYLE}</style><defs>{head}</defs>",
-            # pages that are light whatever the system prefers show it, too
+            # The picture needs a ground of its own, because a page may be light although the system prefers dark.
             '<rect class="ground" width="100%" height="100%" rx="10"/>',
             *self._under,
             *self._ways,
@@ -127,7 +127,7 @@ class Picture:
             )
 
     def _way(self, start: str, end: str, text: str, kind: str, extra: str, away: float = 0.0) -> tuple[float, float]:
-        """Draw an arrow from edge to edge; return its middle."""
+        """Draw a line from edge to edge of two boxes, and return the line's middle."""
         first, second = self._boxes[start], self._boxes[end]
         here, there = _centre(first), _centre(second)
         x1, y1 = _edge(first, there)
@@ -151,7 +151,7 @@ def _centre(box: tuple[float, float, float, float]) -> tuple[float, float]:
 
 
 def _edge(box: tuple[float, float, float, float], towards: tuple[float, float]) -> tuple[float, float]:
-    """Return the point at which a line from the centre of the box leaves the box, and a little beyond."""
+    """Return the point at which a line from the centre of a box leaves the box, moved 4 points outwards."""
     x, y = _centre(box)
     across, down = towards[0] - x, towards[1] - y
     scale = min(
@@ -163,7 +163,7 @@ def _edge(box: tuple[float, float, float, float], towards: tuple[float, float]) 
 
 
 def main() -> None:
-    """Draw all of them; with ``--check`` fail where one is not as its text says."""
+    """Draw all pictures.  With ``--check``, fail if a picture differs from its text instead."""
     check = "--check" in sys.argv
     for source in sorted(HERE.glob("*.txt")):
         drawn = Picture(source.read_text()).svg()
@@ -171,7 +171,7 @@ def main() -> None:
         if not check:
             target.write_text(drawn)
         elif not target.exists() or target.read_text() != drawn:
-            raise SystemExit(f"{target} is not what {source.name} says: python docs/pictures/draw.py")
+            raise SystemExit(f"{target} differs from {source.name}: run python docs/pictures/draw.py")
 
 
 if __name__ == "__main__":

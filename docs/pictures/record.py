@@ -1,10 +1,12 @@
-"""Records what the documentation shows of commands and pages: ``python docs/pictures/record.py`` runs them for real.
+"""Recorder of the pictures of commands and pages: ``python docs/pictures/record.py`` runs the commands for real.
 
-A discovery, two servers and two people are started on this machine; what they type and see becomes ``session.svg``
-and ``top.svg``.  Where there is a Chromium, the page of a server under load becomes ``page-light.png`` and
-``page-dark.png``, and the report of a week of a simulated network, where there is a Java, ``report.png``.
-``python docs/pictures/record.py report`` records only that; ``--to DIRECTORY`` puts it elsewhere, where a test compares
-what was said then and now.
+It starts a discovery and two servers on this machine, and runs the commands of two people.  The commands and their
+output become ``session.svg`` and ``top.svg``.  With Chromium, the status page of a server under load becomes
+``page-light.png`` and ``page-dark.png``.  With Chromium and Java, the report of a week of a simulated network becomes
+``report.png``.
+
+``python docs/pictures/record.py report`` records only this picture.  ``--to DIRECTORY`` writes the pictures to another
+directory; a test compares their texts with those of the stored pictures.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from rich.text import Text
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WIDTH = 96
-"""Columns of the terminal that is drawn."""
-# no font of another host
+"""Number of columns of the terminal that is drawn."""
+# The format of rich loads a font from another host.  A font of the reader's system replaces it.
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code", 'ui-monospace, "DejaVu Sans Mono"'
 )
 
 
 def free_port() -> int:
-    """Return a free port."""
+    """Return a free TCP port of this machine."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -45,7 +47,7 @@ def free_port() -> int:
 
 
 class Stage:
-    """A network, and the programs of people in it."""
+    """Network on this machine, and the programs that two people run in it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -62,7 +64,7 @@ class Stage:
         self.pages: list[str] = []
 
     def network(self) -> None:
-        """Discovery and two servers, registered."""
+        """Start discovery and two servers, and wait until the servers are registered."""
         port = free_port()
         self.environment["DMSG_DISCOVERY"] = f"http://127.0.0.1:{port}"
         pages = [free_port() for _ in range(3)]
@@ -84,7 +86,7 @@ class Stage:
 
     def _answers(self, url: str) -> str:
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:  # noqa: S310  # of this machine
+            with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:  # noqa: S310  # The URL is on this machine.
                 return str(answer.read().decode())
         except OSError:
             return ""
@@ -97,8 +99,8 @@ class Stage:
             time.sleep(0.1)
 
     def start(self, command: str) -> subprocess.Popen[str]:
-        """Something that goes on."""
-        process = subprocess.Popen(  # noqa: S602  # its words are of this file
+        """Start a command that runs in the background."""
+        process = subprocess.Popen(  # noqa: S602  # All commands are written in this file.
             command,
             shell=True,
             cwd=self.directory,
@@ -113,7 +115,7 @@ class Stage:
         return process
 
     def run(self, command: str) -> str:
-        """Something that ends."""
+        """Run a command to its end, and return its output."""
         done = subprocess.run(  # noqa: S602
             command, shell=True, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True
         )
@@ -131,12 +133,12 @@ class Stage:
 
 
 def terminal() -> Console:
-    """Return the console on which the picture is drawn."""
+    """Return the console that records a picture."""
     return Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True, color_system="truecolor")
 
 
 def typed(console: Console, who: str, command: str) -> None:
-    """A prompt and a command."""
+    """Show a prompt and a command that a person types."""
     style = "bold green" if who == "alice" else "bold cyan"
     console.print(Text.assemble((f"{who}$ ", style), command))
 
@@ -148,7 +150,7 @@ def said(console: Console, text: str) -> None:
 
 
 def session(stage: Stage) -> None:
-    """A file by a code, a key by a code, and a service at the key."""
+    """Record a session: a file sent by a code, keys exchanged by a code, and a service at a key."""
     console = terminal()
     (stage.directory / "holiday.jpg").write_bytes(os.urandom(4_200_000))
     typed(console, "alice", "dmsg send holiday.jpg")
@@ -174,7 +176,7 @@ def session(stage: Stage) -> None:
     typed(console, "bob", "dmsg serve inbox --allow alice --key-file bob.key &")
     serving = stage.start("DMSG_NAMES=bob.names dmsg serve inbox --allow alice --key-file bob.key -q")
     assert serving.stdout is not None
-    for _ in range(2):  # where it is, and for whom
+    for _ in range(2):  # The first two lines say where the service is, and who may use it.
         said(console, serving.stdout.readline())
     typed(console, "alice", "export DMSG_KEY_FILE=alice.key")
     stage.environment.update(DMSG_KEY_FILE="alice.key", DMSG_NAMES="alice.names")
@@ -189,11 +191,11 @@ def session(stage: Stage) -> None:
 
 
 def top(stage: Stage) -> None:
-    """A fleet, one of which is not there."""
+    """Record ``dmsg top`` over a fleet in which one entity does not answer."""
     console = terminal()
     urls = " ".join([*stage.pages, "http://127.0.0.1:1"])
     typed(console, "alice", "dmsg top --once http://127.0.0.1:9090 http://127.0.0.1:9100 ...")
-    # it ends with 1, because one of them is not there
+    # The command exits with status 1, because one entity does not answer.
     output = stage.run(f"dmsg top --once {urls} || true")
     wide = Console(record=True, width=140, file=open(os.devnull, "w"), force_terminal=True)
     said(wide, "\n".join(line.rstrip() for line in output.splitlines()))
@@ -201,12 +203,12 @@ def top(stage: Stage) -> None:
 
 
 def write(console: Console, name: str, title: str) -> None:
-    """The picture, without anything of another host."""
+    """Write a picture that loads nothing from another host."""
     (target() / name).write_text(console.export_svg(title=title, code_format=FORMAT, unique_id=name.partition(".")[0]))
 
 
 def page(stage: Stage) -> None:
-    """The page of a server that has something to do."""
+    """Record the status page of a server under load."""
     sys.path.insert(0, str(ROOT))
     from tests.pages.browser import Browser, chromium
 
@@ -228,7 +230,7 @@ def page(stage: Stage) -> None:
 
 
 def report(stage: Stage) -> None:
-    """The report of the pipeline over a network with faults, its top."""
+    """Record the top of the pipeline's report about a network with faults."""
     sys.path.insert(0, str(ROOT))
     from tests.pages.browser import Browser, chromium
 
@@ -257,7 +259,7 @@ def arguments() -> argparse.Namespace:
 
 
 def target() -> Path:
-    """The directory of the pictures."""
+    """Return the directory to which the pictures are written."""
     directory: Path = arguments().to
     return directory
 
@@ -266,7 +268,7 @@ SCENES = {scene.__name__: scene for scene in (session, page, top, report)}
 
 
 def main() -> None:
-    """Record all, or what is named."""
+    """Record all pictures, or those named on the command line."""
     named = arguments().scene
     with tempfile.TemporaryDirectory(prefix="dmsg-record-", ignore_cleanup_errors=True) as directory:
         stage = Stage(Path(directory))

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import boto3
 from twisted.trial.unittest import SkipTest
 
-from dmsg.analytics.delta import rows_of
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.store import Store
+from dmsg.analytics.table_queries import rows_of
 from tests.analytics.long_runs import DMSG, PATIENCE, ProcessCase, analytics, simulate
 
 PACKAGE = "org.apache.hadoop:hadoop-aws:3.5.0"

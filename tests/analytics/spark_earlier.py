@@ -15,8 +15,8 @@ import pyarrow as pa
 from deltalake import write_deltalake
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics.delta import LakeError
 from dmsg.analytics.explain import explain
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.listing import receipts_source, spool_source
 from dmsg.analytics.report import render
 from dmsg.analytics.report_data import collect

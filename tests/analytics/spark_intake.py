@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import zlib
@@ -206,7 +207,9 @@ class FilesOfTestsTests(LakeCase):
         write_file(path, rows)
         table, _ = read(str(path), NOW_MS, checked=False)
         write_file(path, rows, for_spark=True)
-        self.assertRaisesRegex(Refused, "an array is not a histogram", read, str(path), NOW_MS, checked=False)
+        self.assertRaisesRegex(
+            Refused, "an array is in a field other than the histogram", read, str(path), NOW_MS, checked=False
+        )
         found = spark().read.schema(RAW).options(**READ_OPTIONS).json(str(path)).collect()
         self.assertEqual([one[CORRUPT] for one in found], [None] * table.num_rows)
 
@@ -361,3 +364,22 @@ class FilesTests(SynchronousTestCase):
         self.assertEqual(sizes, {"beat-10": 31, "beat-11": 20, "session-10": 1, "life-10": 3, "file-13": 2})
         (life,) = [one for one in parts if ("family", "life") in one.values]
         self.assertEqual((life.first, life.last), (boot.rows[0]["ts"], boot.rows[0]["ts"]))
+
+
+class RegisterTests(LakeCase):
+    """The table ``files``, the register of all files that were read."""
+
+    def test_each_file_has_its_size_its_hash_and_its_batch(self) -> None:
+        boot = Boot(S1, "1" * 32)
+        boot.beats(DAY, "10:00:00", 3, sessions=1)
+        write_file(self.spool / "events-1.jsonl.gz", boot.rows[:2])
+        # Spark reads this file, because a line is no event.
+        write_file(self.spool / "events-2.jsonl.gz", boot.rows[2:], garbage=[b"hello"])
+        self.run_jobs()
+        lake = self.pipeline().lake
+        rows = {Path(row["file"]).name: row for row in lake.stored("silver", "files", lake.state()).to_pylist()}
+        self.assertEqual(set(rows), {"events-1.jsonl.gz", "events-2.jsonl.gz"})
+        for name, row in rows.items():
+            content = (self.spool / name).read_bytes()
+            expected = (len(content), hashlib.sha256(content).hexdigest(), "spool", 0)
+            self.assertEqual(tuple(row[key] for key in ("file_bytes", "file_sha256", "origin", "batch")), expected)

@@ -24,10 +24,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.analytics import delta
 from dmsg.analytics.bronze import UNCHECKED
 from dmsg.analytics.data_files import File
-from dmsg.analytics.delta import LakeError
-from dmsg.analytics.jobs import MAX_LINE, Pipeline
+from dmsg.analytics.jobs import MAX_LINE
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.listing import FULL_LISTING, DirectoriesRead, recent_bytes, spool_source
 from dmsg.analytics.main import RefinementSchedule
+from dmsg.analytics.new_lines import summarise
 from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.store import batch_of, unrefined
 from dmsg.telemetry.schema import BUCKETS
@@ -120,7 +121,7 @@ class TakenUpTests(LakeCase):
         with lake.claim() as claim:
             lake.make_room(second.state, claim, 3)
         (file,) = lake.table("", "bronze").files()
-        self.assertRegex(file.path, r"\Arun=merged-\w+/family=quarantine/dt=2026-03-13/part-")
+        self.assertRegex(file.path, r"\Arun==merged-\w+/family=quarantine/dt=2026-03-13/part-")
         self.assertEqual((file.rows, unrefined(file, {}), batch_of(file)), (3, [], []))
         self.assertEqual(self.lines(), ["hello 1", "hello 2", "hello 3"])
         self.assertEqual(self.run_jobs().state, second.state)
@@ -184,7 +185,7 @@ class DoubledTests(SynchronousTestCase):
                 )
                 for row in (*boot.rows, *receipts.rows)
             ]
-            return Pipeline._new_lines(files, state).days
+            return summarise(files, state).days
 
         self.assertEqual(touched(everything), [str(DAY), str(NEXT)])
         boot.event("transport_close", NEXT, "23:50:00", **closing)

@@ -24,7 +24,8 @@ from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import data_files, lake as lake_module, runs
-from dmsg.analytics.delta import APPLICATION, Delta, LakeError
+from dmsg.analytics.delta import APPLICATION, Delta
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.parquet import read_small
 from dmsg.analytics.runs import DONE, Runs, State, TablesBusy
 from dmsg.analytics.schemas import BRONZE, SILVER, Table
@@ -211,10 +212,10 @@ class DeltaTests(SynchronousTestCase):
         return sorted((row["n"], str(row["dt"])) for row in table.to_pylist())
 
     def test_days_are_replaced(self) -> None:
-        self.add("run=1.a", 1, 4, replaces={"dt": ["2026-03-10", "2026-03-11"]})
-        self.add("run=2.a", 2, 1, replaces={"dt": ["2026-03-10"]})
+        self.add("run=1.a", 1, 4, replaced={"dt": ["2026-03-10", "2026-03-11"]})
+        self.add("run=2.a", 2, 1, replaced={"dt": ["2026-03-10"]})
         self.assertEqual(self.rows(), [(0, "2026-03-10"), (1, "2026-03-11"), (3, "2026-03-11")])
-        self.add("run=3.a", 3, 1, replaces={})
+        self.add("run=3.a", 3, 1, replaced={})
         self.assertEqual(self.rows(), [(0, "2026-03-10")])
         # a version that is no more
         self.delta.vacuum([])
@@ -222,9 +223,9 @@ class DeltaTests(SynchronousTestCase):
 
     def test_a_transaction_that_is_done_again_stands_once(self) -> None:
         self.add("run=1.a", 1)
-        self.add("run=1.b", 1, again="run=1.")
+        self.add("run=1.b", 1, earlier_attempt="1")
         self.assertEqual(len(self.rows()), 2)
-        self.add("run=2.a", 2, again="run=2.")
+        self.add("run=2.a", 2, earlier_attempt="2")
         self.assertEqual(len(self.rows()), 4)
         self.assertEqual(self.delta.transaction(APPLICATION), 2)
         # who was taken over from comes too late
@@ -260,7 +261,7 @@ class DeltaTests(SynchronousTestCase):
         self.assertEqual(kept.version(), self.delta.version())
         # a transaction of somebody else fails the next one, and does not stay unseen
         self.add("run=3.a", 3)
-        self.assertRaisesRegex(LakeError, "another run has written", kept.commit, None, 3, replaces={})
+        self.assertRaisesRegex(LakeError, "another run has written", kept.commit, None, 3, replaced={})
         self.assertEqual(kept.version(), self.delta.version())
         self.add("run=4.a", 4)
         alone[0] = False
@@ -278,7 +279,7 @@ class DeltaTests(SynchronousTestCase):
             (self.place / f"run={number}.a" / "dt=2026-03-10").mkdir(parents=True)
             rows = pa.table({"n": pa.array([number], pa.int64())})
             pq.write_table(rows, self.place / f"run={number}.a" / "dt=2026-03-10" / "part-0.parquet")
-            self.delta.commit(f"run={number}.a", number, replaces={})
+            self.delta.commit(f"run={number}.a", number, replaced={})
             newest = self.delta.version()
             assert newest is not None
             for log in (self.place / "_delta_log").iterdir():  # all of it is a month older than it was

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics.affected_rows import Groups, WholeDays, subtract, with_columns
+from dmsg.analytics.affected_rows import Groups, Subtraction, WholeDays, with_columns
 from dmsg.analytics.affected_tables import TABLES
 from dmsg.analytics.changes import _INPUTS, _INPUTS_AROUND, ENDS, Changes, are_equal, changed_ends
 from dmsg.analytics.schemas import GOLD, SILVER
@@ -38,15 +38,22 @@ class LateTests(SynchronousTestCase):
 class AffectedRowsTests(SynchronousTestCase):
     """Rows in memory, without Spark."""
 
-    def test_a_row_is_taken_out_as_often_as_it_is_given(self) -> None:
+    def test_a_row_is_found_as_often_as_it_is_given(self) -> None:
         stored = pa.table({"a": [1, 1, 1, None], "b": ["x", "x", "y", "x"]})
-        found = subtract(stored, pa.table({"a": [1], "b": ["x"]}))
-        assert found is not None
-        self.assertEqual(found.to_pylist(), [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": None, "b": "x"}])
-        found = subtract(stored, pa.table({"a": pa.array([None], pa.int64()), "b": ["x"]}))
-        assert found is not None
-        self.assertEqual(found.num_rows, 3)
-        self.assertIsNone(subtract(stored, pa.table({"a": [1, 1], "b": ["y", "y"]})))
+        for given, found, is_complete in (
+            ({"a": [1], "b": ["x"]}, [True, False, False, False], True),
+            ({"a": [1, 1, 1], "b": ["x", "x", "x"]}, [True, True, False, False], False),
+            ({"a": pa.array([None], pa.int64()), "b": ["x"]}, [False, False, False, True], True),
+            ({"a": [1, 1], "b": ["y", "y"]}, [False, False, True, False], False),
+        ):
+            former = Subtraction(pa.table(given))
+            self.assertEqual((former.find(stored).to_pylist(), former.is_complete), (found, is_complete), given)
+        # A row that was found in one file is not found again in the next.
+        former = Subtraction(pa.table({"a": [1, 1], "b": ["y", "y"]}))
+        for _ in range(2):
+            self.assertEqual(former.find(stored).to_pylist(), [False, False, True, False])
+        self.assertTrue(former.is_complete)
+        self.assertEqual(former.find(stored).to_pylist(), [False] * 4)
 
     def test_groups_hold_events_with_the_same_values(self) -> None:
         events = pa.table({"a": ["1", "2"], "b": ["3", None]})

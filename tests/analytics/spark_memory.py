@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from functools import partial
+from itertools import product
 from math import nextafter
 from pathlib import Path
 from random import Random
@@ -51,6 +53,15 @@ ROWS = pa.table(
     }
 )
 c = F.col
+
+
+def in_dictionaries(table: pa.Table) -> MemoryRows:
+    """Rows whose texts are in dictionaries, as columns are read from files."""
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    kept = {name: one.dictionary_encode() if one.type == pa.string() else one for name, one in columns.items()}
+    return MemoryRows({name: partial(pa.concat_arrays, [one]) for name, one in kept.items()}, table.num_rows)
+
+
 OF_ROWS: list[Any] = [
     c("i") + c("l"),
     1 - c("i"),
@@ -225,6 +236,21 @@ class OperationsTests(SynchronousTestCase):
             MemoryRows.of(rows).select(*wanted),
         )
 
+    def test_rows_are_grouped_by_one_number_as_by_the_columns(self) -> None:
+        """NULL is a value of its own, and columns do not run into each other."""
+        texts = ["a", "ab", "", None, "b", "a", "ab", None]
+        rows = pa.table({"t": texts, "u": ["b", "", "ab", "ab", None, "b", "", "ab"], "place": [*range(8)]})
+        wanted = [F.min("place").alias("first"), F.count(F.lit(1)).alias("rows")]
+        engines: tuple[Any, ...] = (spark().createDataFrame(rows), MemoryRows.of(rows), in_dictionaries(rows))
+        for engine in engines:
+            found = engine.withColumn("key", F.grouping_key("t", "u")).groupBy("key").agg(*wanted)
+            if isinstance(found, MemoryRows):
+                groups = pa.table({name: found.column(name) for name in ("first", "rows")})
+            else:
+                groups = found.select("first", "rows").toArrow()
+            numbers = [tuple(row.values()) for row in groups.to_pylist()]
+            self.assertEqual(sorted(numbers), [(0, 2), (1, 2), (2, 1), (3, 2), (4, 1)])
+
     def test_times_at_the_bounds_of_buckets(self) -> None:
         """Each bound is the last time of its bucket, for both engines."""
         bounds = [0.1 * 2 ** (index / 2) for index in range(-2, 40)]
@@ -247,12 +273,25 @@ class OperationsTests(SynchronousTestCase):
             for how in ("inner", "left", "full_outer", "left_semi", "left_anti"):
                 frames = [spark().createDataFrame(one.select([*on, one.column_names[2]])) for one in (left, right)]
                 expected = frames[0].join(frames[1], on, how)
-                mine = MemoryRows.of(left.select([*on, "v"])).join(MemoryRows.of(right.select([*on, "w"])), on, how)
-                self.assertEqual(mine.columns, expected.columns)
-                rows = [
-                    tuple(row) for row in zip(*(mine.column(name).to_pylist() for name in mine.columns), strict=True)
-                ]
-                self.assertEqual(sorted(rows, key=repr), sorted(map(tuple, expected.collect()), key=repr), (on, how))
+                wanted = sorted(map(tuple, expected.collect()), key=repr)
+                # The two sides have different dictionaries, or only one side has dictionaries.
+                for forms in product((MemoryRows.of, in_dictionaries), repeat=2):
+                    mine = forms[0](left.select([*on, "v"])).join(forms[1](right.select([*on, "w"])), on, how)
+                    self.assertEqual(mine.columns, expected.columns)
+                    rows = [
+                        tuple(row)
+                        for row in zip(*(mine.column(name).to_pylist() for name in mine.columns), strict=True)
+                    ]
+                    self.assertEqual(sorted(rows, key=repr), wanted, (on, how, forms))
+
+    def test_unions_of_texts_with_and_without_dictionaries(self) -> None:
+        parts = [pa.table({"t": texts}) for texts in (["b", "a", "b"], ["a", None, "a"], ["c", "b", "c"])]
+        for forms in product((MemoryRows.of, in_dictionaries), repeat=3):
+            first, *others = (form(part) for form, part in zip(forms, parts, strict=True))
+            found = first.unionByName(*others)
+            self.assertEqual(found.column("t").to_pylist(), ["b", "a", "b", "a", None, "a", "c", "b", "c"])
+            self.assertEqual(found.distinct().column("t").to_pylist(), ["b", "a", None, "c"])
+            self.assertEqual(found.where(F.col("t") == "c").distinct().column("t").to_pylist(), ["c"])
 
 
 class TablesTests(LakeCase):
@@ -280,6 +319,36 @@ class TablesTests(LakeCase):
         self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
         found = compare(story.pipeline().lake, story.spool, story.checked, NOW.date())
         self.assertEqual({name: what[:3] for name, what in found.items() if what}, {})
+
+    def test_progress_names_a_table_before_its_rows_are_written(self) -> None:
+        """A run in parts begins most tables once for each part, but counts each of them as one step."""
+        story = Story("write")
+        story.setUp()
+        story.write()
+        steps: list[tuple[str, int, int]] = []
+        written: list[str] = []
+        unnamed: list[str] = []
+
+        def put(lake: Lake, rows: pa.Table, layer: str, name: str, *rest: Any, **more: Any) -> None:
+            step = f"{layer}: {name}"
+            written.append(step)
+            if step not in [what for what, _, _ in steps]:
+                unnamed.append(step)
+            original(lake, rows, layer, name, *rest, **more)
+
+        original = Lake.put
+        with patch.object(refine, "PART_ROWS", 1), patch.object(Lake, "put", put):
+            story.run_jobs(progress=lambda *step: steps.append(step))
+        # The counts of event numbers and the list of files have steps whose names are not those of the tables.
+        others = ["silver: files", "silver: numbers", "silver: sums"]
+        self.assertEqual(sorted(unnamed), others)
+        self.assertGreater(written.count("silver: verdicts"), 1)
+        begun = [what for what, _, _ in steps]
+        for step in set(written).difference(others):
+            self.assertEqual(begun.count(step), written.count(step), step)
+        counts = [done for _, done, _ in steps]
+        self.assertEqual(counts, sorted(counts))
+        self.assertLessEqual(counts[-1], steps[-1][2])
 
     def test_a_part_that_is_too_large_is_left_to_spark(self) -> None:
         """Its table is then computed by Spark for all days."""
@@ -330,6 +399,7 @@ class TablesTests(LakeCase):
         boot = Boot(S1, "b")
         for second in range(50):
             boot.event("session_open", DAY, f"10:00:{second:02d}", peer="p" * 4000, session=second, handshake_ms=1)
+            boot.event("transport_open", DAY, f"10:00:{second:02d}", transport="t" * 4000, src="a", dst="b")
         write_file(self.spool / "events-1.jsonl.gz", boot.rows)
         self.run_jobs()
         lake = self.pipeline().lake
@@ -337,6 +407,11 @@ class TablesTests(LakeCase):
             rows = as_rows(MemoryTables(lake, lake.state()).events("session"))
             rows.column("session")
             self.assertRaises(NotInMemory, rows.column, "peer")
+            # The file has no dictionary of the transports, so their size is known before they are read.
+            rows = as_rows(MemoryTables(lake, lake.state()).events("transport"))
+            rows.column("seq")
+            with patch.object(memory_tables, "column_bytes", side_effect=AssertionError("the column was read")):
+                self.assertRaises(NotInMemory, rows.column, "transport")
 
     def test_a_damaged_file_is_left_to_spark_which_names_it(self) -> None:
         boot = Boot(S1, "b")

@@ -17,10 +17,11 @@ from pyspark.sql.types import StructType
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.analytics import charts, report_data
-from dmsg.analytics.delta import LakeError, run_query
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.report import render
 from dmsg.analytics.report_data import Content, collect
 from dmsg.analytics.schemas import DAILY, EVENT, GOLD, SILVER
+from dmsg.analytics.table_queries import run_query
 from dmsg.telemetry.schema import columns
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import S1, S2, S3, LakeCase

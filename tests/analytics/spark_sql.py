@@ -125,7 +125,7 @@ class QueryTests(SynchronousTestCase):
         self.assertIn("credited_bytes", said.getvalue())
         import polars
 
-        rows = polars.scan_delta(f"{self.story.out}/gold/traffic_hour", use_pyarrow=True).collect().to_dicts()
+        rows = polars.scan_delta(f"{self.story.out}/gold/traffic_hour").collect().to_dicts()
         self.assertEqual(_in_order(rows), self.story.table("traffic_hour"))
 
     def test_the_command_works_without_java(self) -> None:

@@ -31,7 +31,7 @@ class HomeCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.home = Path(self.mktemp()).absolute()
-        for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+        for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
             value = {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.home / "run")}.get(name, "")
             self.patch(os, "environ", {**os.environ, name: value})
         for name in ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_KEY_FILE"):
@@ -75,6 +75,19 @@ class OwnFilesTests(HomeCase):
             sorted(walked.own), ["public/alice.key", "public/alice.twin", "public/by-hand.twin", "public/copy"]
         )
         self.assertEqual({item.path for item in walked.checked.entries}, {"public", "public/notes.txt", "public/poem"})
+
+    def test_the_directory_of_a_hosted_network_is_not_exposed(self) -> None:
+        """It contains the token of the status pages, which cannot be recognised by its content."""
+        share = self.home / ".local" / "share"
+        hosted = share / "dmsg" / "host"
+        hosted.mkdir(parents=True)
+        (hosted / "page.token").write_text("0123456789abcdef01234567")
+        (share / "dmsg" / "film").write_text("film")
+        self.assertRaises(OwnFile, open_within, share, hosted)
+        self.assertRaises(OwnFile, check_written, hosted / "page.token")
+        walked = walk([share], hidden=True)
+        self.assertEqual(walked.own, ["share/dmsg/host"])
+        self.assertIn("share/dmsg/film", {item.path for item in walked.checked.entries})
 
     def test_links_to_own_files_are_not_exposed(self) -> None:
         public = self.home / "public"

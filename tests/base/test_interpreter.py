@@ -26,7 +26,7 @@ kept = Late("kept")
 lost = Late("lost")
 lost.itself = lost
 del lost
-threading.Thread(target=lambda: (threading.Event().wait(0.05), print("thread"))).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
 print("x" * 300_000)
 end_process(STATUS)
 print("not ended")

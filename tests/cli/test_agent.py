@@ -119,7 +119,7 @@ class UpTests(AgentCase):
             self.assertEqual(stat.S_IMODE((self.home / name).stat().st_mode), mode, name)
         out = await self.run_it("status")
         shown = PubKey.from_hex(told["up"]).text
-        self.assertRegex(out, rf"(?s)^{shown}\nonline, process {told['pid']}, up for \d+ s\n")
+        self.assertRegex(out, rf"(?s)^{shown}\nthe agent is online, process {told['pid']}, up for \d+ s\n")
         self.assertRegex(out, r"1 server\n  [a-z2-7]{53}  \d+\.\d\d ms  by tcp\n")
         self.assertEqual((await self.run_it("down")), "down\n")
         self.assertFalse((self.home / "run" / "agent.sock").exists())
@@ -136,7 +136,7 @@ class UpTests(AgentCase):
         (self.home / "open").mkdir()
         os.chmod(self.home / "open", 0o777)
         for options, environment, expected in (
-            (("-k", str(self.home / "bad.key")), {}, r"bad\.key: not a key file"),
+            (("-k", str(self.home / "bad.key")), {}, r"bad\.key: this is not a key file"),
             (("-k", str(self.home / "none.key")), {}, r"none\.key: there is no such key file"),
             ((), {"DMSG_AGENT": str(self.home / ("x" * 120))}, r"more than 100 bytes"),
             ((), {"DMSG_AGENT": "off"}, r"DMSG_AGENT is off"),

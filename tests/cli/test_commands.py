@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,28 @@ class CommandCase(EntityCase):
         run: Any = reactor.spawnProcess
         descriptors = {0: "w", 1: stdout, 2: "r"}
         process = run(command, sys.executable, argv, env=env, path=str(self.directory), childFDs=descriptors)
+        self._end_with_test(command, process)
+        return command
 
+    def start_at_terminal(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, size: tuple[int, int] = (100, 40)
+    ) -> tuple[Command, Any]:
+        """Run the command as a person sees it: one terminal for its input, its output and its errors.
+
+        :param size: columns and rows of the terminal.
+        :return: the command, whose output has all that the terminal shows, and its process.
+        """
+        command = Command()
+        argv = [sys.executable, "-c", COMMAND, *arguments]
+        columns, rows = map(str, size)
+        terminal = {"COLUMNS": columns, "LINES": rows, "TERM": "xterm"}
+        env = {**os.environ, **terminal, "DMSG_CONFIG": "config.toml", **(environment or {})}
+        run: Any = reactor.spawnProcess
+        process = run(command, sys.executable, argv, env=env, path=str(self.directory), usePTY=True)
+        self._end_with_test(command, process)
+        return command, process
+
+    def _end_with_test(self, command: Command, process: Any) -> None:
         def end() -> Deferred[Any] | None:
             if process.pid is None:
                 return None
@@ -63,7 +85,6 @@ class CommandCase(EntityCase):
             return done
 
         self.addCleanup(end)
-        return command
 
     async def run_command(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
         """Exit status, output, errors."""

@@ -103,7 +103,7 @@ class ConfigTests(CodeCase):
             ("nonsense\n", "config.toml: "),
             ("words = 3\n", "config.toml, line 1: 'words' cannot be set for all commands"),
             ("\n[send]\nword = 3\n", "config.toml, line 3: dmsg send has no option --word"),
-            ("names = 3\n", "config.toml, line 1: names must be a text"),
+            ("names = 3\n", "config.toml, line 1: the setting 'names' must be a text"),
             ("[send]\nwords = [1, 2]\n", "config.toml: words takes one value"),
             ("[send]\nwords = 1979-05-27\n", "words must be a text, a number"),
             ("agent = 5\n", "config.toml: agent must be true or false"),

@@ -117,7 +117,7 @@ class HomeTests(AgentCase):
             (told[24]["anyone"], told[24]["allow"], told[24]["allowed"]), (False, [str(self.key.public)], 1)
         )
         text = await self.run_it("status")
-        self.assertRegex(text, r"port 24 +\S+ cp \(process \d+\) +files of \S+, and takes more +open to alice ")
+        self.assertRegex(text, r"port 24 +\S+ cp \(process \d+\) +files of \S+, and accepts files +open to alice ")
         self.assertRegex(text, r"port 80 +\S+ serve \(process \d+\) +files of \S+ +open to anyone who knows the key ")
         receiver = await self.service("receive", "--listen", "--anyone", "--dir", public, says="receiving at")
         (self.directory / "notes").mkdir()

@@ -232,7 +232,8 @@ class WaitingTests(ToolCase):
         )
         self.assertEqual(await command.ended, 1)
         self.assertRegex(
-            command.err.decode(), r"\ndmsg: no server .*discovery http://127.0.0.1:1: connection refused\n$"
+            command.err.decode(),
+            r"\ndmsg: the client waited .* no server is connected: .*http://127.0.0.1:1: connection refused\n$",
         )
 
     @asynchronous

@@ -18,6 +18,7 @@ from dmsg.cli import output
 from dmsg.cli.agent import status_run
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.files.cp_run import jobs_of
+from dmsg.cli.files.send_by_key import transfer_progress
 from dmsg.cli.files.urls import http_url
 from dmsg.cli.main import COMMANDS, GROUPS, main
 from dmsg.cli.params import client_options_of
@@ -149,7 +150,7 @@ class DiscoveryTests(WordsCase):
             "dmsg host",
         ):
             self.assertIn(word, text)
-        self.assertTrue(all(len(line) <= 80 for line in text.splitlines()))
+        self.assertTrue(all(len(line) <= 80 for line in output.wrap(text, 80).splitlines()))
 
 
 class MistakeTests(WordsCase):
@@ -254,12 +255,30 @@ class NarrowTests(SynchronousTestCase):
 
     def test_a_table_that_has_no_room(self) -> None:
         lines = self.printed(60).splitlines()
-        self.assertEqual("".join(lines[1:3]), f"server: {KEY}")
+        self.assertEqual("".join(lines[:2]), f"* server: {KEY}")
         self.assertEqual(lines[-1], "address: 127.0.0.1:80")
         self.assertTrue(all(len(line) <= 60 for line in lines))
         self.assertIn(KEY, self.printed(120).splitlines()[1])
         self.assertNotIn("server:", self.printed(120))
         self.assertNotIn("server:", self.printed(60, terminal=False))
+
+    def test_a_mark_without_a_header_is_beside_its_row(self) -> None:
+        lines = self.printed(60).splitlines()
+        self.assertEqual(lines[0].split(":")[0], "* server")
+        self.assertNotIn("*", [line.strip() for line in lines])
+
+    def test_a_long_name_leaves_room_for_the_numbers_of_a_transfer(self) -> None:
+        for width in (40, 60, 80, 90, 120, 200):
+            console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+            progress = transfer_progress(console)
+            progress.add_task("a picture, " * 30, total=206_000_000, completed=33_400_000)
+            with console.capture() as capture:
+                console.print(progress.get_renderable())
+            lines = capture.get().rstrip("\n").split("\n")
+            self.assertEqual(len(lines), 1, lines)
+            self.assertLessEqual(len(lines[0]), width)
+            self.assertIn("33.4/206.0 MB" if width >= 60 else "16%", lines[0])
+            self.assertIn("a picture", lines[0])
 
     def test_status_fits_narrow_terminals(self) -> None:
         said: list[str] = []

@@ -20,8 +20,9 @@ from dmsg.clients.handshake_limits import (
 )
 from dmsg.errors import CloseReason
 from dmsg.streams.core.agreement import Offer
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import CLOSE, REQUEST, Frame
-from tests.support import KEYS, SERVER_KEY, Accepting, RawClient
+from tests.support import KEYS, SERVER_KEY, Accepting
 from tests.v2019.secure_support import SecureCase
 
 A, B = KEYS["A"].public, KEYS["B"].public

@@ -141,7 +141,7 @@ class SenderTests(SynchronousTestCase):
         self.answers[spool_name(1)] = Answer(Kind.LATER, "full")
         self.clock.advance(600)
         self.assertEqual(set(self.offered), {spool_name(1)})
-        self.assertTrue(any("the collector cannot take files now: full" in line for line in self.warned), self.warned)
+        self.assertTrue(any("the collector cannot accept files now: full" in line for line in self.warned), self.warned)
         self.answers[spool_name(1)] = None
         self.clock.advance(600)
         self.answers.clear()

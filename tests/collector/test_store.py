@@ -124,7 +124,8 @@ class StoreTests(SynchronousTestCase):
         self.bring(spool_name(3), packed("02ab"), BOB)
         for number in range(PRODUCERS_LIMIT):
             self.bring(spool_name(10 + number), packed(f"a{number}"))
-        self.assertRaisesRegex(FileRejected, "64 producers already", self.bring, spool_name(99), packed("one-more"))
+        with self.assertRaisesRegex(FileRejected, "already sent files of 64 entities"):
+            self.bring(spool_name(99), packed("one-more"))
         self.bring(spool_name(99), packed("one-more"), BOB)
 
     def test_a_producer_that_is_a_key_signs_for_its_sender(self) -> None:

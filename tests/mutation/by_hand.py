@@ -1,4 +1,4 @@
-"""Hand-made mutants of streams and of the message bus: the module of each, and the old and new text of its changes."""
+"""Hand-made mutants of several protocol families: the module of each, and the old and new text of its changes."""
 
 from __future__ import annotations
 
@@ -209,12 +209,311 @@ OF_MESSAGING: dict[str, tuple[str, Sequence[Change]]] = {
     "read payloads are not acknowledged": (_ACKS, [("        self._due += self._read\n", "")]),
 }
 """Mutants of the Messaging System, by name. Walks of that family find them."""
-MUTANTS = {**OF_STREAMS, **OF_THE_BUS, **OF_MESSAGING}
+_PAKE = "dmsg.apps.codes.pake"
+_CODE_STREAM = "dmsg.apps.codes.stream"
+_SENDER = "dmsg.apps.parcels.sender"
+_RECEIVER = "dmsg.apps.parcels.receiver"
+_DESTINATION = "dmsg.apps.parcels.destination"
+_SOURCES = "dmsg.apps.parcels.walk"
+
+OF_CODES: dict[str, tuple[str, Sequence[Change]]] = {
+    "every confirmation is right": (_PAKE, [("if not hmac.compare_digest(body, self._derive(other)):", "if False:")]),
+    "an agreement does not depend on its stream": (
+        _PAKE,
+        [
+            ('b" sender " + bytes(sender) + binding', 'b" sender "'),
+            ('b" receiver " + bytes(receiver) + binding', 'b" receiver "'),
+        ],
+    ),
+    "a sender confirms before it judges": (
+        _PAKE,
+        [
+            (
+                "            self._outgoing += _message(PAKE, bytes((VERSION,)) + self._element)\n",
+                "            self._outgoing += _message(PAKE, bytes((VERSION,)) + self._element)\n"
+                '            self._outgoing += _message(CONFIRM, self._derive(b"confirm sender"))\n',
+            )
+        ],
+    ),
+    "a stream may guess several times": (
+        _PAKE,
+        [
+            (
+                '                self._outgoing += _message(WRONG, b"")\n',
+                '                self._outgoing += _message(WRONG, b"")\n                return\n',
+            )
+        ],
+    ),
+    "wrong guesses are not counted": (_CODE_STREAM, [("            self.tries -= 1\n", "")]),
+    "a code survives five wrong guesses": (_CODE_STREAM, [("            if self.tries > 0:", "            if True:")]),
+    "a right guess resets the count": (
+        _CODE_STREAM,
+        [("            self.tries -= 1\n", "            self.tries -= self.tries == TRIES\n")],
+    ),
+    "every failed agreement counts as a wrong guess": (
+        _CODE_STREAM,
+        [("            if result.check(WrongCode) is None:\n", "            if False:\n")],
+    ),
+    "a code for one receiver is good for two": (
+        _CODE_STREAM,
+        [("            self.receivers -= 1\n", "            self.receivers -= 0.5\n")],
+    ),
+    "early data after an agreement is lost": (
+        _CODE_STREAM,
+        [("        if early:\n            protocol.dataReceived(early)\n", "")],
+    ),
+    "silent strangers keep others out": (
+        _CODE_STREAM,
+        [("if now - began >= SLOW_RUN or not one.has_spoken]", "if now - began >= 1e6]")],
+    ),
+    "a resumed file is not compared": (_SENDER, [("if not left and hashed.hexdigest() == digest:", "if not left:")]),
+    "a resumed file is sent from its beginning": (_SENDER, [("            file.seek(offset)\n", "")]),
+    "a longer file is sent in place of the offered one": (
+        _SOURCES,
+        [("if replaced or status.st_size < entry.size:", "if status.st_size < entry.size:")],
+    ),
+    "a lost connection after the last byte counts as success": (
+        _SENDER,
+        [
+            (
+                "        if not self.done.called and not self._given_up:\n            error =",
+                "        if not self.done.called and self._said_all:\n"
+                "            self.done.callback(SentParcel(self._size, self._files, 0.0))\n"
+                "        if not self.done.called and not self._given_up:\n            error =",
+            )
+        ],
+    ),
+    "a receiver confirms before the files have their names": (
+        _RECEIVER,
+        [
+            (
+                "            def in_place() -> None:\n                self._say(ok=True)\n",
+                "            self._say(ok=True)\n\n            def in_place() -> None:\n",
+            )
+        ],
+    ),
+    "an interrupted file gets its final name": (
+        _RECEIVER,
+        [
+            (
+                "        if file is not None:\n            file.close()\n        self._place.release()",
+                "        if file is not None:\n            file.close()\n"
+                "            self._place._put_in_place(self._item)\n        self._place.release()",
+            )
+        ],
+    ),
+    "what has arrived is not resumed": (_RECEIVER, [("            if size:\n", "            if False:\n")]),
+    "old bytes stay behind a resumed file": (
+        _DESTINATION,
+        [("            os.ftruncate(file.fileno(), offset)\n", "")],
+    ),
+    "more old bytes exist than the file has": (
+        _DESTINATION,
+        [
+            (
+                "return 0 if is_directory else min(status.st_size, entry.size)",
+                "return 0 if is_directory else status.st_size",
+            )
+        ],
+    ),
+    "a file that is written to while it is sent is not reported": (
+        _SOURCES,
+        [("return (status.st_size, max(0, status.st_mtime_ns)) != (entry.size, entry.mtime)", "return False")],
+    ),
+    "a short write is not repeated": (
+        _RECEIVER,
+        [
+            (
+                "            view = view[self._file.write(view) :]\n",
+                "            self._file.write(view)\n            break\n",
+            )
+        ],
+    ),
+    "files of an earlier transfer stay in a directory": (
+        _DESTINATION,
+        [("                    yield from self._take_away_others(entry, inside, known)\n", "")],
+    ),
+}
+"""Mutants of codes and parcels, by name. Walks of codes find them."""
+_RULES = "dmsg.discovery.entries.rules"
+_ENTRY = "dmsg.discovery.entries.entry"
+_ENTRIES = "dmsg.discovery.store.sqlite"
+_TRANSACTION = "dmsg.discovery.store.transaction"
+_ANY_NEXT = ("if entry.sequence != next_sequence(head.sequence):", "if False:")
+_ANY_TIME = (
+    "if time_order(entry.timestamp) <= head.order:\n        raise EntryInvalid(WRONG_TIME)\n    return False",
+    "if False:\n        raise EntryInvalid(WRONG_TIME)\n    return False",
+)
+
+OF_DISCOVERY: dict[str, tuple[str, Sequence[Change]]] = {
+    "an entry may have any sequence": (_RULES, [_ANY_NEXT]),
+    "an entry may have any time": (_RULES, [_ANY_TIME]),
+    "an old entry replaces a newer one": (_RULES, [_ANY_NEXT, _ANY_TIME]),
+    "the time of a tombstone is not compared": (
+        _RULES,
+        [("if head is not None and time_order(entry.timestamp) <= head.order:", "if False:")],
+    ),
+    "a deleted key may have any entry": (
+        _RULES,
+        [
+            ("        if entry.sequence != 0:\n", "        if False:\n"),
+            ("if head is not None and time_order(entry.timestamp) <= head.order:", "if False:"),
+        ],
+    ),
+    "the signature of a deletion is not verified": (
+        _RULES,
+        [
+            (
+                "PubKey.from_hex(deletion.static).verify(deletion.signing_json(), "
+                "Signature.from_hex(deletion.signature))",
+                "pass",
+            )
+        ],
+    ),
+    "a deletion leaves no tombstone": (
+        _ENTRIES,
+        [
+            (
+                "        except KeyError:\n            return fail(EntryNotFound())",
+                '                db.execute("DELETE FROM entries WHERE static = ?", (deletion.static,))\n'
+                "        except KeyError:\n            return fail(EntryNotFound())",
+            )
+        ],
+    ),
+    "a deletion deletes nothing": (
+        _ENTRIES,
+        [("SET time_order = ?, json = NULL, listable", "SET time_order = ?, listable")],
+    ),
+    "the content of a later entry is not stored": (
+        _ENTRIES,
+        [("time_order = excluded.time_order, json = excluded.json, ", "time_order = excluded.time_order, ")],
+    ),
+    "the store commits nothing": (
+        _TRANSACTION,
+        [('        db.execute("COMMIT")\n', '        db.execute("ROLLBACK")\n')],
+    ),
+    "the signature of an entry is not verified": (_ENTRY, [("if signer.hex() != self.static:", "if False:")]),
+    "a refused entry counts as posted": (
+        "dmsg.discovery.lookup.lookup",
+        [
+            (
+                "        if status == 200:\n            return\n        error =",
+                "        if status in (200, 422):\n            return\n        error =",
+            )
+        ],
+    ),
+}
+"""Mutants of discovery, by name. Walks of discovery find them."""
+_BRIDGE = "dmsg.agent.bridge"
+_PROGRAMS = "dmsg.agent.programs"
+_LOCAL = "dmsg.agent.local_stream"
+
+OF_AGENTS: dict[str, tuple[str, Sequence[Change]]] = {
+    "the stream of a killed program stays open": (
+        _BRIDGE,
+        [
+            (
+                "        if not self._closed and self._close_reason is None and self.transport is not None:\n"
+                "            self.transport.abortConnection()",
+                "        pass",
+            )
+        ],
+    ),
+    "a program that ends ends the streams of all": (
+        _PROGRAMS,
+        [
+            (
+                "            self._forget()\n            bridge.program_lost()\n",
+                "            for other in list(self._agent.bridges):\n                other.program_lost()\n",
+            )
+        ],
+    ),
+    "a wrong frame ends the streams of all": (
+        _PROGRAMS,
+        [
+            (
+                "            else:\n                self._end()\n\n    def _say_last",
+                "            else:\n                for bridge in list(self._agent.bridges):\n"
+                "                    bridge.stop()\n\n    def _say_last",
+            )
+        ],
+    ),
+    "data counts as acknowledged when the agent has it": (
+        _BRIDGE,
+        [
+            (
+                "            sent.addCallbacks(self._acknowledged, lambda _: None, callbackArgs=(len(payload),))",
+                "            sent.addErrback(lambda _: None)\n            self._acknowledged(None, len(payload))",
+            )
+        ],
+    ),
+    "acknowledgements are lost while a program does not read": (
+        _BRIDGE,
+        [
+            (
+                "        if self._congested:\n            return\n",
+                "        if self._congested:\n            self._unconfirmed_count = 0\n            return\n",
+            )
+        ],
+    ),
+    "a stream that was full is not read again": (
+        _BRIDGE,
+        [
+            (
+                "                self._paused = False\n                self.transport.resumeProducing()",
+                "                pass",
+            )
+        ],
+    ),
+    "a program does not report what it has read": (
+        _LOCAL,
+        [("            self._transport.write(encode_count(Kind.READ, size))", "            pass")],
+    ),
+    "a half-close closes the stream": (
+        _BRIDGE,
+        [("        if self._link is not None and self._program_half_closes:\n", "        if False:\n")],
+    ),
+    "a stream that a program closes is aborted": (
+        _BRIDGE,
+        [("            if reason == CloseReason.UNSPECIFIED:\n", "            if False:\n")],
+    ),
+    "the port of a program that has ended stays in use": (
+        _PROGRAMS,
+        [
+            (
+                "            self._listening.stopListening()\n            self.service.stop()",
+                "            self.service.stop()",
+            )
+        ],
+    ),
+    "a program does not get its port again": (
+        "dmsg.agent.listening",
+        [("            self._registration.soon(FIRST_DELAY)\n", "")],
+    ),
+    "an agent does not remove the socket of a killed one": (
+        "dmsg.agent.service",
+        [("                path.unlink()  # A killed agent has left this file.\n", "")],
+    ),
+}
+"""Mutants of the agent, by name. Walks of agents find them."""
+FAMILIES = {
+    "streams": OF_STREAMS,
+    "bus": OF_THE_BUS,
+    "messaging": OF_MESSAGING,
+    "codes": OF_CODES,
+    "discovery": OF_DISCOVERY,
+    "agents": OF_AGENTS,
+}
+"""Mutants of each family."""
+MUTANTS = {name: mutant for family in FAMILIES.values() for name, mutant in family.items()}
 INVISIBLE = {
+    "an entry may have any sequence": "the time is compared, too, and a later entry of the same key is no fault",
+    "an entry may have any time": "the sequence is compared, too",
     "frames without data are kept at RESUME": "an empty frame that is sent again is acknowledged and delivers nothing",
     "a stream that moved sends nothing": "both ends also send when they count the ACKs of a move",
     "a session that ends loses its unconfirmed messages": "no relay has confirmed them, so they are sent again",
     "a session that ends loses its backlog": "no relay has confirmed it, so it is sent again",
+    "a stream that a program closes is aborted": "a program closes after the peer has acknowledged all its data",
     "data overtake what is unread": "while data is unread, the reader is paused, or a delivery is in progress",
 }
 """Mutants that change nothing that an application could see, with the reason."""

@@ -7,6 +7,7 @@ fails.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.abc
 import importlib.machinery
 import subprocess
@@ -17,7 +18,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tests.mutation.by_hand import INVISIBLE, MUTANTS, OF_MESSAGING, OF_THE_BUS
+from tests.mutation.by_hand import (
+    FAMILIES,
+    INVISIBLE,
+    MUTANTS,
+    OF_AGENTS,
+    OF_CODES,
+    OF_DISCOVERY,
+    OF_MESSAGING,
+    OF_THE_BUS,
+)
 
 FOUND = 10
 """Exit status of the process of a mutant that was found."""
@@ -85,14 +95,41 @@ def _walk_of_messaging(seed: int) -> None:
     follow(draw(seed, STEPS, FAULTS))
 
 
+def _walk_of_codes(seed: int) -> None:
+    from dmsg.testing.code_walk import STEPS, draw_plan, follow
+
+    follow(draw_plan(seed, STEPS))
+
+
+def _walk_of_discovery(seed: int) -> None:
+    from dmsg.testing.discovery_walk import STEPS, draw_plan, follow
+
+    follow(draw_plan(seed, STEPS))
+
+
+def _walk_of_agents(seed: int) -> None:
+    from dmsg.testing.agent_walk import STEPS, draw_plan, follow
+
+    follow(draw_plan(seed, STEPS))
+
+
 def try_one(name: str, first: int, walks: int) -> int:
     """Walk with the code of a mutant; print and return the number of walks until one failed, or 0 if none did."""
-    sys.meta_path.insert(0, _Finder(name))
+    finder = _Finder(name)
+    # A change whose old text is gone must not count as found.
+    finder.find_spec(MUTANTS[name][0], importlib.import_module(MUTANTS[name][0].rpartition(".")[0]).__path__, None)
+    sys.meta_path.insert(0, finder)
     walk = _walk_with_lies
     if name in OF_THE_BUS:
         walk = _walk_of_the_bus
     elif name in OF_MESSAGING:
         walk = _walk_of_messaging
+    elif name in OF_CODES:
+        walk = _walk_of_codes
+    elif name in OF_DISCOVERY:
+        walk = _walk_of_discovery
+    elif name in OF_AGENTS:
+        walk = _walk_of_agents
     started = time.process_time()
     for number in range(walks):
         try:
@@ -112,18 +149,21 @@ def main() -> None:
     parser.add_argument("--walks", type=int, default=100, help="for each mutant")
     parser.add_argument("--first", type=int, default=0, help="seed of the first walk")
     parser.add_argument("--one", help="only this mutant")
+    parser.add_argument("--of", choices=sorted(FAMILIES), help="only the mutants of this family")
     arguments = parser.parse_args()
     if arguments.one is not None:
         sys.exit(FOUND if try_one(arguments.one, arguments.first, arguments.walks) else 0)
     found = 0
-    for name in MUTANTS:
+    names = list(MUTANTS if arguments.of is None else FAMILIES[arguments.of])
+    for name in names:
         command = [sys.executable, "-m", "tests.mutation.by_walks", "--one", name]
         command += ["--walks", str(arguments.walks), "--first", str(arguments.first)]
         status = subprocess.run(command, check=False).returncode
         if status not in (0, FOUND):
             sys.exit(f"the process of this mutant failed with status {status}: {name}")
         found += status == FOUND
-    sys.stdout.write(f"{found} of {len(MUTANTS)} mutants were found; {len(INVISIBLE)} change nothing visible\n")
+    invisible = sum(name in INVISIBLE for name in names)
+    sys.stdout.write(f"{found} of {len(names)} mutants were found; {invisible} change nothing visible\n")
 
 
 if __name__ == "__main__":

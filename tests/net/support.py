@@ -11,8 +11,8 @@ from twisted.trial.unittest import TestCase
 
 from dmsg.keys import SecKey
 from dmsg.tap import discovery as discovery_tap, server as server_tap
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.client import Client
-from tests.support import RawClient
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
 PATIENCE = 20.0

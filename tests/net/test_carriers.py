@@ -21,6 +21,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import RateLimit
 from dmsg.cli.carrier_text import describe_carrier
@@ -29,17 +30,23 @@ from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.client import Client as MessagingClient
 from dmsg.net.blocks import blocks_of
+from dmsg.net.carriers import transport
 from dmsg.net.carriers.endpoint import over_carrier
 from dmsg.net.carriers.names import Carrier
 from dmsg.net.carriers.websocket import WebSocketError
 from dmsg.net.listening import open_port
 from dmsg.net.websocket.byte_stream import NORMAL, close_frame
 from dmsg.tap import messaging as messaging_tap
+from dmsg.testing.raw_client import RawClient
+from dmsg.v2019 import pings
 from dmsg.v2019.core.wire import CLOSE, OK, PONG, encode_frame
 from tests.net.links.support import Carried
 from tests.net.nginx import STREAM_MODULE, part, tcp_proxy, web_server
 from tests.net.support import LOOPBACK, PATIENCE, EntityCase
-from tests.support import Accepting, RawClient, Recorder, asynchronous
+from tests.support import Accepting, Recorder, asynchronous
+
+SILENCE_TIMEOUT = 60.0
+"""Seconds after which nginx, by default, and many NATs cut a connection on which nothing is sent."""
 
 
 class Gateway(Protocol):
@@ -240,6 +247,15 @@ class WebsocketTests(CarrierCase):
         self.assertEqual([session.carrier.kind for session in alice._set.sessions()], ["tcp"])
 
 
+class PingIntervalTests(SynchronousTestCase):
+    """Default intervals of pings, behind the proxies and NATs of others."""
+
+    def test_pings_are_more_frequent_than_timeouts_of_proxies(self) -> None:
+        self.assertLess(transport.PING_INTERVAL, SILENCE_TIMEOUT)
+        # The next PING is sent an interval after the PONG, so the wait for a slow PONG comes on top.
+        self.assertLess(pings.PING_INTERVAL + pings.PING_TIMEOUT, SILENCE_TIMEOUT)
+
+
 class CloseTests(CarrierCase):
     """Close frames."""
 
@@ -325,10 +341,11 @@ class NginxCase(CarrierCase):
         with socket.create_server(("127.0.0.1", 0)) as free:
             return int(free.getsockname()[1])
 
-    async def start_nginx(self, *, stream: bool = False) -> tuple[int, int]:
+    async def start_nginx(self, *, stream: bool = False, read_timeout: int = 60) -> tuple[int, int]:
         """Start nginx; return its port, and the port at which it looks for the server.
 
         :param stream: whether it is a proxy of TCP, and no web server.
+        :param read_timeout: seconds after which the web server closes a connection on which the server sends nothing.
         """
         assert _NGINX is not None
         home = Path(self.mktemp()).absolute()
@@ -340,7 +357,8 @@ class NginxCase(CarrierCase):
         if stream:
             text = tcp_proxy(home, listen, server)
         else:
-            text = web_server(home, listen, pem, part("server", {"127.0.0.1:8080": server}))
+            parts = f"proxy_read_timeout {read_timeout}s;\n", part("server", {"127.0.0.1:8080": server})
+            text = web_server(home, listen, pem, *parts)
         (home / "conf").write_text(text)
         ended: Deferred[None] = Deferred()
         nginx = reactor.spawnProcess(Ended(ended), _NGINX, ["nginx", "-c", str(home / "conf"), "-p", str(home)])

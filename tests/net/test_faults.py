@@ -27,12 +27,13 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.links.connect import LinkClientEndpoint
 from dmsg.net.links.records import record_links
 from dmsg.noise.xk import XKHandshake
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core import congestion
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, REQUEST, Frame
 from dmsg.v2019.session import ClientSession
 from tests.net.support import EntityCase
-from tests.support import SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder, asynchronous
+from tests.support import SERVER_KEY, Accepting, MemoryNetwork, Recorder, asynchronous
 
 TERMINATED = 128 + 15
 """Exit status of twistd after it stopped its services for a SIGTERM."""

@@ -326,10 +326,14 @@ class MessagingCommandTests(CommandCase, MessagingCase):
     async def test_errors_are_one_line(self) -> None:
         url = await self.start_discovery()
         await self.start_messaging_server(f"--discovery={url}")
-        nobody = SecKey.generate().public.hex()
+        key = SecKey.generate().public
+        nobody = key.hex()
         status, _, errors = await self.run_command("messaging", "connect", nobody, "--discovery", url)
         self.assertEqual(status, 3)
-        self.assertRegex(errors, rf"^dmsg: discovery {url} has no entry of {nobody[:8]}: is its program running.*\n$")
+        self.assertRegex(
+            errors,
+            rf"^dmsg: discovery {url} has no entry of {key.short}: is its program running.*\n$",
+        )
         for wrong in (("ping", "02ab"), ("ping", nobody, "--timeout", "nan"), ("connect", nobody, "-w", "nan")):
             status, _, errors = await self.run_command("messaging", *wrong, "--discovery", url)
             self.assertEqual(status, 2, errors)

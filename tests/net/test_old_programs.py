@@ -1,7 +1,7 @@
 """Programs of 2019 in a network of today: what a client of ours does beside them.
 
 The servers of 2019 stand here as servers of ours that are made to know as
-little (:mod:`tests.v2019.old_relay`).
+little (:mod:`dmsg.testing.old_relay`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from unittest import mock
 
 from dmsg.clients import servers
 from dmsg.errors import ConnectFailed
+from dmsg.testing.old_relay import make_old
 from dmsg.v2019 import client
 from tests.net.support import EntityCase
 from tests.support import Accepting, asynchronous
-from tests.v2019.old_relay import OldRelay
 
 
 class OldServerTests(EntityCase):
@@ -24,8 +24,7 @@ class OldServerTests(EntityCase):
     async def start_old(self, url: str, mark: str = "0.0.1") -> Any:
         """Start an old server; ``mark`` is the version that another program left in its entry."""
         server = await self.start_server(f"--discovery={url}")
-        server.factory.relay.__class__ = OldRelay
-        server.registration._mark = lambda version: mark
+        make_old(server, mark)
         server.registration._posted = None
         server.registration._post_soon(0)
 

@@ -110,7 +110,7 @@ class ResumeTests(EntityCase):
                 await two.transport.send(block, 30)
                 expected.update(block)
                 sent += len(block)
-            self.assertIsNotNone(await child.line("the server has left: 0 transports"))
+            self.assertIsNotNone(await child.line("the drain is over: 0 transports"))
             self.assertNotEqual(one.transport.server, old)
             del new
         self.assertEqual((one.count, two.count), (sent, sent))

@@ -16,9 +16,10 @@ from dmsg.net.links.acceptor import FAILED_BURST, FAILED_RATE, FLOOD_BURST
 from dmsg.net.turn_share import LEAST, MOST, STEPS, TURN, TurnShare
 from dmsg.net.turns import HoldReason
 from dmsg.servers.serving import STRAY_BURST
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, Frame, encode_frame
-from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient, TurnClock
+from tests.support import KEYS, SERVER_KEY, MemoryNetwork, TurnClock
 
 
 class Waiter:

@@ -52,7 +52,8 @@ class PageTests(PageCase):
             self.server._key.public.hex(),
             "Nothing needs attention.",
             '<dd class="plain">1 of 10000</dd>',
-            client.public_key.hex()[:8],
+            self.server._key.public.text,
+            f'title="{client.public_key.text}, in logs and JSON: {client.public_key}">{client.public_key.short}…<',
             "no data waits for a client",
             "<svg",
         ):
@@ -79,13 +80,15 @@ class PageTests(PageCase):
         while "listed</td>" not in text:
             _, text = await self.get(self.base(self.discovery) + "/")
             await deferLater(reactor, 0.2)
-        server = self.server._key.public.hex()
+        server = self.server._key.public
+        cell = f'title="{server.text}, in logs and JSON: {server}">{server.short}…<'
         self.assertIn("<h1>dmsg discovery</h1>", text)
-        self.assertRegex(text, rf'title="{server}".*listed')
-        self.assertRegex(text, rf'Clients per server.*title="{server}".*<td class="number">1</td>')
+        self.assertRegex(text, f"{cell}.*listed")
+        self.assertRegex(text, f'Clients per server.*{cell}.*<td class="number">1</td>')
         for asked, expected in (
-            (client.public_key.hex(), f'Reached through server.*title="{server}"'),
-            (server, r"Server: address.*127\.0\.0\.1:\d+"),
+            (client.public_key.hex(), f"Entry of {client.public_key.short}….*Reached through server.*{cell}"),
+            (client.public_key.text, f"Entry of {client.public_key.short}….*Reached through server.*{cell}"),
+            (server.hex(), r"Server: address.*127\.0\.0\.1:\d+"),
             (SecKey.generate().public.hex(), "this key has no entry"),
             ("<script>alert(1)</script>", "not a public key"),
         ):
@@ -123,7 +126,8 @@ class PageTests(PageCase):
         _, text = await self.get(self.base(collector) + "/")
         for expected in (
             "<h1>dmsg collector</h1>",
-            str(collector.client.public_key),
+            collector.client.public_key.text,
+            f"in logs and JSON: <code>{collector.client.public_key}<",
             "1 sender sent no file for at least",
             r"no room</td><td class=\"number\">2</td>",
             "Uptime.*Started.*Memory of the process",
@@ -257,7 +261,7 @@ class PageTests(PageCase):
     async def test_a_server_that_is_killed_is_missed(self) -> None:
         self.url = await self.start_discovery(f"--metrics={LOOPBACK}")
         server = await self.start_server(f"--discovery={self.url}")
-        key = server._key.public.hex()
+        key = server._key.public
         page = self.base(self.discovery) + "/"
 
         async def shows(pattern: str) -> str:
@@ -270,12 +274,13 @@ class PageTests(PageCase):
         await shows("listed</td>")
         server.registration.stop()  # as if it was killed: nothing is said, until it is missed
         self.discovery._running.api._now = lambda: time.time() + 600
-        text = await shows(f"Server {key[:8]}… at 127.0.0.1:[0-9]+ last posted .* ago: check whether it runs")
-        self.assertRegex(text, f'title="{key}".*missing</td>')
+        text = await shows(f"Server {key.short}… at 127.0.0.1:[0-9]+ last posted .* ago: check whether it runs")
+        self.assertRegex(text, f'title="{key.text}, in logs and JSON: {key}".*missing</td>')
         await shows(r"Servers listed for clients: 0 \(was 1\)")
-        # it is found by the digits that are shown
-        _, text = await self.get(page, params={"key": key[:8]})
-        self.assertRegex(text, r"Server: address.*127\.0\.0\.1:\d+")
+        # The server is found by the characters that the page shows, and by the first digits that a log shows.
+        for beginning in (f"{key.short}…", key.text[:12].upper(), key.hex()[:8]):
+            _, text = await self.get(page, params={"key": beginning})
+            self.assertRegex(text, rf"Entry of {key.short}….*Server: address.*127\.0\.0\.1:\d+")
 
     def test_bad_options_are_one_line(self) -> None:
         from twisted.python.usage import UsageError

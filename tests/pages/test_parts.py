@@ -12,12 +12,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.service.delegations import LASTS, MAX_CLIENTS, Delegations
 from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
 from dmsg.pages.access import Access, read_token
 from dmsg.pages.drawing import draw, with_unit
 from dmsg.pages.history import KEPT, MAX_NAMES, Growth, History, Quantiles, reason_number
 from dmsg.pages.model import Chart, Fact, Line, Table
 from dmsg.pages.recent_events import KEPT as EVENTS_KEPT, RecentEvents
-from dmsg.pages.rendering import flatten, table
+from dmsg.pages.rendering import facts_list, flatten, table
 
 FRAMES = Line("received", "frames", rate=True)
 CLIENTS = Line("connected", "clients")
@@ -135,12 +136,24 @@ class RenderingTests(SynchronousTestCase):
         self.assertIn("&lt;script&gt;", found)
 
     def test_keys_and_numbers(self) -> None:
-        key = "02" + "ab" * 32
-        found = flatten(table(Table("T", ("Client", "Now", "Version"), [(key, "1.2 MB/s", "0.0.1+relay1")])))
-        self.assertIn(f'title="{key}"', found)
+        key = PubKey.from_hex("02" + "ab" * 32)
+        no_key = "02" + "ff" * 32
+        rows = [(key.hex(), "1.2 MB/s", "0.0.1+relay1"), (no_key, "2 B/s", "0.0.1")]
+        found = flatten(table(Table("T", ("Client", "Now", "Version"), rows)))
+        self.assertIn(f'title="{key.text}, in logs and JSON: {key}">{key.text[:8]}…</code>', found)
+        self.assertIn(f'<td class="text">{no_key}</td>', found)
         self.assertIn('<td class="number">1.2 MB/s</td>', found)
         self.assertIn('<td class="text">0.0.1+relay1</td>', found)
         self.assertIn('<th class="number">Now</th>', found)
+
+    def test_a_narrow_card_breaks_an_address_before_its_port(self) -> None:
+        for value, shown in (
+            ("192.168.177.201:8080", '192.168.177.201<span class="port">:8080</span>'),
+            ("[2001:db8::1]:8080", '[2001:db8::1]<span class="port">:8080</span>'),
+            ("27 Nov 18:12", "27 Nov 18:12"),
+            ("none", "none"),
+        ):
+            self.assertIn(f'<dd class="plain">{shown}</dd>', flatten(facts_list([Fact("Address", value)])))
 
     @given(st.lists(st.floats(0, 1e12), max_size=20))
     def test_every_chart_can_be_drawn(self, values: list[float]) -> None:

@@ -207,12 +207,16 @@ def insist(call: Callable[[], Any], stop: threading.Event) -> Any:
 
 
 class Load:
-    """Load on the bus: a client that sends ``number`` requests, and a service that answers them."""
+    """Load on the bus: a client that sends ``number`` requests, and a service that answers them.
+
+    :ivar allowed: number of requests that may be sent at present.
+    """
 
     def __init__(self, bus: Bus, number: int) -> None:
         self.bus, self.number = bus, number
         self.stop = threading.Event()
         self.collected = 0
+        self.allowed = 0
         self._threads = [threading.Thread(target=one, daemon=True) for one in (self._ask, self._serve, self._collect)]
         for thread in self._threads:
             thread.start()
@@ -235,7 +239,7 @@ class Load:
             )
             insist(lambda: server.eval(_PUSH, 2, "pushed", "msgbus.system.local", str(number), message), self.stop)
             if number % 50 == 0:
-                while number - self.collected > 1500 and not self.stop.is_set():
+                while number > min(self.collected + 1500, self.allowed) and not self.stop.is_set():
                     time.sleep(0.01)
 
     def _serve(self) -> None:
@@ -289,8 +293,6 @@ def run(directory: Path, number: int, kills: int, seconds: float, seed: int) -> 
     """Send ``number`` requests while ``kills`` processes are killed; return the counts.
 
     :param seconds: maximum duration of the run.
-
-    :param seconds: after which it is given up.
     """
     rng = random.Random(seed)
     bus = Bus(directory)
@@ -304,7 +306,9 @@ def run(directory: Path, number: int, kills: int, seconds: float, seed: int) -> 
             time.sleep(0.02)
             for process in bus.processes.values():
                 process.supervise()
-            # The kills are spread evenly over the work.
+            # The kills are spread evenly over the work. The next requests wait for the next kill: otherwise a fast bus
+            # would answer all of them before the last kill.
+            load.allowed = number * (at + 1) // (kills + 1)
             if at < kills and load.collected >= number * (at + 0.5) / (kills + 1):
                 bus.processes[victims[at % len(victims)]].kill()
                 at += 1

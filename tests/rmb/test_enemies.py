@@ -120,7 +120,7 @@ class SessionTests(SocketPairCase):
             def seconds_left(self, owner: object) -> float:
                 return 1.0
 
-            def used(self, owner: object, seconds: float) -> None:
+            def used(self, owner: object, seconds: float, now: float | None = None) -> None:
                 pass
 
         envelope = a.envelope(b.session, payload=bytes(300_000))

@@ -18,7 +18,7 @@ from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.reserve import Reserve
 from dmsg.rmb.relay.queue.sqlite import RETRY_EVERY, SQLiteQueue
-from dmsg.rmb.relay.server import TAKES_NOTHING
+from dmsg.rmb.relay.server import QUEUE_NOT_WRITABLE
 from dmsg.rmb.twins.address import Session
 from tests.rmb.network import RmbCase
 from tests.rmb.support import fail_statements
@@ -169,7 +169,7 @@ class DiskTests(RmbCase):
             while True:
                 other.write(bytes(4096))
         status, text = await self.status_of(f"{relay.domain}/health")
-        self.assertEqual((status, json.loads(text)["status"]), (503, TAKES_NOTHING))
+        self.assertEqual((status, json.loads(text)["status"]), (503, QUEUE_NOT_WRITABLE))
         b = await self.raw("B", relay)
         got = {(await b.messages.get()).uid for _ in range(kept)}
         await self.until(lambda: not len(relay.switch.queue))

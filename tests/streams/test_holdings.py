@@ -237,7 +237,7 @@ class SpliceTests(SynchronousTestCase):
     """A forwarded connection whose other end is away makes room for one that is here."""
 
     def test_the_one_that_is_away_longest(self) -> None:
-        factory = SpliceFactory(lambda made: _never(), max_joints=2)
+        factory = SpliceFactory(lambda made: _never(), max_pairs=2)
         halves = []
         for away in (5.0, 3.0):
             half = factory.buildProtocol(None)
@@ -261,7 +261,7 @@ class SpliceRoomTests(SecureCase):
 
     def test_a_stream_that_ended_unread_makes_room(self) -> None:
         mine, theirs = self.open()
-        factory = SpliceFactory(lambda made: _never(), max_joints=1)
+        factory = SpliceFactory(lambda made: _never(), max_pairs=1)
         half = factory.buildProtocol(None)
         assert half is not None
         half.makeConnection(theirs.transport)  # It is not read until its partner is open.

@@ -25,7 +25,8 @@ from dmsg.telemetry import recorder as recorder_module, service as service_modul
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENT, RECEIPTS_PREFIX, columns, markdown
-from dmsg.telemetry.service import Telemetry, TelemetrySettings
+from dmsg.telemetry.service import Telemetry
+from dmsg.telemetry.settings import TelemetrySettings
 from dmsg.telemetry.spool import compress, recover
 from tests.support import some
 

@@ -10,7 +10,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import SecKey, load_or_create_key
-from dmsg.telemetry.service import Telemetry, TelemetrySettings
+from dmsg.telemetry.service import Telemetry
+from dmsg.telemetry.settings import TelemetrySettings
 from dmsg.telemetry.vouchers import SENDER_KEY_FILE, is_vouched, voucher_for, write_voucher
 
 SERVER = SecKey.from_seed(b"server")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
+import re
 import secrets
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web import http
 
+import dmsg
 from dmsg.keys import SecKey
 from dmsg.testing.determinism import START, Determinism, Trace
 from dmsg.testing.lab import repeatable_lab
@@ -38,6 +42,15 @@ SOURCES: dict[str, Callable[[], object]] = {
     "date of HTTP": lambda: http.datetimeToString().decode(),
 }
 """Sources of random numbers and of the time that a program can ask."""
+
+BINDABLE = re.compile(r"\b(?:time\.(?:time|time_ns|monotonic|gmtime|localtime)|os\.urandom|secrets\.token\w+)\b(?!\()")
+"""Functions of the system that a Determinism replaces, in a place that does not call them."""
+
+REACTOR_CLOCK = (
+    "net/reactor.py: partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, 'CLOCK_BOOTTIME') "
+    "else time.monotonic"
+)
+"""The only binding: the clock of the real reactor. The hosts of a lab are reactors with the lab's clock."""
 
 WALK = """
 import json, sys
@@ -82,6 +95,42 @@ class SourceTests(SynchronousTestCase):
             self.assertRaisesRegex(RuntimeError, "threads are not", threading.Thread(target=print).start)
 
 
+def bound_at_import(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions that the import of a module evaluates: its own, those of its classes, and defaults of
+    arguments."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from (*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None))
+            for inner in ast.walk(node):
+                if inner is not node and isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                    yield from inner.args.defaults
+        elif isinstance(node, ast.expr):
+            if not isinstance(node, ast.Constant):  # A docstring may name a function.
+                yield node
+        else:
+            yield from bound_at_import(node)
+
+
+class BindingTests(SynchronousTestCase):
+    """Sources that are bound before a lab replaces them."""
+
+    def test_no_module_binds_a_clock_or_chance_at_import(self) -> None:
+        """Else a lab could not replace it: the date of a host would be that of the system."""
+        found = []
+        root = Path(dmsg.__file__).parent
+        for path in sorted(root.rglob("*.py")):
+            source = path.read_text()
+            if BINDABLE.search(source):
+                bound = [ast.unparse(one) for one in bound_at_import(ast.parse(source))]
+                found += [f"{path.relative_to(root)}: {text}" for text in bound if BINDABLE.search(text)]
+        self.assertEqual(found, [REACTOR_CLOCK])
+
+    def test_bindings_are_found(self) -> None:
+        source = "class A:\n a = time.time\n def b(self, *, c=os.urandom):\n  d = time.time\n  e = time.time()"
+        found = [ast.unparse(one) for one in bound_at_import(ast.parse(source))]
+        self.assertEqual([text for text in found if BINDABLE.search(text)], ["time.time", "os.urandom"])
+
+
 class DateTests(SynchronousTestCase):
     """Dates of hosts that are wrong."""
 
@@ -97,6 +146,36 @@ class DateTests(SynchronousTestCase):
             self.assertEqual(time.time(), START + lab.clock.seconds(), "the test itself is on no host")
         self.assertEqual(found, {"one": (START + before + 5 - 3600, 5), "two": (START + before + 5, 5)})
 
+    def test_a_date_drifts_until_it_is_set(self) -> None:
+        with repeatable_lab(1) as lab:
+            host = lab.network.host("one")
+            host.ahead = 100.0
+            host.drift(-0.5)
+            lab.network.run(10)
+            self.assertAlmostEqual(host.ahead, 95.0)
+            host.drift(0.0)
+            lab.network.run(10)
+            self.assertAlmostEqual(host.ahead, 95.0)
+            host.drift(1.0)
+            host.ahead = 0.0
+            lab.network.run(10)
+            self.assertEqual(host.ahead, 0.0)
+
+    def test_the_store_of_a_discovery_begins_with_the_date_of_its_host(self) -> None:
+        """And goes on with the monotonic clock, whatever becomes of the date."""
+        with repeatable_lab(1) as lab:
+            host = lab.network.host("discovery")
+            host.kill()
+            host.ahead = -3600.0
+            discovery = lab.start_discovery()
+            assert discovery._running is not None
+            clock = discovery._running.api._now
+            before = clock()
+            self.assertEqual(before, START + lab.clock.seconds() - 3600)
+            host.ahead = 86400.0
+            lab.network.run(10)
+            self.assertAlmostEqual(clock() - before, 10.0)
+
 
 class RunTests(SynchronousTestCase):
     """Whole runs."""
@@ -106,7 +185,7 @@ class RunTests(SynchronousTestCase):
 
         def found(hash_seed: str) -> list[tuple[str, int]]:
             answer = subprocess.run(
-                [sys.executable, "-c", WALK, "100", "105"],
+                [sys.executable, "-c", WALK, "102", "101"],
                 env=os.environ | {"PYTHONHASHSEED": hash_seed},
                 capture_output=True,
                 text=True,

@@ -17,18 +17,22 @@ from twisted.internet.error import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entries.entry import ClientMeta, Successor
-from dmsg.errors import CloseReason, ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable
+from dmsg.errors import CloseReason, ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable, EntryNotFound
 from dmsg.keys import SecKey
+from dmsg.testing import walk as walk_module
 from dmsg.testing.lab import Lab
 from dmsg.testing.network import Network
+from dmsg.testing.plan import Aim, Plan, Shape, Step
 from dmsg.testing.promise import Pattern, PromiseBroken, Talkers
 from dmsg.testing.tcp import BUFFER, USER_TIMEOUT
-from dmsg.testing.walk import walk
+from dmsg.testing.walk import follow, walk
+from dmsg.testing.walk_coverage import Cell
+from dmsg.testing.walk_kinds import draw_plan
 from dmsg.v2019 import client as service
 from dmsg.v2019.core.policing import Limits
 from tests.support import Accepting, Recorder
 
-SEEDS = range(100, 106)
+SEEDS = (101, 102, 103)
 """Walks of an ordinary run; ``make long WHICH=lab`` takes others for minutes."""
 
 
@@ -444,12 +448,84 @@ class PromiseTests(SynchronousTestCase):
         self.assertRaises(PromiseBroken, talkers.check)  # from nowhere
 
 
+class DiscoveriesTests(SynchronousTestCase):
+    """Networks with two discoveries."""
+
+    def test_either_of_two_discoveries_is_enough(self) -> None:
+        for host in ("discovery", "discovery-2"):
+            lab = Lab(8)
+            lab.add_discovery("discovery-2")
+            lab.add_servers(1)
+            alice, bob = lab.add_client("alice", min_servers=1), lab.add_client("bob", min_servers=1)
+            lab.settle()
+            lab.network.run(2)
+            lab.network.host(host).kill()
+            carol = lab.lookups(lab.network.host("carol"))
+            self.assertEqual(lab.result(carol.entry(bob.public_key)).static, bob.public_key.hex())
+            bob.listen(Accepting(), 7)
+            lab.result(alice.connect(bob.public_key, Accepting(), 7))
+            again = lab.start_discovery() if host == "discovery" else lab.add_discovery(host)
+            assert again._running is not None
+            self.failureResultOf(again._running.store.get(bob.public_key.hex()), EntryNotFound)
+
+    def test_an_entry_that_is_lost_while_the_other_discovery_is_down_is_posted_again(self) -> None:
+        lab = Lab(8)
+        lab.add_discovery("discovery-2")
+        lab.add_servers(1)
+        alice, bob = lab.add_client("alice", min_servers=1), lab.add_client("bob", min_servers=1)
+        lab.settle()
+        for host in ("discovery", "discovery-2"):
+            lab.network.host(host).kill()
+        lab.start_discovery()  # Its store is empty.
+        lab.network.run(150)
+        bob.listen(Accepting(), 7)
+        lab.result(alice.connect(bob.public_key, Accepting(), 7))
+
+
+class ShapeTests(SynchronousTestCase):
+    """Networks of walks."""
+
+    def test_every_shape_is_drawn(self) -> None:
+        shapes = [draw_plan(seed).shape for seed in range(300)]
+        self.assertEqual({one.servers for one in shapes}, {1, 2, 3, 4, 6})
+        self.assertEqual({one.clients for one in shapes} & {2, 12}, {2, 12})
+        self.assertEqual({one.second for one in shapes}, {"", "honest", "down", "lying"})
+
+    def test_the_smallest_and_an_odd_shape(self) -> None:
+        """The smallest loses its only server; in the other one, the second discovery lies to the end."""
+        kills = (Step(((0, 300_000),), "kill", 1, 3.0), Step(((0, 100),), "restart", 1, 3.0))
+        for shape in (Shape(1, 2), Shape(2, 4, "lying")):
+            done = follow(Plan(1, (*kills, *kills), shape=shape))
+            self.assertEqual(done.faults, ["kill", "restart"] * 2)
+            self.assertEqual(sorted(done.lab.network.hosts)[:2], ["alice", "bob"])
+            self.assertGreater(done.acknowledged, 600_000)
+            self.assertIn(Cell("kill", "its server", "idle"), done.coverage.reached)
+
+    def test_a_discovery_that_invents_servers_does_not_make_clients_ask_often(self) -> None:
+        """The second discovery of this seed does; discovery once got 1112 requests a minute of two clients."""
+        follow(Plan(0, (Step(seconds=1.0),), shape=Shape(1, 2, "lying")))
+
+    def test_a_walk_notices_clients_that_ask_often(self) -> None:
+        self.patch(walk_module, "MOST_REQUESTS", 0.5)
+        plan = Plan(0, (), shape=Shape(1, 2))
+        self.assertRaisesRegex(PromiseBroken, "requests a minute, and at most 2 are expected", follow, plan)
+
+
 class WalkTests(SynchronousTestCase):
     """Random walks over all faults; the seed is in what a failure says."""
 
     def test_random_walks_lose_no_data(self) -> None:
         for seed in SEEDS:
             walk(seed)
+
+    def test_a_link_is_not_stopped_while_it_reports_its_failure(self) -> None:
+        """Found by this walk, whose second discovery invents servers."""
+        aims = ("slow reader@in flight", "wall clock@moving", "bandwidth@closing", "reorder@opening")
+        follow(draw_plan(41004, 60, [Aim.parse(aim) for aim in aims]))
+
+    def test_an_old_program_that_was_left_sends_nothing_more(self) -> None:
+        aims = ("delay@moving", "wall clock@moving", "reset@closing", "kill client@opening")
+        follow(draw_plan(41020, 60, [Aim.parse(aim) for aim in aims]))
 
 
 class SleepTests(SynchronousTestCase):

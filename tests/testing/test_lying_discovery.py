@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.clients.servers import MAX_AWAY
 from dmsg.discovery.entries.entry import Entry
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.testing.lab import Lab
-from dmsg.testing.lying_discovery import KINDS, LATE, LyingDiscovery
+from dmsg.testing.lying_discovery import ADDRESS, KINDS, LATE, LyingDiscovery
 
 
 class LyingDiscoveryTests(SynchronousTestCase):
@@ -46,6 +48,33 @@ class LyingDiscoveryTests(SynchronousTestCase):
                         continue
                     self.assertEqual(found.key, self.bob.public_key)
                     self.assertEqual(found, self.entry)
+
+    def test_invented_servers_cost_a_client_and_an_honest_discovery_little(self) -> None:
+        """The client wants one more server than there is, so it tries those that the second discovery invents."""
+        lab = Lab(7)
+        second = LyingDiscovery(lab.network.host("discovery-2"), lab.add_discovery("discovery-2"))
+        lab.add_server("server-1")
+        second.lie("wrong servers", Random(1))
+        alice = lab.add_client("alice")
+        lab.network.run(60)
+        host: Any = lab.network.host("alice")
+        connect, targets = host.connectTCP, []
+
+        def connect_and_count(address: str, *arguments: Any, **options: Any) -> Any:
+            targets.append(address)
+            return connect(address, *arguments, **options)
+
+        self.patch(host, "connectTCP", connect_and_count)
+        lab.network.run(300)
+        invented = targets.count(ADDRESS.partition(":")[0])
+        asked = targets.count(lab.network.host("discovery").address)
+        self.assertLessEqual(len(alice._set.links), 2 * MAX_AWAY)
+        self.assertLess(invented, 400)
+        self.assertLess(asked, 100)
+        self.assertEqual((alice.status, len(alice.servers)), ("online", 1))
+        second.lie("", Random(1))
+        lab.add_server("server-2")
+        lab.network.run_until(lambda: len(alice.servers) == 2, 200)
 
     def test_each_lie_does_something(self) -> None:
         self.discovery.lie("no entries", Random(1))

@@ -8,10 +8,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.testing import faults, walk as walk_module
 from dmsg.testing.faults import Faults
-from dmsg.testing.plan import LIES, Lie, Plan, Step, draw
+from dmsg.testing.plan import LIES, Lie, Plan, Shape, Step, draw
 from dmsg.testing.promise import PromiseBroken
-from dmsg.testing.shrink import Shrinker, as_test, signature
-from dmsg.testing.walk import follow, shrink
+from dmsg.testing.shrink import Shrinker, as_test, shrink, signature
+from dmsg.testing.walk import follow
 from dmsg.testing.walk_kinds import draw_plan
 
 
@@ -54,7 +54,7 @@ class ShrinkTests(SynchronousTestCase):
     def test_the_printed_test_repeats_the_plan(self) -> None:
         """Its source runs, and hands the same plan to a walk."""
         steps = (Step(((0, 100),), LIES, 5, 0.3, (Lie("cut", 1, 7, 5),)), Step(fault="reset", chance=9), Step())
-        plan = Plan(17, steps, lying=True, unrepentant=True)
+        plan = Plan(17, steps, lying=True, unrepentant=True, shape=Shape(1, 12, "lying"))
         followed: list[Plan] = []
         self.patch(walk_module, "follow", followed.append)
         names: dict[str, type[SynchronousTestCase]] = {}
@@ -74,8 +74,10 @@ class ShrinkTests(SynchronousTestCase):
             raise PromiseBroken("healing broke it")
 
         self.patch(faults, "BY_NAME", faults.BY_NAME | {"reset": broken})
-        plan = replace(draw_plan(5, steps=12), steps=(*draw_plan(5, steps=8).steps, Step(fault="reset", chance=1)))
-        small, error, tries = shrink(plan)
+        plan = replace(
+            draw_plan(5, steps=12), shape=Shape(), steps=(*draw_plan(5, steps=8).steps, Step(fault="reset", chance=1))
+        )
+        small, error, tries = shrink(plan, follow)
         self.assertEqual((small.faults, error), (["reset"], "seed 5: healing broke it"))
         self.assertLess(tries, 40)
         self.assertRaisesRegex(PromiseBroken, "healing broke it", follow, small)

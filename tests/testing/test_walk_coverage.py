@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.testing.lab import Lab
+from dmsg.testing.plan import Aim
 from dmsg.testing.promise import Fixed, Talker, Talkers
+from dmsg.testing.stream_places import (
+    STATES,
+    StreamPlace,
+    is_possible,
+    pairs,
+    parties_of,
+    state_of,
+)
 from dmsg.testing.walk import walk
-from dmsg.testing.walk_coverage import STATES, WalkCoverage, state_of
+from dmsg.testing.walk_coverage import Cell, WalkCoverage
+from dmsg.testing.walk_kinds import EVERY_LIE, WAYS, draw_plan
 
 
 class StateTests(SynchronousTestCase):
@@ -61,10 +72,10 @@ class WalkCoverageTests(SynchronousTestCase):
     """Counts of faults by states."""
 
     def test_a_table_shows_what_never_happened(self) -> None:
-        coverage = WalkCoverage(["kill", "delay", "kill"])
-        coverage.note("kill", [Talker(1, 2), Talker(3, 4)])
-        other = WalkCoverage(["kill", "delay"])
-        other.note("kill", [Talker(1, 2)])
+        coverage = WalkCoverage(["kill", "delay", "kill"], STATES)
+        coverage.note_states("kill", ["opening", "opening"])
+        other = WalkCoverage(["kill", "delay"], STATES)
+        other.note_states("kill", ["opening"])
         coverage.add(other)
         lines = coverage.table().splitlines()
         self.assertEqual(
@@ -73,10 +84,52 @@ class WalkCoverageTests(SynchronousTestCase):
         self.assertEqual(lines[1].split(), ["kill", "2", "-", "-", "-", "-", "-", "-"])
         self.assertEqual(len(lines), 3)
         self.assertEqual(len(coverage.missing), 13)
-        self.assertIn(("delay", "moving"), coverage.missing)
+        self.assertIn("delay while moving", list(map(str, coverage.missing)))
+
+    def test_a_fault_counts_for_the_roles_of_its_hosts(self) -> None:
+        places = [StreamPlace("idle", "alice", "bob", "server-1"), StreamPlace("opening", "bob", "alice", "")]
+        found = set(pairs(places, ("alice", "server-1")))
+        expected = {
+            ("its initiator", "idle"),
+            ("its server", "idle"),
+            ("its responder", "opening"),
+            ("another server", "opening"),
+        }
+        self.assertEqual(found, expected)
+        self.assertEqual(
+            [places[0].party_of(host) for host in ("carol", "discovery-2")], ["another client", "discovery"]
+        )
+        coverage = WalkCoverage(["delay"], STATES, parties_of, is_possible)
+        coverage.note("delay", found)
+        self.assertEqual(len(coverage.cells) - len(coverage.missing), 4)
+        self.assertNotIn(Cell("delay", "its server", "suspended"), coverage.cells)
+        self.assertEqual([len(line.split()) for line in coverage.table().splitlines()[4:5]], [8])
+
+    def test_walks_are_steered_to_what_never_happened(self) -> None:
+        coverage = WalkCoverage(["kill", "delay"], ["idle", "paused"])
+        for _ in range(1000):
+            coverage.note_states("kill", ["idle", "paused"])
+            coverage.note_states("delay", ["idle"])
+        aims = coverage.aims(Random(1), 20)
+        self.assertGreater(aims.count(Aim("delay", "paused")), 18)
+        self.assertEqual(Aim.parse(str(aims[0])), aims[0])
+
+    def test_a_plan_follows_its_aims(self) -> None:
+        """Each state has ways that lead to it, and every fault and lie can be aimed at."""
+        aims = [Aim("lie: cut", "closing"), Aim("poison", "opening")]
+        plan = draw_plan(3, 60, aims, lies=True)
+        self.assertEqual(plan, draw_plan(3, 60, aims, lies=True))
+        aimed = [
+            (before.fault, step.fault, [lie.kind for lie in step.lies])
+            for before, step in zip(plan.steps, plan.steps[1:], strict=False)
+        ]
+        self.assertGreater(aimed.count(("finish", "lies", ["cut"])), 3)
+        self.assertGreater(aimed.count(("open", "poison", [])), 3)
+        self.assertEqual(set(WAYS), set(STATES))
+        self.assertIn("lie: cut", EVERY_LIE)
 
     def test_a_walk_counts_its_faults_and_lies(self) -> None:
         done = walk(0, steps=12, lies=True)
-        happened = {kind for kind, state in done.coverage._counts}
+        happened = done.coverage.kinds
         self.assertLessEqual(set(done.faults), happened)
         self.assertTrue(any(kind.startswith("lie: ") for kind in happened), happened)

@@ -28,11 +28,12 @@ from dmsg.net.links.records import RecordLink
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.streams.producers import SEND_HIGH_WATER
 from dmsg.noise.xk import XKHandshake
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import WINDOW_BYTES
 from dmsg.v2019.protocol import ServerFactory
 from dmsg.v2019.session import ClientSession
-from tests.support import KEYS, SERVER_KEY, Accepting, MemoryNetwork, Producer, RawClient, Recorder
+from tests.support import KEYS, SERVER_KEY, Accepting, MemoryNetwork, Producer, Recorder
 
 
 class NetworkCase(SynchronousTestCase):

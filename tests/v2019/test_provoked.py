@@ -6,12 +6,13 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.base.policing import HEEDLESS
+from dmsg.base.policing import FLOODING_REFUSALS
 from dmsg.clients.handshake_limits import OF_STRANGERS_BURST, OF_STRANGERS_RATE
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.servers.serving import REFUSED_BURST
 from dmsg.streams.core.resumption import MAX_FRAMES
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.congestion import PEER_QUEUE_LIMIT, PEER_QUEUE_MAXIMUM
 from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
@@ -31,7 +32,7 @@ from dmsg.v2019.core.wire import (
     Frame,
     encode_frame,
 )
-from tests.support import KEYS, SERVER_KEY, Draws, MemoryNetwork, RawClient
+from tests.support import KEYS, SERVER_KEY, Draws, MemoryNetwork
 from tests.v2019.core.test_relay import FakePort, feed
 
 VICTIM = SecKey.from_seed(b"victim").public
@@ -47,7 +48,7 @@ class ProvokedCase(SynchronousTestCase):
         self.now = 0.0
         self.relay = Relay(limits=self.limits, now=lambda: self.now, random=Draws(0x1000))  # type: ignore[arg-type]
         self.port = FakePort()
-        self.port.places = ("127.0.0.0/24", "127.0.0.1")
+        self.port.blocks = ("127.0.0.0/24", "127.0.0.1")
         self.victim = self.relay.add(VICTIM, self.port)
         self.ports: dict[RelayPeer, FakePort] = {}
         self.enemies = [self.join(key, "127.0.0.2") for key in ENEMIES]
@@ -57,7 +58,7 @@ class ProvokedCase(SynchronousTestCase):
 
     def join(self, key: Any, address: str) -> RelayPeer:
         port = FakePort()
-        port.places = ("127.0.0.0/24", address)
+        port.blocks = ("127.0.0.0/24", address)
         peer = self.relay.add(key, port)
         self.ports[peer] = port
         return peer
@@ -219,7 +220,7 @@ class FloodTests(SynchronousTestCase):
     def join(self, name: str, host: str) -> RawClient:
         client = RawClient(SecKey.from_seed(name.encode()), SERVER_KEY.public)
         link = self.network.join(client)
-        link.owner, link.places, link.address = host, (host,), host
+        link.owner, link.blocks, link.address = host, (host,), host
         self.network.settle()
         return client
 
@@ -248,7 +249,7 @@ class FloodTests(SynchronousTestCase):
         drops = self.network.factory.relay.drops
         self.assertEqual((drops[DropReason.FLOOD], drops[DropReason.RATE_LIMITED]), (20, 0))
         self.assertGreater(drops[DropReason.DESTINATION_RATE], REFUSED_BURST)
-        self.assertGreater(drops[DropReason.DESTINATION_RATE], 20 * HEEDLESS)
+        self.assertGreater(drops[DropReason.DESTINATION_RATE], 20 * FLOODING_REFUSALS)
         self.assertFalse(self.join("late neighbour", "203.0.113.7").closed)
 
 

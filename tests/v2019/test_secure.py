@@ -41,6 +41,7 @@ from dmsg.streams.core.agreement import (
 from dmsg.streams.core.budget import Budget
 from dmsg.streams.core.resumption import INITIAL_WINDOW, MAX_FRAMES, SecureError
 from dmsg.streams.core.secure import ACK_HASH_SIZE, DIAGNOSE_SIZE, MAX_SECURE_DATA, SecureEnd
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import (
     ACK,
     CLOSE,
@@ -59,7 +60,7 @@ from dmsg.v2019.core.wire import (
 from dmsg.v2019.incoming import MAX_ASKING
 from dmsg.v2019.transport_streams import LOOK_UP_BURST, LOOK_UP_RATE, Encryption
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
-from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, Carrier, RawClient
+from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, Carrier
 from tests.v2019.secure_support import SecureCase
 
 A, B = KEYS["A"], KEYS["B"]

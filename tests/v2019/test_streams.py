@@ -20,9 +20,10 @@ from dmsg.net.streams.producers import SEND_HIGH_WATER
 from dmsg.streams.core.agreement import Hello, Proposal
 from dmsg.streams.core.secure import SecureEnd
 from dmsg.streams.streams import IDLE_MOVES, IDLE_PAUSE
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019 import incoming, outgoing
 from dmsg.v2019.core.wire import FWD, Frame
-from tests.support import KEYS, SERVER_KEY, RawClient, Recorder
+from tests.support import KEYS, SERVER_KEY, Recorder
 from tests.v2019.secure_support import SecureCase
 
 A, B = KEYS["A"], KEYS["B"]

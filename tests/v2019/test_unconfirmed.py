@@ -10,11 +10,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason
 from dmsg.keys import SecKey
 from dmsg.streams.core.agreement import Hello, Proposal
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core import table as client_module
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, REQUEST, Frame
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT, Confirmations
-from tests.support import KEYS, SERVER_KEY, Accepting, RawClient
+from tests.support import KEYS, SERVER_KEY, Accepting
 from tests.v2019.secure_support import SecureCase
 
 A, B, C = (KEYS[name].public for name in "ABC")

@@ -24,6 +24,8 @@ from dmsg.streams.core.agreement import (
     preface,
 )
 from dmsg.streams.core.secure import SecureEnd
+from dmsg.testing.old_relay import OldRelay
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import (
@@ -39,9 +41,8 @@ from dmsg.v2019.core.wire import (
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
 from tests.streams.core import test_resumption
-from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, Carrier, RawClient
+from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, Carrier
 from tests.v2019 import test_streams
-from tests.v2019.old_relay import OldRelay
 from tests.v2019.secure_support import SecureCase
 from tests.v2019.test_secure import EPHEMERAL_A, EPHEMERAL_B, HELLO_A, HELLO_B
 

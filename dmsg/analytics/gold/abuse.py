@@ -32,6 +32,12 @@ UNANSWERED_LIMIT = 0.9
 """Share of a client's requests for transports. If more than this share was not accepted by anybody, the client is
 reported, provided that it made at least ``UNANSWERED_LEAST`` requests."""
 UNANSWERED_LEAST = 50
+CHURN = "churn"
+"""Kind of abuse that is found in the table ``entries``."""
+UNANSWERED = "unanswered"
+"""Kind of abuse that is found in the table ``transports``. All kinds but this one and :data:`CHURN` are found in the
+table ``refusals``.
+"""
 SHOWN_FROM = 1.0
 """Minimum score of a day at one producer that is stored in ``abuse_day``. The minimum is low, so that small scores at
 many servers can add up in ``actor``."""
@@ -120,7 +126,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
         )
     )
 
-    # All kinds of abuse that refusals show are computed in one pass over the refusals.
+    # All kinds of abuse that are found in refusals are computed in one pass over the refusals.
     refused = by_who.select(
         "*",
         F.explode(
@@ -160,7 +166,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
         .agg(F.count(F.lit(1)).alias("posts"))
         .withColumns(
             {
-                "kind": F.lit("churn"),
+                "kind": F.lit(CHURN),
                 "score": _score(F.col("posts"), CHURN_LIMIT),
                 "evidence": F.format_string("%d entries in a day", "posts"),
             }
@@ -176,7 +182,7 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
         .where((F.col("requests") >= UNANSWERED_LEAST) & (F.col("refused") > UNANSWERED_LIMIT * F.col("requests")))
         .withColumns(
             {
-                "kind": F.lit("unanswered"),
+                "kind": F.lit(UNANSWERED),
                 "score": _score(F.col("refused"), SCAN_LIMIT),
                 "evidence": F.format_string("nobody accepted %d of %d requests", "refused", "requests"),
             }

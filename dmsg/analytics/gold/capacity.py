@@ -148,8 +148,8 @@ def placement(
         .withColumns({"most": F.max("free").over(everyone), "best": F.min("latency_ms").over(everyone)})
         .where(F.col("days") > 0)
     )
-    # A server without measurements needs a factor of its own, because greatest() ignores NULL and would return the
-    # floor.
+    # A server without measurements gets the factor LATENCY_UNKNOWN. Without this case, greatest() would ignore the NULL
+    # and return LATENCY_FLOOR, the factor of the slowest servers.
     factor = F.when(
         F.col("latency_ms").isNotNull(),
         F.greatest(F.lit(LATENCY_FLOOR), F.col("best") / F.greatest("latency_ms", "best")),

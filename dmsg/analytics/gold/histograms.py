@@ -27,7 +27,8 @@ SHARES = (50, 90, 99)
 
 def bucket_of(milliseconds: Column) -> Column:
     """Return a column with the index, from 0, of the bucket to which a time in ms belongs."""
-    # The bounds are compared, because a logarithm may be off by its last digit, differently in each engine.
+    # The time is compared with each bound. The index could also be computed by a logarithm, but the last digit of a
+    # logarithm may differ between Spark and Arrow.
     found = F.when(milliseconds <= _BOUNDS[0], 0)
     for index, bound in enumerate(_BOUNDS[1:], 1):
         found = found.when(milliseconds <= bound, index)
@@ -40,10 +41,10 @@ def _array_sql(counts: Iterable[str]) -> str:
 
 
 def count_buckets(bucket: str, counts: str) -> Column:
-    """Return an aggregate: the array of the counts in each bucket.
+    """Return an aggregate: an array with the number of samples in each bucket.
 
-    :param bucket: name of the column with the index of a bucket.
-    :param counts: name of the column with the number of samples in it.
+    :param bucket: name of the column with the index of a row's bucket.
+    :param counts: name of the column with the number of samples that a row adds to its bucket.
     """
     each = _array_sql(f"sum(CASE WHEN {bucket} = {index} THEN {counts} END)" for index in range(BUCKETS))
     return F.expr(each, "count_buckets", bucket, counts)
@@ -59,7 +60,8 @@ def quantile(histogram: str, total: str, share: float) -> Column:
     :param total: name of the column with the sum of the array.
     :param share: share of the samples below the quantile, from 0 to 1.
     """
-    # The bounds are written out, because a power may be off by its last digit, differently in each engine.
+    # The text contains each bound as a number, because the last digit of a computed power may differ between Spark and
+    # Arrow.
     lower, upper = (
         f"get(array({', '.join(f'{one!r}D' for one in bounds)}), s.i)"
         for bounds in ([0.0, *_BOUNDS], [*_BOUNDS, _BOUNDS[-1]])
@@ -105,7 +107,7 @@ def sum_counts(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
 
 
 def sum_aggregate(name: str) -> Column:
-    """Return an aggregate that adds the counts of a group's rows bucket by bucket; NULL if no row has any.
+    """Return an aggregate that adds the counts of a group's rows bucket by bucket; NULL if no row has counts.
 
     All rows of a group are in memory at the same time, so a group must be small (hours and servers, not transports).
     Spark plans the aggregate in a tenth of the time that it needs to plan :func:`sum_counts`.

@@ -26,15 +26,16 @@ def select_unfinished(
 ) -> DataFrame:
     """Return the events and receipts of the transports that were not both opened and closed on one day.
 
-    Nearly all transports are opened and closed on the same day. These transports are recognised by a hash of their
-    name, which is cheap. Only the names of the other transports are compared in full.
+    Nearly all transports are opened and closed on the same day. To find the others cheaply, events are first grouped by
+    a number that is computed from the names of server and transport. Only in the groups that remain, the names
+    themselves are compared.
 
     :param verdicts: verdicts. A verdict on a transport that the server does not report contains the counts of its
         receipts.
     :param former: receipts that were sent after the server had restarted.
     :param hint: function that marks rows for a broadcast join if there are few of them.
     """
-    events = transports.where(F.col("transport").isNotNull()).withColumn("pair", F.xxhash64("server", "transport"))
+    events = transports.where(F.col("transport").isNotNull()).withColumn("pair", F.grouping_key("server", "transport"))
     opened, closed = F.col("what") == "open", F.col("what") == "close"
     halves = events.groupBy("pair").agg(F.bool_or(opened).alias("opened"), F.bool_or(closed).alias("closed"))
     halves = halves.where(~(F.col("opened") & F.col("closed"))).select("pair")
@@ -71,9 +72,9 @@ def _as_words(receipts: DataFrame) -> DataFrame:
 
 
 def _sum_of_ends(choose: object) -> Column:
-    """Return the sum over both directions.
+    """Return a column with the bytes that a transport carried in both directions together.
 
-    :param choose: combines the two ends' counts of one direction, such as ``F.least``.
+    :param choose: function that combines the two ends' counts of one direction, such as ``F.least``.
     """
     assert callable(choose)
     total: Column = choose("a_out", "b_in") + choose("b_out", "a_in")

@@ -52,8 +52,8 @@ def network_day(
         settlement.select("dt", signed.alias("receipts")),
         hours.select("dt", "rtt", "accept"),
     ]
-    # The parts are combined by one union and one aggregation. An outer join for each part would cost a plan and a
-    # shuffle.
+    # The parts are combined by one union and one aggregation. With outer joins instead, Spark would have to plan and
+    # shuffle once more for each part.
     rows = parts[0]
     for part in parts[1:]:
         rows = rows.unionByName(part, allowMissingColumns=True)
@@ -103,8 +103,9 @@ def public_day(network: DataFrame, *, today: date) -> DataFrame:
 def quality_day(numbers: DataFrame) -> DataFrame:
     """Compute the share of each producer's events that have arrived, by day.
 
-    A process numbers its events from 0. Missing numbers between the events of two days count for the later day. If no
-    event has arrived for the days in between, the missing numbers count for the first of these days.
+    A process numbers its events from 0. Numbers that are missing between the events of two successive days count for
+    the later day. If there are days in between for which no event has arrived, the numbers count for the first of those
+    days.
 
     :param numbers: rows of :func:`~dmsg.analytics.bronze.numbers` of all days.
     """
@@ -128,7 +129,7 @@ def quality_day(numbers: DataFrame) -> DataFrame:
     ).unionByName(
         gaps.select(
             "producer",
-            # If no event has arrived for whole days, the missing numbers count for the first of these days.
+            # If no event has arrived for whole days, the missing event numbers are counted on the first of these days.
             F.when(F.date_add("before", 1) < F.col("dt"), F.date_add("before", 1)).otherwise(F.col("dt")).alias("dt"),
             nothing.alias("events"),
             nothing.alias("distinct_events"),

@@ -19,7 +19,9 @@ MANY = "more than 100 reasons"
 
 
 def bound_counts(rows: DataFrame) -> DataFrame:
-    """Bound the rows of ``close_day``, which has a row for each server, day, reason and end that closed."""
+    """Limit the number of rows of the table ``close_day`` for each server and day. The table has a row for each server,
+    day, reason and closing end; on a day with too many rows, one row with the reason :data:`MANY` replaces them.
+    """
     of_day = Window.partitionBy("server", "dt")
     bounded = rows.withColumns(
         {

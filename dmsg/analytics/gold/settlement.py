@@ -8,8 +8,9 @@ client's count is missing, nothing is credited. Counts cannot reveal that one pe
 If a transport ends while data is in flight, the counts differ although nobody lies. The receiver may have bytes whose
 acknowledgement did not reach the sender. The server may have forwarded bytes that did not reach the receiver, because
 the receiver had just closed, or was so slow that the server ended the transport. Therefore a difference up to the
-sender's window is no conflict. Such a transport is called *cut*. A server that inflates all its counts is detected by
-the directions in which nothing can have been in flight.
+sender's window is no conflict. Such a transport is called *cut*. A server that inflates all its counts is nevertheless
+detected. If the sender of a direction ended the transport, everything that the server forwarded in this direction
+arrived. The server's count must then agree with the receiver's.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ TOLERANCE = 0.01
 INFLATION_LIMIT = 0.02
 """Share by which a server's claim may exceed the counts of the ends. A claim that exceeds them by more is inflated."""
 MOST = 0.5
-"""Share of a server's clients. More than this share must have counts that show an inflated claim before the verdict
-says so. Each client counts once, so a few clients that lie together cannot accuse a server.
+"""Share of a server's clients. If the counts of more than this share show an inflated claim, the verdict says so. Each
+client counts once, so a few clients that lie together cannot accuse a server.
 """
 SIDED_LIMIT = 0.01
 """Share of a server's transports. If the server agrees with one end against the other in more than this share, the
 verdict on the day says so."""
 FIRST_WINDOW = 256 * 1024
 MAX_WINDOW = 32 * 1024 * 1024
-"""Maximum bytes that a sender may have in flight: ``FIRST_WINDOW`` at the start of a stream, ``MAX_WINDOW`` at any
-time."""
+"""Largest window of a sender at any time, in bytes: a sender has at most a window of bytes in flight. At the start of a
+stream, the window is ``FIRST_WINDOW``.
+"""
 WINDOW_GROWTH = 4
 """Maximum number of bytes by which a sender's window grows for each acknowledged byte."""
 WITNESS_LIMIT = 0.5
@@ -133,8 +135,10 @@ def _window(sent: Column) -> Column:
 
 
 def on_its_way(sent: str, received: str) -> Column:
-    """Return a column: whether the receiver has at least the bytes that the sender knows to be delivered, and at most a
-    window more, which can have been in flight.
+    """Return a boolean column: whether the counts of the two ends can both be true.
+
+    That is so if the receiver's count is at least the number of bytes that the sender knows to be delivered, and
+    exceeds it by at most a window, because a window of bytes can have been in flight.
 
     :param sent: column with the bytes that the sender knows to be delivered.
     :param received: column with the receiver's count.
@@ -147,17 +151,17 @@ def on_its_way(sent: str, received: str) -> Column:
 class _Direction:
     """Comparison of the counts for one direction of a transport; each field is a column.
 
-    :ivar fits: whether the three counts can all be true.
-    :ivar agreed: whether the counts of the two ends can both be true, by :func:`on_its_way`.
-    :ivar sure: whether every byte that the server forwarded reached the receiver. This is not sure if the receiver or
-        the server ended the transport.
-    :ivar word: the receiver's count, which the server's count must not exceed if ``sure``.
+    :ivar is_consistent: whether the three counts can all be true.
+    :ivar ends_agree: whether the counts of the two ends can both be true, by :func:`on_its_way`.
+    :ivar is_complete: whether every byte that the server forwarded has certainly reached the receiver. Bytes may be
+        missing if the receiver or the server ended the transport.
+    :ivar received: the receiver's count. If ``is_complete``, the server's count must not exceed it.
     """
 
-    fits: Column
-    agreed: Column
-    sure: Column
-    word: Column
+    is_consistent: Column
+    ends_agree: Column
+    is_complete: Column
+    received: Column
 
 
 def _direction(claim: str, sent: str, received: str, sender: int, receiver: int) -> _Direction:
@@ -171,15 +175,16 @@ def _direction(claim: str, sent: str, received: str, sender: int, receiver: int)
     """
     said, got, told = F.col(claim), F.col(received), F.col(sent)
     waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
-    # If the receiver ended the transport, or the server did (0) because the receiver was slow, bytes that the server
-    # forwarded may not have reached the receiver.
+    # Some bytes that the server forwarded may not have reached the receiver. This is possible if the receiver ended the
+    # transport, or if the server ended it (``closer`` 0) because the receiver was slow.
     left = F.col("closer").isin(receiver, 0)
     behind = ~waited & on_its_way(sent, received)
     return _Direction(
-        agreed=on_its_way(sent, received),
-        fits=(_agree(told, got) | behind) & (_agree(said, got) | (left & (said > got) & (said - got <= _window(told)))),
-        sure=~left,
-        word=got,
+        ends_agree=on_its_way(sent, received),
+        is_consistent=(_agree(told, got) | behind)
+        & (_agree(said, got) | (left & (said > got) & (said - got <= _window(told)))),
+        is_complete=~left,
+        received=got,
     )
 
 
@@ -200,24 +205,24 @@ def verdicts(words: DataFrame) -> DataFrame:
         "relay_ba": _direction("relay_ba", "b_out", "a_in", dst, src),
     }
     nothing = F.lit(0).cast("long")
-    of_sure: dict[bool, tuple[Column, Column]] = {}
-    for sure in (True, False):
+    counted: dict[bool, tuple[Column, Column]] = {}
+    for is_complete in (True, False):
         said = word = nothing
         for name, way in ways.items():
-            counts = (way.sure if sure else ~way.sure) & way.agreed & ~strangers
+            counts = (way.is_complete if is_complete else ~way.is_complete) & way.ends_agree & ~strangers
             said = said + F.when(counts, F.col(name)).otherwise(nothing)
-            word = word + F.when(counts, way.word).otherwise(nothing)
-        of_sure[sure] = said, word
+            word = word + F.when(counts, way.received).otherwise(nothing)
+        counted[is_complete] = said, word
     rows = words.withColumns(
         {
             "claimed": claimed,
             "credited": credited,
             "a_word": a_word,
             "b_word": b_word,
-            "sure_claimed": F.when(both & relay, of_sure[True][0]),
-            "sure_word": F.when(both & relay, of_sure[True][1]),
-            "left_claimed": F.when(both & relay, of_sure[False][0]),
-            "left_word": F.when(both & relay, of_sure[False][1]),
+            "sure_claimed": F.when(both & relay, counted[True][0]),
+            "sure_word": F.when(both & relay, counted[True][1]),
+            "left_claimed": F.when(both & relay, counted[False][0]),
+            "left_word": F.when(both & relay, counted[False][1]),
             "initiator": F.when(both & relay, F.col("a_signer")),
         }
     ).withColumn(
@@ -227,7 +232,7 @@ def verdicts(words: DataFrame) -> DataFrame:
         .when(~both, "one_sided")
         .when(strangers, "conflict")
         .when(_agree(F.col("a_word"), F.col("b_word")) & _agree(F.col("claimed"), F.col("credited")), "matched")
-        .when(ways["relay_ab"].fits & ways["relay_ba"].fits, "cut")
+        .when(ways["relay_ab"].is_consistent & ways["relay_ba"].is_consistent, "cut")
         .otherwise("conflict"),
     )
     agree = _agree(F.col("a_word"), F.col("b_word"))
@@ -275,7 +280,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         F.coalesce(bounded_sum(F.when(F.col("state") == "cut", beyond)), nothing).alias("uncertain_bytes"),
         F.coalesce(bounded_sum(F.when(conflict, beyond)), nothing).alias("inflated_bytes"),
         *bounded_sums("sure_claimed", "sure_word", "left_claimed", "left_word"),
-        # The count is of conflicts in which the server agrees with one end against the other. Conflicts between ends
+        # Only conflicts are counted in which the server agrees with one end against the other. Conflicts between ends
         # that do not name each other are left out, because they are no evidence against the server.
         F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
     )

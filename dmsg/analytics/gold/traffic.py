@@ -20,7 +20,7 @@ def _sum(*names: str) -> Column:
     return F.coalesce(bounded_sum(in_row), nothing)
 
 
-def _handed_on(*ways: str) -> Column:
+def _forwarded(*ways: str) -> Column:
     """Return an aggregate: the bytes forwarded in these directions, which are the bytes received minus those dropped,
     at least 0.
 
@@ -102,8 +102,8 @@ def pair_day(transports: DataFrame) -> DataFrame:
         .groupBy("server", "dt", "src", "dst")
         .agg(
             F.count_if(F.col("what") == "close").alias("transports"),
-            _handed_on("ab").alias("bytes_ab"),
-            _handed_on("ba").alias("bytes_ba"),
+            _forwarded("ab").alias("bytes_ab"),
+            _forwarded("ba").alias("bytes_ba"),
         )
     )
 

@@ -50,16 +50,19 @@ def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) 
 
 
 def minutes_alive(heartbeats: DataFrame, role: str) -> DataFrame:
-    """Return a row for each minute in which a process of that role was up by its own heartbeats, with the minute's
-    bit."""
+    """Return a row for each minute in which a process of that role was up, according to its own heartbeats.
+
+    The column ``alive`` is a number in which only the bit of this minute of the hour is set.
+    """
     beats = heartbeats.where(F.col("role") == role)
     return _minutes(beats, "producer", _minute(F.col("covers_from")), _minute(F.col("at")), "alive")
 
 
 def minutes_seen(entries: DataFrame) -> DataFrame:
-    """Return a row for each minute in which a discovery had a fresh entry of a server, with the minute's bit.
+    """Return a row for each minute in which a discovery had a fresh entry of a server.
 
-    A server posts every 30 s. A post counts for its own minute and for the next one.
+    A server posts every 30 s. A post counts for its own minute and for the next one. The column ``seen`` is a number in
+    which only the bit of this minute of the hour is set.
     """
     posts = entries.where(F.col("is_server") & F.col("result").isin("first", "next"))
     return _minutes(posts, "subject", _minute(F.col("at")), _minute(F.col("at")) + 1, "seen")
@@ -157,7 +160,8 @@ def boot(days: DataFrame) -> DataFrame:
     ended = (
         F.when(F.col("stops") > 0, "stopped")
         # The start of another process alone does not prove a crash, because two programs with the same key may run at
-        # the same time. So this process must have written no event after that start, or be silent by now.
+        # the same time. A crash is assumed only if this process has written no event since that start, or has written
+        # some but none for the last SILENCE_SECONDS.
         .when(F.col("next_at").isNotNull() & ((F.col("next_at") >= F.col("last_at")) | gone), "crashed")
         .when(gone, "silent")
         .otherwise("running")
@@ -173,8 +177,8 @@ def boot(days: DataFrame) -> DataFrame:
 
 
 def _share(minutes: str) -> Column:
-    # Unknown minutes (NULL) must give NULL. Without the condition, least() would ignore NULL and return 1 for a server
-    # of which nothing is known.
+    # If the minutes are unknown (NULL), the result is NULL. Without the condition, least() would ignore NULL and return
+    # 1 for a server of which nothing is known.
     share = F.least(F.lit(1.0), F.col(minutes) / F.col("observed_minutes"))
     return F.when(F.col(minutes).isNotNull(), share)
 

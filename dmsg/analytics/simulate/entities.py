@@ -32,7 +32,7 @@ def server_lines(stage: Scenario) -> DataFrame:
 
 
 def _is_silent(stage: Scenario, minute: Column) -> Column:
-    """Return a column: whether the server writes no more events in that minute."""
+    """Return a column that says whether the server has stopped writing events at that minute."""
     return stage.on_last_day(SILENT) & (minute >= SILENT_FROM)
 
 
@@ -100,8 +100,8 @@ def _sessions(stage: Scenario) -> list[DataFrame]:
         .withColumn("who", name(F.lit("client"), stage.where, who))
     )
     peer, session = F.col("who").alias("peer"), F.col("key").cast("long").alias("session")
-    # One process writes both events of a session, and numbers its events without gaps. So openings have even numbers,
-    # and ends odd numbers.
+    # A process numbers its events without gaps. Here, the two events of session k get the numbers 2k (opening) and
+    # 2k + 1 (end).
     return [
         stage.events(
             sessions.withColumn("at", F.col("start")).withColumn("i", 2 * F.col("key")),

@@ -12,11 +12,13 @@ from datetime import date, timedelta
 from hashlib import md5
 
 SLOW, LIAR, FULL, COLLUDER, SLOW_READERS, SKEWED, LOSER, SILENT, CRASHED, RING, OWN_KEYS, BURST = range(1, 13)
-"""Ranks of the servers with an anomaly. In this order, the servers answer slowly; claim more than they delivered; are
-full; claim more than they delivered, together with the initiators of their transports; have receivers that are too
-slow; have a wrong clock; have lost a file of events; fell silent; crashed on the day before; carry transports of a ring
-of keys that connect only to each other; carry transports of two such keys; and carry most of the day's transports
-within half an hour.
+"""Ranks of the servers with an anomaly.
+
+``SLOW`` answers slowly. ``LIAR`` claims more than it delivered; ``COLLUDER`` does so together with the initiators of
+its transports. ``FULL`` is full. ``SLOW_READERS`` has receivers that are too slow. ``SKEWED`` has a wrong clock.
+``LOSER`` has lost a file of events. ``SILENT`` fell silent. ``CRASHED`` crashed on the day before. ``RING`` carries
+transports of a ring of keys that connect only to each other, ``OWN_KEYS`` those of two such keys. ``BURST`` carries
+most of the day's transports within half an hour.
 """
 QUIET = frozenset({SLOW, FULL, SKEWED, LOSER, SILENT, RING, OWN_KEYS, BURST})
 """Ranks of the servers that have no random outages or crashes besides their anomaly."""

@@ -94,7 +94,7 @@ class Scenario:
         self.network = network
 
     def on_last_day(self, server: int) -> Column:
-        """Return a column: whether a row belongs to that server and to the last day."""
+        """Return a boolean column: whether a row belongs to the server with number ``server`` and to the last day."""
         return (F.col("server") == server) & (F.col("day") == self.network.days - 1)
 
     @property
@@ -121,8 +121,8 @@ class Scenario:
             .withColumn("midnight", F.lit(network.first_ms) + F.col("day").cast("long") * DAY_MS)
             .withColumn("role", F.lit("server"))
             .withColumn("skew", F.when(F.col("server") == SKEWED, SKEW_MS).otherwise(0))
-            # ``away`` is the minute in which a server's outage begins, ``crashed`` whether it ends without a stop
-            # event.
+            # ``away`` is the minute in which the server's outage begins. ``crashed`` is whether the server's process
+            # ends then without a stop event.
             .withColumn("away", F.when(away < 0.05, F.floor(300 + 4000 * away * 4).cast("int")))
             .withColumn("crashed", away < 0.025)
         )

@@ -43,7 +43,7 @@ def _transports(stage: Scenario) -> DataFrame:
     among = (F.col("i") - F.when(more, F.col("n")).otherwise(0)) / F.when(more, OWN_TIMES).otherwise(1)
     part = (among + draw_uniform(seed, 1, *_KEY)) / (F.col("n") + F.when(more, 1).otherwise(0))
     keys = F.when(F.col("server") == RING, RING_KEYS).otherwise(2)
-    # Clients for self-dealing have numbers above those of all other clients.
+    # The clients by which an operator fakes traffic with its own servers have numbers above those of all other clients.
     own = more & F.col("server").isin(RING, OWN_KEYS)
 
     def own_key(number: Column) -> Column:

@@ -1,5 +1,5 @@
 """Codes: a number and a few words that one person tells another in place of a key, and the stream that their programs
-open with them.
+open by such a code.
 
 :func:`offer_code` is called at the side that makes the code, and :func:`accept_code` at the side that types it.
 ``docs/protocol/word-codes.md`` is the specification.

@@ -1,10 +1,10 @@
-"""Codes on the local network, without discovery: interfaces, and a race between the peers that claim to have made a
-code.
+"""Codes on the local network, without discovery: the order in which a receiver tries the peers that claim to have made
+a code, and the classes that a search of the network implements.
 
 Any machine on the network can claim to offer a code, so the receiver may have to try several peers.  It tries the next
 peer when the last one has failed or is slow.  A peer that accepts the connection and then sends nothing therefore
-delays the true sender, but cannot block it.  The attempts start one after the other, because two simultaneous attempts
-with the true sender could both succeed.  A code for several receivers would then count one receiver twice.
+delays the true sender, but cannot block it.  The attempts do not start at the same time, because two simultaneous
+attempts with the true sender could both succeed.  A code for several receivers would then count one receiver twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
 
 STAGGER = 2.0
-"""Seconds after which the next agreement starts although the last one is still running."""
+"""Seconds after which the next key agreement starts, even if the last one is still running."""
 GRACE = 3.0
 """Seconds for which the search continues after a peer has rejected the code as wrong, because the true sender may still
 answer.
@@ -35,7 +35,7 @@ answer.
 MAX_TEXTS = 2
 """Maximum number of errors in one message: one of the local network, and one of the path through a server."""
 MAX_WAITING = 16
-"""Maximum number of candidates that wait until their agreement starts."""
+"""Maximum number of peers found whose key agreement has not started yet; further peers are ignored."""
 
 
 class NobodyNearby(NobodyThere):
@@ -96,7 +96,7 @@ class Nearby(Protocol):
 
 
 Begin = Callable[[], "Deferred[CodeAgreement] | None"]
-"""Function that starts an agreement, or returns None if that agreement is no longer needed."""
+"""Function that starts the key agreement with one candidate, or returns None if it is no longer needed."""
 
 
 class AgreementRace:
@@ -130,7 +130,7 @@ class AgreementRace:
     def source_ended(self, error: Failure | None = None) -> None:
         """Record that a source adds no further candidates.
 
-        Once all sources have ended, the race ends with the last running agreement.
+        Once all sources have ended, the race ends when the last agreement that is running or waiting has ended.
 
         :param error: reason why the source found no candidate.
         """
@@ -175,9 +175,7 @@ class AgreementRace:
         self._go_on()
 
     def _why(self) -> Failure:
-        """Return the error of the last peer that took part in an agreement; without such a peer, the last errors
-        combined.
-        """
+        """Return the error of the last peer that opened a key agreement; if no peer did, combine the last errors."""
         telling = [error for error in self._errors if error.check(CodeUsedUp, CodeProtocolError) is not None]
         if telling or len(self._errors) == 1:
             return (telling or self._errors)[-1]
@@ -212,8 +210,8 @@ class NearbySource:
 
     def _found(self, peer: NearbyPeer) -> None:
         def begin() -> Deferred[CodeAgreement] | None:
-            # A key is not tried again at another address, because each attempt of a false sender is one guess at the
-            # code.
+            # A peer that was reached is not tried again at another of its addresses: each key agreement gives a false
+            # sender one guess at the code.
             return None if peer.key in self._reached else Deferred.fromCoroutine(self._agree(peer))
 
         self._race.add(begin)

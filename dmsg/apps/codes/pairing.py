@@ -44,7 +44,7 @@ class Pairing(Protocol):
     """Protocol of one side of a pairing.
 
     When ``key`` fires, the caller stores the other side's key and then calls :meth:`confirm_stored`, or calls
-    :meth:`refuse`.  After a failure, the next of the two Deferreds to fire fails with :class:`PairingError`.
+    :meth:`refuse`.  If the pairing fails, ``key`` fails with :class:`PairingError`, or ``done`` if ``key`` has fired.
 
     :ivar key: Deferred that fires with the lasting key of the other side, once that side has proved it.
     :ivar done: Deferred that fires once both sides have stored the keys.
@@ -79,7 +79,9 @@ class Pairing(Protocol):
 
     def _take(self, message: dict[str, object]) -> None:
         if "error" in message:
-            raise PairingError(f"the other side: {shorten(str(message['error']), MAX_WORDS_OF_STRANGERS)}")
+            raise PairingError(
+                f"the other side reported an error: {shorten(str(message['error']), MAX_WORDS_OF_STRANGERS)}"
+            )
         if not self.key.called:
             self.key.callback(self._proved_key(message))
         elif message.get("ok") is True:
@@ -104,7 +106,7 @@ class Pairing(Protocol):
         return key
 
     def confirm_stored(self) -> None:
-        """Send the other side a confirmation that this side has stored its key."""
+        """Tell the other side that this side has stored the other side's key."""
         self._has_kept_key = True
         self._say(ok=True)
         self._read_state()
@@ -138,7 +140,7 @@ class Pairing(Protocol):
         self._lost(reason)
 
     def _lost(self, reason: str) -> None:
-        """Fail the Deferred that waits now: ``key``, or ``done`` if the key has arrived."""
+        """Report that the pairing has failed: fail the Deferred ``key``, or if it has fired, the Deferred ``done``."""
         waiting: Deferred[None] | Deferred[PubKey] = self.done if self.key.called else self.key
         if not waiting.called and not self._given_up:
             self._given_up = True

@@ -71,7 +71,7 @@ class Agreement:
     :param local: key of this end, which the stream has proved.
     :param remote: key of the other end, which the stream has proved.
     :param binding: 32 bytes that are unique to the stream, so that the messages are useless on another stream.
-    :param entropy: function that returns random bytes; tests replace it.
+    :param entropy: function that returns random bytes; None for ``os.urandom``.
     :ivar verifier: 12 digits for people to compare, once the agreement is done; until then None.
     """
 
@@ -83,10 +83,10 @@ class Agreement:
         local: PubKey,
         remote: PubKey,
         binding: bytes,
-        entropy: Callable[[int], bytes] = os.urandom,
+        entropy: Callable[[int], bytes] | None = None,
     ) -> None:
         if len(binding) != BINDING_SIZE:
-            raise ValueError("a binding has 32 bytes")
+            raise ValueError("a binding must have 32 bytes")
         self._role = role
         sender, receiver = (local, remote) if role is Role.SENDER else (remote, local)
         side = SPAKE2_A if role is Role.SENDER else SPAKE2_B
@@ -94,7 +94,7 @@ class Agreement:
             password,
             idA=PROTOCOL + b" sender " + bytes(sender) + binding,
             idB=PROTOCOL + b" receiver " + bytes(receiver) + binding,
-            entropy_f=entropy,
+            entropy_f=entropy or os.urandom,
         )
         self._element = self._spake.start()
         self._buffer = bytearray()
@@ -114,8 +114,8 @@ class Agreement:
         return self._key is not None and not self.done
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to send now.  Call it even after :meth:`receive_data` raised an error, because it may have a
-        last message.
+        """Return the bytes to send now.  Call this method even after :meth:`receive_data` has raised an error, because
+        a last message may have to be sent.
         """
         outgoing, self._outgoing = self._outgoing, b""
         return outgoing
@@ -161,8 +161,8 @@ class Agreement:
         try:
             self._key = self._spake.finish(body[1:])
         except Exception as error:
-            # The element is not a point, belongs to the wrong side, or is this end's own element sent back. The library
-            # raises a different error in each case.
+            # The element is not a point, belongs to the wrong side, or is this end's own element sent back. The package
+            # ``spake2`` raises a different error in each case.
             raise CodeProtocolError(f"the other side's message is malformed: {type(error).__name__}") from None
         if self._role is Role.SENDER:
             self._outgoing += _message(PAKE, bytes((VERSION,)) + self._element)

@@ -22,7 +22,7 @@ async def prove_code(
 ) -> CodeAgreement:
     """Open a stream, and prove to the peer at its other end that this side knows ``code``.
 
-    :param connect: function that opens the stream with the factory that it gets.
+    :param connect: function that opens the stream; its argument is the factory of the stream's protocol.
     :raises CodeUsedUp: the code is wrong or used up, or the peer did not answer in time.
     :raises CodeProtocolError: the peer does not use this protocol.
     """

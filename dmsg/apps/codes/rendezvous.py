@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from dmsg.discovery.lookup.nameplates import Nameplate
 
 FIRST_NAMEPLATE, NAMEPLATES = 1000, 9000
-"""Smallest nameplate that is drawn without discovery, and how many numbers are possible.  They have four digits, as
-discovery's have.
+"""First nameplate that a program may draw without discovery, and number of such nameplates.  They have four digits,
+like those of discovery.
 """
 FAILURES_TOLD = 2
 """Number of consecutive failed renewals after which ``on_warning`` is called."""
@@ -87,7 +87,7 @@ def offer_code(
     if not MIN_WORDS <= words <= MAX_WORDS:
         raise ValueError(f"a code has {MIN_WORDS} to {MAX_WORDS} words, not {words}")
     if not 1 <= receivers <= MAX_RECEIVERS:
-        raise ValueError(f"a code is good for 1 to {MAX_RECEIVERS} receivers, not {receivers}")
+        raise ValueError(f"a code can have 1 to {MAX_RECEIVERS} receivers, not {receivers}")
     if client is None and nearby is None:
         raise ValueError("offer_code needs a client, nearby, or both")
 
@@ -137,7 +137,7 @@ class OfferedCode:
         self._renewing: Deferred[None] | None = None
         if nameplate is not None:
             self._renewing = Deferred.fromCoroutine(self._renew(nameplate))
-            # Cancelling the renewal is its normal end.
+            # The renewal ends by being cancelled, which is no error.
             self._renewing.addErrback(lambda _: None)
         self.code = code
         self.agreed: Deferred[CodeAgreement] = factory.agreed.addErrback(_used_up)
@@ -156,7 +156,7 @@ class OfferedCode:
             await maybeDeferred(stop)
 
     async def _renew(self, nameplate: Nameplate) -> None:
-        """Renew the claim on the nameplate periodically.  Return when discovery has assigned it to another key."""
+        """Renew the claim on the nameplate periodically, until discovery has assigned the nameplate to another key."""
         failed = 0
         while True:
             await deferLater(self._reactor, nameplate.renew_every)
@@ -179,7 +179,7 @@ def _cancel_with(result: T, call: IDelayedCall) -> T:
 
 
 def _used_up(failure: Failure) -> Failure:
-    """Replace WrongCode, after the last allowed guess, by an error for the person who offered the code."""
+    """Return the failure with WrongCode replaced by an error for the person who offered the code."""
     if failure.check(WrongCode) is None:
         return failure
     return Failure(CodeUsedUp(f"wrong codes were tried {TRIES} times: this one is used up, make another"))

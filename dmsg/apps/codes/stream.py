@@ -35,8 +35,8 @@ connection is aborted.
 CLOSE_TIMEOUT = 1.0
 """Seconds to wait until a peer with a wrong code has received the message WRONG."""
 AT_ONCE = 8
-"""Maximum number of concurrent key agreements for one code.  To make room for another, an agreement is ended whose peer
-has sent nothing or that has run for ``SLOW_RUN`` seconds.
+"""Maximum number of concurrent key agreements for one code.  Above it, one agreement is ended to make room: one whose
+peer has sent nothing, or else one that has run for ``SLOW_RUN`` seconds.
 """
 SLOW_RUN = 5.0
 """Seconds after which an agreement may be ended to make room for another, even if its peer has sent data."""
@@ -55,7 +55,7 @@ class CodeUsedUp(Unwanted):
 
 
 class CodeExpired(NobodyThere):
-    """Error: the time of the code is over before enough receivers have used it."""
+    """Error: the code has expired before enough receivers have used it."""
 
 
 @dataclass(frozen=True)
@@ -167,13 +167,14 @@ class CodeEnd(Protocol):
         if self._next is not None:
             self._next.connectionLost(reason)
         elif not self.agreed.called and not self._given_up:
-            # If the receiver has sent its confirmation, a peer that closes now may have found the code wrong.
+            # If this side, as the receiver, has sent its confirmation, the sender may have closed because the code is
+            # wrong.
             judged = self._role is Role.RECEIVER and self._agreement is not None and self._agreement.awaits_guess
-            what = (
-                "instead of an answer: was the code right, and is it still good?"
-                if judged
-                else "before the code was compared"
-            )
+            what = "before the code was compared"
+            if judged:
+                what = "instead of an answer: was the code right, and is it still good?"
+            elif self._role is Role.RECEIVER:
+                what += "; perhaps somebody else used the code at the same time"
             self.agreed.errback(Failure(CodeUsedUp(f"the other side ended the connection {what}")))
         if not self.closed.called:
             self.closed.callback(None)
@@ -188,7 +189,7 @@ class CodeEnd(Protocol):
             self._abort()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
-            # A peer that does not read would otherwise keep the connection open for ever.
+            # Without this timer, a peer that does not read would keep the connection open for ever.
             self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
         if not self.agreed.called:
             self.agreed.errback(Failure(error))
@@ -260,8 +261,8 @@ class CodeFactory(Factory):
             return
         if isinstance(result, Failure):
             if result.check(WrongCode) is None:
-                # Such a failure is no guess: the peer has learnt nothing, because its confirmation is compared before
-                # this side sends its own.
+                # Any other failure, such as a timeout, is no guess: the peer has learnt nothing about the code, because
+                # this side sends its confirmation only after the peer's confirmation was right.
                 return
             self.tries -= 1
             if self.tries > 0:

@@ -143,9 +143,9 @@ def completions(text: str) -> list[str]:
 
 
 def _as_typed(text: str) -> str:
-    """Return the text with ASCII hyphens and spaces, because phones and web pages replace them by similar characters.
+    """Return the text with ASCII hyphens and spaces in place of the similar characters that phones and web pages use.
 
-    Dashes have the Unicode category ``Pd``, except U+2212, the minus sign.
+    All characters of the Unicode category ``Pd`` count as hyphens, and so does U+2212, the minus sign.
     """
     plain = (
         "-" if one == "\u2212" or category(one) == "Pd" else " " if one.isspace() else one

@@ -2,8 +2,8 @@
 
 Files stay inside the directory, and get their final names only when they are complete.  An item ``NAME`` is first
 written to ``.NAME.dmsg-part`` in the same directory.  If an earlier transfer of the same item has left such a partial
-file, the transfer resumes there; other content of that name is removed.  No link is followed on any path, and no file
-of another user is used.  If somebody replaces a file after it was checked, the transfer fails
+file, the transfer resumes it; anything else that has this name is removed.  No link is followed on any path, and no
+file of another user is used.  If somebody replaces a file after it was checked, the transfer fails
 (:mod:`dmsg.apps.descriptors`).
 """
 
@@ -29,7 +29,7 @@ from dmsg.renames import rename_to_new
 CHUNK = 256 * 1024
 HELD_PARTS = 64
 """Maximum number of items of a parcel that are locked during the transfer.  Each lock needs a descriptor.  Further
-items need no lock, because a second transfer of the same parcel already fails at the first one.
+items need no lock, because a second transfer of the same parcel already fails at the first locked item.
 """
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -37,12 +37,13 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Destination:
     """Directory that a parcel is written to.
 
-    :param overwrite: whether files of the same names are replaced.  Directories never are.
+    :param overwrite: whether files of the same names are replaced.  Directories are never replaced.
     :param hidden: whether names that begin with a dot are accepted.
     :param base: directory above ``directory``.  Absent directories between the two are created, and no link between
         them is followed.  None if ``directory`` exists.
     :param copies: whether to write files as cp(1) does.  A file that replaces another file keeps the mode of the
         replaced file, which must be writable.  An existing file with the same content counts as received.
+    :ivar overwrites: whether files of the same names are replaced.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Destination:
         self.hidden = hidden
         self._directory = directory
         self._base = base
-        self._overwrite = overwrite
+        self.overwrites = overwrite
         self._copies = copies
         self._same: str | None = None
         """Name of an existing file that is assumed to have the same content, until the sender has compared the hash."""
@@ -94,9 +95,9 @@ class Destination:
                 there = os.stat(name, dir_fd=at, follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if kind == FILE and self._overwrite and self._copies:
+            if kind == FILE and self.overwrites and self._copies:
                 find_replaced(name, at)
-            elif kind != FILE or not stat.S_ISREG(there.st_mode) or not (self._overwrite or self._copies):
+            elif kind != FILE or not stat.S_ISREG(there.st_mode) or not (self.overwrites or self._copies):
                 raise _exists(name)
 
     def free(self) -> int | None:
@@ -109,7 +110,7 @@ class Destination:
             return free_bytes(self._base)
 
     def has_begun(self, names: Sequence[str]) -> bool:
-        """Whether one of these files exists already, partially or completely."""
+        """Whether a file or a partial file of one of these names exists already."""
         for name in (*map(part_name, names), *names):
             with suppress(FileNotFoundError):
                 os.stat(name, dir_fd=self._root_descriptor(), follow_symlinks=False)
@@ -166,11 +167,10 @@ class Destination:
         return self._descent.at(parts[:-1]), parts[-1]
 
     def clear(self, entry: Item) -> Generator[object, object, int]:
-        """Remove, in small steps, a file or directory that has an entry's partial name and that the transfer cannot
-        resume.
+        """Prepare the partial file or directory of an entry, in small steps, so that the transfer can resume it.
 
-        A partial file can be resumed.  A partial directory can be resumed if the entry is a directory.  An absent
-        directory is created.
+        A partial file or directory that the transfer cannot resume, for example one of the wrong kind, is removed.
+        The directory of a directory entry is created if it is absent.
 
         :returns: number of bytes of the entry's file that exist already.
         """
@@ -206,7 +206,7 @@ class Destination:
 
         :raises TransferError: a file of another size exists and must not be replaced.
         """
-        if not self._copies or self._overwrite or entry.kind != FILE or "/" in entry.path:
+        if not self._copies or self.overwrites or entry.kind != FILE or "/" in entry.path:
             return False
         try:
             found = os.stat(entry.path, dir_fd=self._root_descriptor(), follow_symlinks=False)
@@ -328,7 +328,7 @@ class Destination:
         status = os.stat(part, dir_fd=at, follow_symlinks=False)
         if self._tops.get(entry.path) != (status.st_dev, status.st_ino):
             raise _replaced_error(entry.path)
-        if entry.kind == FILE and not self._overwrite:
+        if entry.kind == FILE and not self.overwrites:
             try:
                 rename_to_new(part, target, at=at)
             except FileExistsError:

@@ -47,7 +47,7 @@ class Item:
     target: str = ""
 
     def below(self, name: str) -> Item:
-        """Return a copy of the entry whose path begins with ``name`` instead of the top-level item's name."""
+        """Return a copy of the entry. Its path begins with ``name`` instead of the top-level item's name."""
         _, slash, rest = self.path.partition("/")
         return replace(self, path=f"{name}{slash}{rest}")
 
@@ -152,7 +152,9 @@ class CheckedItems:
         check_names(entry.path, hidden=self._hidden)
         self._names += len(os.fsencode(entry.path)) + len(os.fsencode(entry.target))
         if len(self.entries) >= ENTRIES_LIMIT or self._names > NAMES_LIMIT:
-            raise TransferError(f"more than {ENTRIES_LIMIT:,} files, or names of {NAMES_LIMIT >> 20} MiB")
+            raise TransferError(
+                f"there are more than {ENTRIES_LIMIT:,} files, or their names have more than {NAMES_LIMIT >> 20} MiB"
+            )
         self._kinds[entry.path] = entry.kind
         self.entries.append(entry)
         self.size += entry.size

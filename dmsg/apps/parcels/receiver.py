@@ -183,7 +183,7 @@ class ParcelReceiver(ParcelEnd):
             except TransferError as error:
                 self._fail(error)
                 return
-            # Without reading, this side would not notice the end of the connection.
+            # If this side did not read, it would not notice the end of the connection.
             transport.resumeProducing()
             if not self.done.called:
                 self._proceed()

@@ -164,7 +164,7 @@ class ParcelSender(ParcelEnd):
             self.done.callback(SentParcel(self._size, self._files, seconds, tuple(self._changed), self._sha256))
 
     def _send_all(self, work: Iterator[object]) -> None:
-        """Run an iterator that writes to the stream, in steps, and pause it while the stream's send buffer is full."""
+        """Run, in steps, an iterator that writes to the stream.  Pause it while the stream's send buffer is full."""
         flow = self._flow = _FlowControl(work)
         transport = transport_of(self)
         transport.registerProducer(flow, True)
@@ -190,7 +190,8 @@ class ParcelSender(ParcelEnd):
             self.transport.abortConnection()  # type: ignore[union-attr]
 
     def _fail(self, error: TransferError) -> None:
-        self._error = error  # ``abortConnection`` calls ``connectionLost`` at once, which needs this error.
+        # The error is stored first, because ``abortConnection`` calls ``connectionLost``, which reads it.
+        self._error = error
         self._stop()
         transport = transport_of(self)
         # Without chunks, the other side would take an error message for content of the file.
@@ -301,7 +302,7 @@ class FilesSender(ParcelSender):
         size = 0
         for entry in self._entries:
             some.append(entry.to_list())
-            # An upper bound of the entry's size as JSON.
+            # As JSON, an entry takes at most this many bytes.
             size += 6 * (len(entry.path) + len(entry.target)) + 80
             if size >= MESSAGE_FULL:
                 self._say(entries=some)
@@ -387,7 +388,7 @@ class FilesSender(ParcelSender):
         if len(self._entries) == 1:
             self._sha256 = digest.hexdigest()
         self.transport.write(encode_end(digest.digest(), changed=changed) if self._pieces else digest.digest())  # type: ignore[union-attr]
-        yield None  # Even an empty file is a step of its own, because a parcel may have many of them.
+        yield None  # Even an empty file takes a step. Otherwise a parcel with many empty files would block the reactor.
 
     def _stop(self) -> None:
         super()._stop()

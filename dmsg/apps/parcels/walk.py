@@ -39,7 +39,8 @@ _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class WalkResult:
     """Result of :func:`walk`: the entries to send, and the paths that are not sent.
 
-    :ivar base: directory above all items, below which no link is followed; None for the parent of each item.
+    :ivar base: directory that contains all items, directly or in directories below it. In the path from this directory
+        to an item, no link is followed. If None, the parent directory of each item is used instead.
     :ivar checked: manifest of the entries to send.
     :ivar tops: local path of each top-level item, by the name under which it is sent.
     :ivar inodes: inodes of the entries, in the order of the manifest.
@@ -163,7 +164,8 @@ def walk(
     :param paths: files and directories that the user named.
     :param hidden: whether to include names that begin with a dot.
     :param called: name under which a single path is sent; None for its own name.
-    :param base: directory above all paths, below which no link is followed; None if the paths themselves may be links.
+    :param base: directory that contains all paths, directly or in directories below it. In the part of a path after
+        this directory, no link is followed. None if the paths themselves may be links.
     :raises TransferError: two paths have the same name, or a file cannot be read or must not be sent.
     """
     walked = WalkResult(hidden, base)
@@ -191,7 +193,7 @@ def walk(
                 elif stat.S_ISDIR(mode):
                     _add_directory(walked, real, name, at)
                 else:
-                    raise TransferError("is neither a file nor a directory; use - to send standard input")
+                    raise TransferError("this is neither a file nor a directory; use - to send standard input")
         except OSError as error:
             what = path if error.filename in (None, str(top), str(real), real.name, name) else error.filename
             raise TransferError(f"{what}: {error.strerror}") from None

@@ -96,6 +96,7 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
     from twisted.internet.task import LoopingCall
 
     from dmsg.agent.service import Agent
+    from dmsg.base.interpreter import return_freed_memory
     from dmsg.cli.client_run import run
 
     async def main(reactor: Reactor) -> None:
@@ -108,6 +109,7 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
 
         agent = Agent(reactor, client, path, settings.discovery, end)
         agent.startService()
+        return_freed_memory()  # The import of the modules left some free memory.
         if log is not None:
             looks = LoopingCall(log.rotate_if_long)
             looks.clock = reactor
@@ -126,7 +128,7 @@ def down() -> None:
     """Stop the agent.  Commands that use the agent wait until it is started again."""
     found = _found()
     try:
-        # The agent answers at once, and closes the connection when it has stopped. The call returns only then.
+        # The agent answers at once, but closes the connection only when it has stopped. list() reads until then.
         list(lines(found.path, {"do": "down"}, patience=DOWN_TIME))
     except ConnectionError:
         pass

@@ -31,7 +31,8 @@ def show(answer: Answer) -> None:
         say(text)
     else:
         say(f"{name}  {text}" if len(name) + 2 + len(text) <= columns() else f"{name}\n{text}")
-    say(f"{answer['state']}, process {answer['pid']}, up for {_uptime(answer)}")
+    uptime = _uptime(answer)
+    say(f"the agent is {answer['state']}, process {answer['pid']}, up for {uptime}")
     servers = answer["servers"]
     say()
     _table(
@@ -54,7 +55,7 @@ def show(answer: Answer) -> None:
                 f"{one['program']} (process {one['pid']})",
                 one.get("offers", ""),
                 _open_to(names, one),
-                f"{one['taken']} taken" + (f", {one['refused']} refused" if one["refused"] else ""),
+                f"{one['taken']} accepted" + (f", {one['refused']} refused" if one["refused"] else ""),
             )
             for one in answer["services"]
         ],
@@ -74,7 +75,7 @@ def show(answer: Answer) -> None:
     )
     more = answer["streams_in_all"] - len(answer["streams"])
     if more > 0:
-        say(f"  and {more} more")
+        say(f"  and {more} more streams are open")
     refused = {name: number for name, number in answer["refused"].items() if number}
     _table("refused to others", [(_reason(name), str(number)) for name, number in sorted(refused.items())])
 
@@ -131,10 +132,7 @@ def _name(names: AddressBook, key: str) -> str:
         public = PubKey.from_hex(key)
     except DmsgError:
         return key
-    try:
-        return names.name_of(public) or public.text
-    except DmsgError:
-        return public.text
+    return names.name_or_key(public)
 
 
 def _uptime(answer: Answer) -> str:

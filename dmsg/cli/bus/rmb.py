@@ -35,9 +35,9 @@ def _text(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     try:
         (value or "").encode()
     except UnicodeEncodeError:
-        raise click.BadParameter("is not UTF-8") from None
+        raise click.BadParameter("the text is not UTF-8") from None
     if value == "" and param.name == "command":
-        raise click.BadParameter("is empty")
+        raise click.BadParameter("the command is empty")
     return value
 
 
@@ -121,11 +121,13 @@ def call(
             registry,
             relay,
             key_file,
-            # With a session name of its own, this command does not end the connection of the twin's own program.
+            # The relay closes the older of two connections with the same session name. So this command uses a name of
+            # its own, and programs of the same twin stay connected.
             session=f"call-{os.getpid()}-{os.urandom(3).hex()}",
             encryption=not no_encryption,
             update=not no_update,
-            # The strict signature is not declared in the registry, because other programs of the twin may not make it.
+            # The strict signature is not declared in the registry, because some of the twin's other programs may not
+            # support it.
             strict=None,
         )
         client.startService()

@@ -60,7 +60,7 @@ def payload_of(text: str | None) -> bytes:
     else:
         data = text.encode()
     if len(data) > MAX_PAYLOAD:
-        raise RmbError(f"the data of a message may have {MAX_PAYLOAD} bytes, and these have more: send them in parts")
+        raise RmbError(f"the payload has {len(data)} bytes, and the limit is {MAX_PAYLOAD}: send it in parts")
     return data
 
 

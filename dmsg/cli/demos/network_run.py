@@ -103,7 +103,7 @@ class Demo:
             if len(client.servers) == len(self._servers):
                 return
             await deferLater(self._reactor, 0.05)
-        raise DmsgError(f"client did not connect to all servers: {client.last_error}")
+        raise DmsgError(f"a client did not connect to all servers: {client.last_error}")
 
     async def _transfer(self, sender: str, receiver: str, server: PubKey) -> None:
         path = self._make_file(f"{sender}-to-{receiver}")

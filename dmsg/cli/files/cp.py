@@ -119,7 +119,7 @@ def cp(
                     busy=busy,
                 )
 
-            offers = f"files of {directory.absolute()}" + (", and takes more" if writable else "")
+            offers = f"files of {directory.absolute()}" + (", and accepts files" if writable else "")
             listening = await listening_at(client, CopyFactory(make, access), port, access=access, offers=offers)
             at = str(client.public_key)
             tell(

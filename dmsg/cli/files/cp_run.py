@@ -28,8 +28,10 @@ from dmsg.cli.output import notice, say, tell
 from dmsg.cli.reconnect_notice import clock_time
 from dmsg.clients.address_book import AddressBook
 from dmsg.clients.client import CONNECT_TIMEOUT
+from dmsg.directories import UnsafeDirectory, check_not_planted
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, WrongUse
 from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import stream_of
 
 if TYPE_CHECKING:
@@ -69,7 +71,8 @@ class CopyFactory(Factory):
         if addr is None or not self._allowed(addr):
             return None
         peer = self._make()
-        whom = str(addr).removeprefix("dmsg:")[:8]
+        whom = addr.public_key.short if isinstance(addr, DmsgAddress) else str(addr)
+        peer_digits = str(addr).removeprefix("dmsg:")[:8]
 
         def ended(result: TransferResult | Failure) -> None:
             if isinstance(result, Failure):
@@ -82,7 +85,7 @@ class CopyFactory(Factory):
             else:
                 self._last_error = ""
                 text = f"{whom}: {result.name}, {human_size(result.size)}, {human_size(result.rate)}/s"
-                tell(text, peer=whom, name=result.name, bytes=result.size, **_hash_of(result))
+                tell(text, peer=peer_digits, name=result.name, bytes=result.size, **_hash_of(result))
                 if result.changed:
                     notice(f"{whom}: {changed_text(result.name)}")
 
@@ -123,7 +126,7 @@ def _putter(source: Path, path: str, hidden: bool) -> Make:
     told: list[WalkResult] = []
 
     def left_out(walked: WalkResult) -> None:
-        if not told:  # The list is the same at each attempt, so it is printed only once.
+        if not told:  # Each attempt leaves out the same files, so they are printed only once.
             say_left_out(walked)
         told.append(walked)
 
@@ -154,6 +157,11 @@ def jobs_of(
     if not sources:
         raise WrongUse("nothing to copy: SOURCE... TARGET is needed")
     there = parse_remote(target)
+    if there is None:
+        try:
+            check_not_planted(Path(target))
+        except UnsafeDirectory as error:
+            raise WrongUse(str(error.strerror)) from None
     jobs: list[CopyJob] = []
     made: set[str] = set()
     for source in sources:
@@ -177,7 +185,7 @@ def jobs_of(
 def _plan_send(
     source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool
 ) -> tuple[CopyJob, str]:
-    """Return the job that copies a local file or directory to a peer, and the path at the peer that it writes.
+    """Return the job that copies a local file or directory to a peer, and the path of the copy at the peer.
 
     :param path: target at the peer.
     :param several: whether the command has several sources.
@@ -214,7 +222,7 @@ def check_name(display_name: str, name: str, *, hidden: bool) -> None:
 def _plan_fetch(
     source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool, hidden: bool
 ) -> tuple[CopyJob, str]:
-    """Return the job that copies a peer's file or directory to this machine, and the local path that it writes.
+    """Return the job that copies a peer's file or directory to this machine, and the local path of the copy.
 
     :param path: source at the peer.
     :param several: whether the command has several sources.
@@ -233,7 +241,7 @@ def _plan_fetch(
         if not Path(target).is_dir():
             raise TransferError(f"{target}: there is no such directory")
     elif local.exists() and not local.is_file():
-        raise TransferError(f"{target}: not a regular file")
+        raise TransferError(f"{target}: this is not a regular file")
     if not Path(target).is_dir() and (target.endswith("/") or several):
         raise TransferError(f"{target}: there is no such directory")
     if not local.parent.is_dir():
@@ -377,7 +385,7 @@ class _CopyProgress:
         return bool(now - self._since >= self._retry)
 
     def resume_hint(self) -> str:
-        """Return the end of an error message, which says at which byte the same command would resume."""
+        """Return text for the end of an error message. The text says at which byte the same command would resume."""
         return (
             f"; the same command resumes at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""
         )

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 NOT_RESUMED = 0.0
-"""Seconds to wait until a lost stream over a direct link is resumed.  It cannot be resumed, because it ends with the
-link.
-"""
+"""Seconds for which a lost stream over a direct link can be resumed: none, because the stream ends with its link."""
 
 
 async def with_ways_to_offer(
@@ -50,7 +48,7 @@ async def with_ways_to_offer(
         return
     nearby = LanPeer(reactor, on_warning=notice)
     if not nearby.networks():
-        notice("this machine is in no network now; the code can be used there as soon as it joins one")
+        notice("this machine is in no network now; the code can be used once this machine has joined one")
     try:
         if lan == "only":
             await use(None, nearby)
@@ -121,7 +119,7 @@ async def with_agreement(
 
 
 class _ByServer:
-    """Source of a race that reaches the peer through discovery and servers.
+    """Candidate in an :class:`~dmsg.apps.codes.nearby.AgreementRace`: reaches the peer through discovery and servers.
 
     :ivar ended: Deferred that fires when the client has stopped.
     """
@@ -147,7 +145,9 @@ class _ByServer:
 
         self._race.add(lambda: accept_code(self._reactor, client, self._code, timeout=self._timeout).addCallback(note))
         self._race.source_ended()
-        await Deferred()  # The client must run until the transfer has ended, so this waits until it is cancelled.
+        # The coroutine waits here, because the client stops when the coroutine ends. After the transfer, stop() cancels
+        # it.
+        await Deferred()
 
     def _failed(self, failure: Failure) -> None:
         if failure.check(CancelledError) is not None:

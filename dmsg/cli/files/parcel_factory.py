@@ -20,6 +20,7 @@ from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.files.send_by_key import list_names, print_beside_bars, report, resumed_text, say_changed, say_left_out
 from dmsg.cli.output import describe, notice, tell
+from dmsg.clients.address_book import AddressBook
 from dmsg.net.streams.transports import transport_of
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class ParcelFactory:
             self._bar = None
 
     def report(self, parcel: SentParcel, peer: PubKey | None = None) -> None:
-        """Print that the parcel has arrived.  If there are no other receivers, the progress bar was removed before.
+        """Print that the parcel has arrived.  With a single receiver, the caller removes the bar before this call.
 
         :param parcel: result of the transfer.
         :param peer: key of the receiver, if the parcel was sent to a key.
@@ -106,7 +107,7 @@ class ParcelFactory:
             say_changed(parcel.changed)
             return
         fields = self.fields if peer is None else {**self.fields, "peer": str(peer)}
-        to = "" if peer is None else f" to {peer.text}"
+        to = "" if peer is None else f" to {AddressBook().name_or_key(peer)}"
         size, rate = human_size(parcel.size), human_size(parcel.rate)
         text = f"sent {self.description}{to}: {size} in {parcel.seconds:.2f} s, {rate}/s"
         text += resumed_text(self.size - parcel.size if self.size else 0)

@@ -18,6 +18,7 @@ from dmsg.base.units import human_size
 from dmsg.cli.client_run import listening_at
 from dmsg.cli.files.send_by_key import list_names, print_beside_bars, report, say_changed, transfer_progress
 from dmsg.cli.output import say, tell
+from dmsg.clients.address_book import AddressBook
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
@@ -123,6 +124,7 @@ class _IncomingTransfer:
     def __init__(self, progress: Progress, sender: PubKey, max_size: int | None) -> None:
         self._progress = progress
         self._sender = sender
+        self._name = AddressBook().name_or_key(sender)
         self._max_size = max_size
         self._bar: TaskID | None = None
 
@@ -155,7 +157,7 @@ class _IncomingTransfer:
         if bar is not None:
             self._progress.remove_task(bar)
         if isinstance(result, Failure):
-            text = f"dmsg: the transfer from {self._sender.text} failed: {result.value}"
+            text = f"dmsg: the transfer from {self._name} failed: {result.value}"
             print_beside_bars(self._progress, lambda: say(text, err=True))
             return result if result.check(TransferError) else Failure(TransferError(str(result.value)))
         print_beside_bars(self._progress, lambda: self._report(result))
@@ -163,14 +165,14 @@ class _IncomingTransfer:
 
     def _report(self, result: ReceivedParcel) -> None:
         if result.sha256:
-            report("received", result.paths[0].name, result, self._sender)
+            report("received", result.paths[0].name, result, self._sender, str(result.paths[0]))
             say_changed(result.changed)
             return
         if result.offer.kind == "text":
-            tell(f"{self._sender.text}: {result.offer.text}", text=result.offer.text, peer=str(self._sender))
+            tell(f"{self._name}: {result.offer.text}", text=result.offer.text, peer=str(self._sender))
             return
         names = [str(path) for path in result.paths]
-        text = f"received {list_names(names)} from {self._sender.text}: "
+        text = f"received {list_names(names)} from {self._name}: "
         text += f"{human_size(result.size)} in {result.seconds:.2f} s"
         tell(
             text,

@@ -38,6 +38,7 @@ from dmsg.cli.files.send_by_key import (
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.prompts import ask, can_ask
 from dmsg.cli.reconnect_notice import patience_of, watch_connection
+from dmsg.clients.address_book import AddressBook
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 OLD_RECEIVERS = ("file name is malformed", "does not speak dmsg's file transfer")
-"""Texts of refusals that identify a receiver before dmsg 0.2.  Such a receiver accepts only a single file."""
+"""Refusals that only receivers of dmsg 0.1 send, by their text.  Such a receiver accepts only a single file."""
 
 
 # --- the side that makes the code ---
@@ -104,7 +105,7 @@ async def send_to_key(reactor: Reactor, client: Client, make: ParcelFactory, key
         sender = make.for_0_1()
         if sender is None:
             why = "the receiver runs an older dmsg, which accepts one file at a time; use a code to send several"
-            raise TransferError(f"not sent to {key.short}: {why}") from None
+            raise TransferError(f"not sent to {AddressBook().name_or_key(key)}: {why}") from None
         await _give(reactor, client, make, sender, key, timeout)
 
 
@@ -180,6 +181,7 @@ class _TransferDialogue:
         self._bar: TaskID | None = None
         self._output: _Output | None = None
         self._declined = False
+        self._question: Deferred[bool] | None = None
 
     def _say(self, text: str) -> None:
         print_beside_bars(self._progress, lambda: notice(text))
@@ -206,11 +208,19 @@ class _TransferDialogue:
                 raise TransferRefused("you declined the offer") from None
             if str(error).endswith("exists already"):
                 hint = "--overwrite replaces files, --dir puts it elsewhere; the code is used up: ask for a new one"
+                if self._place.overwrites:
+                    # The existing target is a directory or a link, or a directory was sent. With --overwrite, only a
+                    # file replaces a file.
+                    hint = (
+                        "only a file replaces a file: remove it, or use --dir; the code is used up: ask for a new one"
+                    )
                 raise TransferError(f"{error}: {hint}") from None
             if NEED_HIDDEN in str(error):
                 raise TransferError(f"{error}; the code is used up: ask for a new one") from None
             raise
         finally:
+            if self._question is not None:
+                self._question.cancel()  # If the user has answered, cancelling has no effect.
             if self._output is not None:
                 await self._output.close()
             with suppress(TimeoutError):
@@ -241,10 +251,11 @@ class _TransferDialogue:
                 tell("", text=offer.text)
             else:
                 say(offer.text, as_it_is=not sys.stdout.isatty())
-            # A failed write has been recorded by now, so the sender learns whether the text was really printed.
+            # If printing the text has failed, say() or tell() has set the exit status state.status. The parcel is then
+            # refused.
             return succeed(None if state.status is None else "it could not be written")
         if offer.kind == "pipe" and sys.stdout.isatty():
-            notice(f"{describe_offer(offer)}: a terminal cannot take it; write it to a file: dmsg receive CODE > FILE")
+            notice(f"{describe_offer(offer)}: not shown on a terminal; write it to a file: dmsg receive CODE > FILE")
             return succeed("the receiver's standard output is a terminal")
         if self._max_size is not None and offer.size > self._max_size:
             return succeed(f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}")
@@ -252,7 +263,7 @@ class _TransferDialogue:
         if self._yes:
             asked: Deferred[bool] = succeed(True)
         elif can_ask():
-            asked = ask(self._reactor, question, default=True)
+            asked = self._question = ask(self._reactor, question, default=True)
         else:
             notice(f"{question} Standard input is not a terminal, so nobody can answer: use --yes to accept")
             return succeed("nobody can answer the question whether to accept it")

@@ -22,6 +22,7 @@ from dmsg.apps.sources import changed_text
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.output import notice, state, tell
+from dmsg.clients.address_book import AddressBook
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
@@ -33,17 +34,28 @@ if TYPE_CHECKING:
 SHOWN_THINGS = 20
 """Maximum number of names that are printed of an offer, or of the files left out.  Further names are only counted."""
 MEDIUM, WIDE = 60, 90
-"""Widths of the terminal, in columns, from which a bar is shown, and from which rate and remaining time are shown,
-too.
-"""
+"""Minimum widths of the terminal, in columns: ``MEDIUM`` for a bar, and ``WIDE`` for rate and remaining time."""
+NUMBERS = 62
+"""Columns of a wide display for the bar, the bytes, the rate and the remaining time."""
 
 
-def transfer_progress() -> Progress:
-    """Return a display with one line per transfer, on standard error.  It shows nothing if that is not a terminal."""
-    console = Console(stderr=True)
+def transfer_progress(console: Console | None = None) -> Progress:
+    """Return a display with one line per transfer.  It shows nothing if its output is not a terminal.
+
+    :param console: where to show it; None for standard error.
+    """
+    console = console or Console(stderr=True)
     # Each transfer has one line, so a narrow terminal gets fewer columns, and a long name is cut.
     name = TextColumn(
-        "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        "{task.description}",
+        markup=False,
+        table_column=Column(
+            no_wrap=True,
+            overflow="ellipsis",
+            ratio=1,
+            # Without a maximum width, rich would cut the numbers in a wide terminal, and not the name.
+            max_width=console.width - NUMBERS if console.width >= WIDE else None,
+        ),
     )
     columns: list[ProgressColumn] = [name, TextColumn("{task.percentage:>3.0f}%")]
     if console.width >= MEDIUM:
@@ -71,7 +83,7 @@ def say_left_out(walked: WalkResult) -> None:
         for path in paths[:SHOWN_THINGS]:
             notice(f"not sent: {printable(path)}: {why}")
         if len(paths) > SHOWN_THINGS:
-            notice(f"and {len(paths) - SHOWN_THINGS} more")
+            notice(f"and {len(paths) - SHOWN_THINGS} more are not sent: {why}")
 
 
 def print_beside_bars(progress: Progress, print_text: Callable[[], None]) -> None:
@@ -84,14 +96,15 @@ def print_beside_bars(progress: Progress, print_text: Callable[[], None]) -> Non
         progress.start()
 
 
-def report(verb: str, name: str, done: SentParcel | ReceivedParcel, peer: PubKey) -> None:
+def report(verb: str, name: str, done: SentParcel | ReceivedParcel, peer: PubKey, path: str = "") -> None:
     """Print that a file has arrived, with its size, rate and hash.
 
     :param verb: ``sent`` or ``received``.
+    :param path: path to print in place of the name.
     """
-    whom = f"{'to' if verb == 'sent' else 'from'} {peer.text}"
+    whom = f"{'to' if verb == 'sent' else 'from'} {AddressBook().name_or_key(peer)}"
     tell(
-        f"{verb} {printable(name)} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
+        f"{verb} {printable(path or name)} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
         f"{human_size(done.rate)}/s, sha256 {done.sha256}",
         **{verb: name},
         peer=str(peer),
@@ -115,7 +128,7 @@ def say_changed(paths: Sequence[str]) -> None:
 
 
 def resumed_text(size: int) -> str:
-    """Return the end of a report, which says how many bytes an earlier transfer had transferred; empty for 0."""
+    """Return text for the end of a report. It says how many bytes an earlier transfer had transferred; empty for 0."""
     return f"; {human_size(size)} had arrived before" if size > 0 else ""
 
 

@@ -113,7 +113,7 @@ async def send_to_receivers(
     :param make: factory of the parcel.
     :param words: number of words of the code.
     :param receivers: number of peers that may use the code.
-    :param is_limit_only: whether it is no error if fewer peers use the code.
+    :param is_limit_only: whether fewer peers than ``receivers`` are a success, too; otherwise they are an error.
     :param expires: seconds after which no further peer may use the code; running transfers continue.  None for no
         limit.
     :param verify: whether the user must compare the verifier of each peer.
@@ -138,7 +138,7 @@ async def send_to_receivers(
             # There is only one terminal, so the user is asked about one receiver at a time.
             await asking.acquire()
             try:
-                factory.say("compare the number with this receiver's")
+                factory.say("compare the next number with the one on this receiver's screen")
                 await compare_numbers(reactor, agreement, verify)
             except CodeUsedUp:
                 agreement.proceed(_Hangup())
@@ -169,7 +169,8 @@ async def send_to_receivers(
         except (CodeExpired, CodeUsedUp) as error:
             ended = error
             if number:
-                make.say(f"no further receiver is admitted: {describe(error)}")
+                why = "the code has expired" if isinstance(error, CodeExpired) else describe(error)
+                make.say(f"no further receiver is admitted: {why}")
         await deliveries.all_ended()
     finally:
         deliveries.cancel()
@@ -212,7 +213,8 @@ async def send_to_group(
     if not deliveries.sent and all(isinstance(error, NobodyThere) for error in deliveries.failed.values()):
         raise NobodyReceived(f"none of the {len(members)} members could be reached")
     deliveries.check()
-    notice(f"sent to all {len(members)} members")
+    if len(members) > 1:
+        notice(f"sent to all {len(members)} members")
 
 
 class _Hangup(Protocol):

@@ -48,7 +48,7 @@ def stage(directory: Path | None) -> Iterator[None]:
             yield
         except BaseException as error:
             if isinstance(error, TransferRefused):
-                # The same copy would be refused again, so its files are removed.
+                # A repetition of this copy would be refused again, so its files are removed.
                 shutil.rmtree(directory, ignore_errors=True)
             with suppress(OSError):
                 # ``rmdir`` fails if the directory has received data, which stays there for the next attempt.

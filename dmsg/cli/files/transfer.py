@@ -108,7 +108,7 @@ def send(  # noqa: C901, PLR0915
     if missing is not None:
         raise click.UsageError(f"{missing}: {os.strerror(errno.ENOENT)}")
     if text is not None and what:
-        raise click.UsageError("--text, or FILE...; not both")
+        raise click.UsageError("--text and FILE exclude each other")
     if "-" in what and (len(what) > 1 or to is not None):
         raise click.UsageError(
             "standard input (-) can only be sent alone and by a code; to send it to a key, use dmsg nc"
@@ -196,7 +196,7 @@ def _check_code_options(to_many: bool, receivers: int | None, expires: float | N
     """Check the options for codes.
 
     :param by_code: whether a code is used.
-    :raises click.UsageError: the options contradict each other, or no code is used.
+    :raises click.UsageError: the options contradict each other, or one of them was given although no code is used.
     """
     if not by_code and (to_many or expires is not None):
         raise click.UsageError("--to-many and --expires are for codes; KEY, a name or @GROUP needs no code")
@@ -284,7 +284,7 @@ def _send_to(
             except TransferError as error:
                 if file is None:
                     raise
-                raise TransferError(f"{file} is not sent to {to.short}: {error}") from None
+                raise TransferError(f"{file} is not sent to {AddressBook().name_or_key(to)}: {error}") from None
 
         await with_client(reactor, settings, use, peer=to if isinstance(to, PubKey) else None)
 

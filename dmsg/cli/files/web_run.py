@@ -158,7 +158,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, request: FetchReques
             return
         if response.code >= 400 and request.fails:
             if not request.silent:
-                say(f"dmsg: {without_userinfo(request.url)[:200]}: status {response.code}", err=True)
+                say(f"dmsg: {without_userinfo(request.url)[:200]}: the answer has status {response.code}", err=True)
             raise SystemExit(22)
         append = bool(request.start) and response.code == 206
         size = 0 if request.head else await _save(response, request.output, append=append)
@@ -206,12 +206,13 @@ def _written_out(text: str, values: dict[str, str]) -> str:
 def _body_file(path: str) -> IO[bytes]:
     """Open the file that contains the request's body.
 
-    :raises OSError: the file cannot be read, or is not a regular file, whose content might have no end.
+    :raises OSError: the file cannot be read, or is not a regular file. The content of a pipe or device might have no
+        end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", path)
+            raise OSError(errno.EINVAL, "this is not a regular file", path)
         check_source(descriptor, path, path=path)
     except BaseException:
         os.close(descriptor)

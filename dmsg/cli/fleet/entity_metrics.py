@@ -18,7 +18,7 @@ KINDS = {
 }
 """Kinds of entities, by the prefix of their metrics."""
 NEARLY_FULL = 0.9
-"""Share of the connections, or of the memory, in use from which an entity counts as nearly full."""
+"""Minimum share of its connections, or of its memory, that a nearly full entity uses."""
 WORST = 100
 """Severity of an entity that does not answer."""
 

@@ -88,7 +88,7 @@ class Fleet:
         body = await read_body(response, limit)
         # An unhealthy entity answers /health with status 503 and the reason.
         if response.code not in (200, 503):
-            raise DmsgError(f"status {response.code}")
+            raise DmsgError(f"it answers with HTTP status {response.code}")
         return body.decode("utf-8", "replace")
 
 
@@ -102,7 +102,7 @@ def _error_text(error: Exception) -> str:
     cause = reasons[0].value if reasons else error
     if isinstance(cause, ConnectionRefusedError):
         return "nothing listens there"
-    # When a request takes too long, the HTTP client raises one of these errors.
+    # If a request takes too long, the HTTP client raises one of the errors in this condition.
     if isinstance(cause, TimeoutError | ResponseNeverReceived | ConnectingCancelledError | CancelledError):
         return "no answer"
     return printable(describe(cause).rstrip("."))[:80]

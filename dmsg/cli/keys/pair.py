@@ -37,7 +37,8 @@ def _with_key(settings: ClientSettings) -> ClientSettings:
     settings = default_key_file(settings)
     if agent is not None and key_in(settings.key_file) != agent.key:
         raise click.UsageError(
-            f"the agent has the key {agent.key.text}: name its file with --key-file, or use --no-agent"
+            f"the agent's key {agent.key.text} is not the one in {settings.key_file}: name the agent's key file with"
+            " --key-file, or use --no-agent"
         )
     return settings
 
@@ -125,7 +126,7 @@ def pair(
                 await pairing.done
             except DmsgError as error:
                 say(
-                    f"dmsg: this side stored {other.short}... as {name}; if the other side has not stored your key, "
+                    f"dmsg: this side stored {other.text} as {name}; if the other side has not stored your key, "
                     "pair again",
                     err=True,
                 )
@@ -136,6 +137,6 @@ def pair(
 
     if known is not None and not replaces:
         raise click.UsageError(
-            f"the name {name} already stands for {known.short}...: choose another name, or use --replace"
+            f"the name {name} already stands for {known.text}: choose another name, or use --replace"
         )
     run(main)

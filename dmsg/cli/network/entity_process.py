@@ -1,12 +1,14 @@
 """Program of a process that ``dmsg host`` starts: runs ``twistd``, and ends when ``dmsg host`` ends.
 
-The command line is ``python -m dmsg.cli.network.entity_process PARENT ARGUMENTS...``, with the process id of ``dmsg
-host`` and the arguments of ``twistd``.
+The command line is ``python -m dmsg.cli.network.entity_process PARENT MODULE ARGUMENTS...``, with the process id of
+``dmsg host``, the module of the entity's plugin, and the arguments of ``twistd``. The process imports the module, which
+takes most of the time of a start, and waits for a byte on standard input before it runs ``twistd``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -34,7 +36,9 @@ def main() -> None:
     end_with_parent(int(sys.argv.pop(1)))
     from twisted.scripts.twistd import run
 
-    run()
+    importlib.import_module(sys.argv.pop(1))
+    if os.read(sys.stdin.fileno(), 1):
+        run()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dmsg.net.carriers.names import Carrier, parse_carrier
 
 if TYPE_CHECKING:
     from dmsg.cli.network.host_run import HostSettings
+    from dmsg.clients.invitations import Invitation
     from dmsg.net.reactor import Reactor
 
 PORT = click.IntRange(1, 65535)
@@ -49,7 +50,8 @@ class CarrierType(click.ParamType[Carrier]):
     default=9180,
     show_default=True,
     type=click.IntRange(1, 65534),
-    help="TCP port of the server's status page, for this machine alone; discovery's status page has the next port.",
+    help="TCP port of the server's status page, for this machine alone; discovery's status page has the next port. "
+    "The password of both pages is in page.token of --directory.",
 )
 @click.option(
     "--allow",
@@ -70,7 +72,8 @@ class CarrierType(click.ParamType[Carrier]):
     multiple=True,
     type=CarrierType(),
     metavar="wss:PORT",
-    help="Other way to reach the server at the public address, such as wss:443 for a reverse proxy; repeatable.",
+    help="Port of the public address at which clients also reach the server by websocket over TLS, such as wss:443 of "
+    "a reverse proxy; repeatable.",
 )
 @click.option(
     "--directory",
@@ -81,7 +84,8 @@ class CarrierType(click.ParamType[Carrier]):
     "--invitation",
     "only_invitation",
     is_flag=True,
-    help="Print the network's invitation and exit, without starting the network.",
+    help="Print the invitation of the dmsg host that runs with --directory, and exit.  If none runs, print the "
+    "invitation of a network with the given options, without starting it.",
 )
 @qr_option
 def host(
@@ -111,11 +115,17 @@ def host(
       dmsg host --allow members.txt
       dmsg host --public-address example.org --behind-proxy https://example.org --carrier wss:443
     """
+    from dmsg.cli.hosted_network import running_network
     from dmsg.cli.network.host_run import HostSettings
+    from dmsg.directories import host_directory
 
     if tls is not None and behind_proxy is not None:
         raise click.UsageError("--tls and --behind-proxy exclude each other: the proxy speaks TLS for discovery")
+    directory = (directory or host_directory()).absolute()
     try:
+        if only_invitation and (running := running_network(directory)) is not None:
+            tell(running.invitation.text, **_fields(running.invitation))
+            return
         settings = HostSettings.prepare(
             directory,
             name=name,
@@ -128,9 +138,13 @@ def host(
             proxy_url=behind_proxy,
             carriers=carriers,
         )
-        invitation = settings.invitation
         if only_invitation:
-            tell(invitation.text, **_fields(settings))
+            invitation = settings.invitation
+            notice(
+                f"no dmsg host runs with the directory {directory}: this is the invitation of a network with the "
+                f"options of this command, discovery at {invitation.discovery} and server at {invitation.address}"
+            )
+            tell(invitation.text, **_fields(invitation))
             return
         lock = settings.hold()
     except (DmsgError, OSError) as error:
@@ -147,11 +161,16 @@ def _run(settings: HostSettings, *, show_qr: bool) -> None:
     from dmsg.cli.network.host_run import Host
 
     def ready() -> None:
+        line = f"dmsg join {settings.invitation.text}"
         notice(settings.admission_text)
-        tell(f"dmsg join {settings.invitation.text}", **_fields(settings))
+        notice(
+            f"status page of this network: {settings.status_url}, with any user name and the password in "
+            f"{settings.page_token}"
+        )
         if show_qr:
-            print_qr(f"dmsg join {settings.invitation.text}")
-        notice(f"status page of this network: {settings.status_url}")
+            print_qr(line)
+        # The line with the invitation is printed after the QR code, because the QR code fills a terminal of 24 rows.
+        tell(line, **_fields(settings.invitation))
 
     async def main(reactor: Reactor) -> None:
         await Host(reactor, settings).run(ready)
@@ -159,8 +178,7 @@ def _run(settings: HostSettings, *, show_qr: bool) -> None:
     run(main)
 
 
-def _fields(settings: HostSettings) -> dict[str, object]:
-    invitation = settings.invitation
+def _fields(invitation: Invitation) -> dict[str, object]:
     return {
         "invitation": invitation.text,
         "name": invitation.name,

@@ -12,25 +12,29 @@ from pathlib import Path
 
 from twisted.internet.defer import Deferred
 
+from dmsg.cli.hosted_network import HostedNetwork, hold_directory, write_record
 from dmsg.cli.network.own_address import NO_ADDRESS, own_addresses
 from dmsg.cli.network.supervisor import CannotStart, Supervised, is_serious
 from dmsg.cli.output import notice, say, state
 from dmsg.clients.address_book import check_name
 from dmsg.clients.invitations import Invitation, at_port
-from dmsg.directories import host_directory, make_directory
+from dmsg.directories import make_directory
 from dmsg.discovery.service.reached_at import REACHED_AT
 from dmsg.errors import WrongUse
-from dmsg.keylock import KeyLock, hold_key
+from dmsg.keylock import KeyLock
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.addresses import kind_of, parse_ip
 from dmsg.net.carriers.names import Carrier
 from dmsg.net.reactor import Reactor
+from dmsg.pages.access import ensure_token
 
 SHOWN_ADDRESSES = 4
 """Maximum number of other addresses of this machine that a message names."""
 IN_USE = os.strerror(errno.EADDRINUSE)
 KEY_FILE = "server.key"
 STORE = "discovery.sqlite"
+PAGE_ACCESS_FILE = "page.token"
+"""Name of the file with the token that opens the status pages."""
 _REACHED_AS = re.compile(rf"(\S+) {REACHED_AT} (\S+)$")
 """Regular expression for the line of discovery's log that says at which address a peer has reached it."""
 
@@ -75,7 +79,7 @@ class HostSettings:
     @classmethod
     def prepare(
         cls,
-        directory: Path | None,
+        directory: Path,
         *,
         name: str,
         public_address: str | None,
@@ -89,17 +93,16 @@ class HostSettings:
     ) -> HostSettings:
         """Create the directory and the key if they do not exist, and return the settings.
 
-        :param directory: directory to use; None for the default.
+        :param directory: absolute path of the directory to use.
         :param public_address: address at which others reach this machine; None to find it.
         :raises DmsgError: the name, the address or the key cannot be used.
         :raises OSError: the directory cannot be used.
         """
-        directory = directory or host_directory()
         make_directory(directory)
         own = own_addresses() if public_address is None else []
         address = checked_host(public_address) if public_address is not None else (own or [NO_ADDRESS])[0]
         return cls(
-            directory.absolute(),
+            directory,
             load_or_create_key(directory / KEY_FILE, create=True),
             check_name(name),
             address,
@@ -125,6 +128,11 @@ class HostSettings:
     def status_url(self) -> str:
         """URL of the server's status page."""
         return f"http://127.0.0.1:{self.status_port}/"
+
+    @property
+    def page_token(self) -> Path:
+        """File with the token that opens the status pages.  Other users of this machine cannot read the file."""
+        return self.directory / PAGE_ACCESS_FILE
 
     @property
     def local_url(self) -> str:
@@ -185,14 +193,21 @@ class HostSettings:
         return kind_of(number)
 
     def hold(self) -> KeyLock:
-        """Lock the directory, so that no second ``dmsg host`` uses it.
+        """Lock the directory, so that no second ``dmsg host`` uses it, and write the record of the network there, and
+        the token of the status pages if it does not exist.
 
         :raises KeyInUse: another ``dmsg host`` uses the directory.
+        :raises DmsgError: the token cannot be written or used.
+        :raises OSError: the record cannot be written.
         """
-        advice = "stop that, or name another --directory"
-        return hold_key(
-            self.directory / "host", "dmsg host", advice=advice, display_path=f"the directory {self.directory}"
-        )
+        lock = hold_directory(self.directory)
+        try:
+            ensure_token(str(self.page_token))
+            write_record(self.directory, HostedNetwork(self.invitation, self.local_url))
+        except BaseException:
+            lock.release()
+            raise
+        return lock
 
     def discovery_arguments(self) -> list[str]:
         """Return the arguments of ``twistd`` for discovery."""
@@ -209,10 +224,11 @@ class HostSettings:
             "dmsg-discovery",
             *(f"--listen={one}" for one in listen),
             f"--store=sqlite:{self.directory / STORE}",
-            # Many routers do not forward connections from inside to their own public address, so the local address is
-            # checked.
+            # Discovery checks the server at its loopback address, because many routers do not forward connections from
+            # inside to their own public address.
             f"--check-at={self.key.public}@{at_port(self._loopback, self.server_port)}",
             f"--metrics=tcp:{self.status_port + 1}:interface=127.0.0.1",
+            f"--page-token={self.page_token}",
             *(["--proxied"] if self.proxy_url is not None else []),
         ]
 
@@ -225,8 +241,10 @@ class HostSettings:
             f"--discovery={self.local_url}",
             f"--key-file={self.directory / KEY_FILE}",
             f"--metrics=tcp:{self.status_port}:interface=127.0.0.1",
+            f"--page-token={self.page_token}",
             *(f"--carrier={carrier}" for carrier in self.carriers),
-            # The reverse proxy connects from loopback. It may also forward websockets to the server.
+            # The reverse proxy may forward websockets to the server. It connects from the loopback address, so this
+            # address is trusted.
             *(["--trusted-proxy=127.0.0.1"] if self.proxy_url is not None else []),
             *([f"--allow={self.allow}"] if self.allow is not None else []),
         ]
@@ -281,6 +299,9 @@ class Host:
         """
         try:
             try:
+                # The server's process imports its modules while discovery starts. It opens no port and sends nothing
+                # before discovery runs, because discovery's port might belong to another program.
+                self._server.load()
                 await self._discovery.start()
                 await self._server.start()
             except CannotStart as error:

@@ -18,11 +18,17 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
 
+MODULES = {"dmsg-discovery": "dmsg.tap.discovery", "dmsg-server": "dmsg.tap.server"}
+"""Modules of the plugins of ``twistd``, by their names."""
 STEADY = 60.0
 """Seconds of running after which earlier failures of a process no longer count towards its backoff."""
 _HEAD = re.compile(r"^\S+ \[[^\]]*\] ")
 """Regular expression for date and source, with which a line of twistd's log begins."""
 _SERIOUS = re.compile(r"^\S+ \[[^\]]*#(warn|error|critical)\] ")
+_CACHE = re.compile(r"^\S+ \[[^\]]*\] Unable to write to plugin cache ")
+"""Regular expression for a line that Twisted logs at each start if this user cannot write to the directory of the
+installation.  Without the cache, Twisted imports the plugins themselves, which changes nothing else.
+"""
 _ADDRESS = re.compile(r"IPv[46]Address\(type='TCP', host='([^']*)', port=(\d+)[^)]*\)")
 """Regular expression for an address in the form in which Twisted logs it."""
 
@@ -58,7 +64,7 @@ class Supervised:
         self._arguments = arguments
         self._ready = ready
         self._directory = directory
-        self._log = lambda line: log(with_plain_addresses(line))
+        self._log = lambda line: None if _CACHE.match(line) else log(with_plain_addresses(line))
         self._notice = notice
         self._random = Random()
         self._failures = 0
@@ -68,8 +74,16 @@ class Supervised:
         self._over: Deferred[None] | None = None
         self.child: Child | None = None
 
+    def load(self) -> Child:
+        """Start the process of the entity, which imports the entity's modules and then waits for :meth:`start`.
+
+        :returns: the process.
+        """
+        self.child = load_entity(self._reactor, self._arguments, self._directory, self._log)
+        return self.child
+
     def start(self) -> Deferred[None]:
-        """Start the entity.
+        """Start the entity, in the process of :meth:`load` if there is one.
 
         :returns: Deferred that fires when the entity can be used.  It fails with :class:`CannotStart` if the entity
             ends first, or is not ready in time; the entity is then not started again.
@@ -91,7 +105,8 @@ class Supervised:
         stopped.
         """
         began = self._reactor.seconds()
-        child = self.child = start_entity(self._reactor, self._arguments, self._directory, self._log)
+        child = self.child or self.load()
+        run_entity(child)
         await self._until_ready(child)
         status = await child.ended
         self.child = None
@@ -108,9 +123,9 @@ class Supervised:
         return delay
 
     async def _until_ready(self, child: Child) -> None:
-        """Wait until the entity can be used.
+        """Wait until the entity can be used, and report that.
 
-        At the first start, the result fires the Deferred of :meth:`start`.  Later, the user gets a notice.
+        The first start is reported by the Deferred of :meth:`start`, later starts by a notice to the user.
         """
         try:
             await child.line(self._ready).addTimeout(START_TIMEOUT, self._reactor, self._too_late)
@@ -135,8 +150,9 @@ class Supervised:
         return retry_delay(failures, self._random)
 
 
-def start_entity(reactor: Reactor, arguments: Sequence[str], directory: Path, log: Callable[[str], object]) -> Child:
-    """Start ``twistd`` in a process that ends when this process ends.
+def load_entity(reactor: Reactor, arguments: Sequence[str], directory: Path, log: Callable[[str], object]) -> Child:
+    """Start a process for an entity, which imports the entity's modules and waits for :func:`run_entity`.  The process
+    ends when this process ends.
 
     :param arguments: arguments of ``twistd``: the plugin and its options.
     :param directory: working directory of the process.
@@ -144,10 +160,16 @@ def start_entity(reactor: Reactor, arguments: Sequence[str], directory: Path, lo
     """
     child = Child(arguments[0], log)
     # With -P, Python does not import modules from the working directory, into which other users might write.
-    command = [sys.executable, "-P", "-m", "dmsg.cli.network.entity_process", str(os.getpid())]
-    twistd = ["--nodaemon", "--pidfile=", *arguments]
-    reactor.spawnProcess(child, sys.executable, [*command, *twistd], env=None, path=str(directory))
+    program = [sys.executable, "-P", "-m", "dmsg.cli.network.entity_process"]
+    command = [*program, str(os.getpid()), MODULES[arguments[0]], "--nodaemon", "--pidfile=", *arguments]
+    reactor.spawnProcess(child, sys.executable, command, env=None, path=str(directory))
     return child
+
+
+def run_entity(child: Child) -> None:
+    """Run the entity in a process of :func:`load_entity`.  If the process has ended, nothing happens."""
+    assert child.transport is not None
+    child.transport.write(b"\n")
 
 
 def without_head(line: str) -> str:

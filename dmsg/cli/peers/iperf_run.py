@@ -251,7 +251,7 @@ class _Measurement:
         ends = await gatherResults([protocol.lost for protocol in self._protocols])
         broken = next((one for one in ends if one), "")
         if broken:
-            raise DmsgError(f"stream was lost: {broken}")
+            raise DmsgError(f"a stream was lost: {broken}")
 
     async def sent(self, seconds: float) -> None:
         """Wait until the time is over or a stream is lost.  Then stop sending, and wait until all data is
@@ -281,7 +281,9 @@ class _Measurement:
         """
         passed, total = time.perf_counter() - self._started, self._total()
         if not self._reverse and self._transports[0].acknowledged_bytes is None:
-            raise DmsgError("without encryption only the sender can measure: use --reverse")
+            raise DmsgError(
+                "without encryption, the sending side cannot measure: use --reverse, so that this side receives"
+            )
         text = f"{human_size(total)} in {passed:.2f} s, {human_size(total / passed)}/s"
         tell(text, bytes=total, seconds=passed, bytes_a_second=total / passed)
         for transport in self._transports:

@@ -93,7 +93,7 @@ ids_option = click.option(
     default="one",
     show_default=True,
     type=click.Choice(list(IDS)),
-    help="With --profile skywire: number of ids in the answer to OpenChannel. Go programs since 2019-03-13 expect two.",
+    help="With --profile skywire: number of ids in ChannelOpened. Go programs since 2019-03-13 expect two.",
 )
 
 

@@ -38,7 +38,7 @@ def target_and_port(target: tuple[PubKey, int | None], port: int | None) -> tupl
     """
     key, said = target
     if said is not None and port not in (None, said):
-        raise click.UsageError(f"the address names port {said} and the argument names port {port}: give one of them")
+        raise click.UsageError(f"the address names port {said}, but --port names port {port}: give only one of them")
     return key, port if said is None else said
 
 

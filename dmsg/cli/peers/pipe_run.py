@@ -123,8 +123,8 @@ class _Stream(Protocol):
         self.output_ended = True
         self._console.unregisterProducer()
         self._console.loseWriteConnection()  # type: ignore[attr-defined]
-        # The stream is closed if this side has ended, too. At a terminal it is closed in any case, because a person
-        # would otherwise have to type an end of input.
+        # The stream is closed if this side has already sent all of its data. At a terminal the stream is always closed,
+        # because a person would otherwise have to type an end of input.
         if self._ending or os.isatty(0):
             self._ending = True
             self._close()
@@ -244,6 +244,8 @@ async def open_one(
     :param timeout: seconds that opening the stream may take.
     :param wait: seconds until this side closes the stream after the end of input, see :class:`_Stream`.
     """
-    factory = OneStreamFactory(reactor, wait, Access(()))  # The user has named the peer, so an empty rule admits it.
+    # The stream is opened to the peer that the user has named, so it needs no access rule: ``Access(())`` admits every
+    # peer.
+    factory = OneStreamFactory(reactor, wait, Access(()))
     await client.connect(remote, factory, timeout=timeout)
     await factory.wait_until_ended(client)

@@ -64,7 +64,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
                 )
             secure = entry.offers(FEATURE)
             if not state.json:
-                say(f"{_key_and_name(key)}, offers {'' if secure else 'no '}secure transports")
+                say(f"{_key_and_name(key)} offers {'' if secure else 'no '}secure transports", wraps=True)
             used = cipher = None
             try:
                 transport = await open_probe(client, key, at, timeout, notice)
@@ -78,7 +78,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
             if used is None:
                 raise SystemExit(1)
             if not state.json:
-                say(f"* marks the server that is used; cipher to the peer: {cipher or 'none'}")
+                say(f"* marks the server that is used; cipher to the peer: {cipher or 'none'}", wraps=True)
 
         await with_client(reactor, settings, use, peer=asked)
 
@@ -136,7 +136,7 @@ async def _show_servers(
     if not state.json:
         print_table(screen(160), table)
         for one in notes:
-            say(one)
+            say(one, wraps=True)
 
 
 async def _row(

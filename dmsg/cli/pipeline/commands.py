@@ -74,7 +74,8 @@ def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, V
     """Verify new receipts.
 
     :param clear: whether to store public keys instead of pseudonyms.
-    :returns: directory of the verified receipts, or None if a directory is not on this machine; and the result.
+    :returns: directory of the verified receipts, and the result of the verification.  If the spool or the directory of
+        the tables is not on this machine, nothing is verified, and the directory is None.
     """
     from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
     from dmsg.telemetry.verify import Verification, verify_spool
@@ -261,7 +262,7 @@ def stream(
     if receipts is None:
         receipts, _ = _check_receipts(spool, out, clear=clear_keys)
     with _one_stream(out), session(master, memory, conf, _load_of(spool, receipts, out)) as spark:
-        # Spark sets handlers of its own when it starts, so these are set afterwards.
+        # The signal handlers are set after Spark has started, because Spark replaces them at its start.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
 

@@ -76,7 +76,7 @@ def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
             raise click.ClickException(f"Spark is not installed: {needs_extra('spark')}; it also needs Java 17")
         from deltalake.exceptions import DeltaError
 
-        from dmsg.analytics.delta import LakeError
+        from dmsg.analytics.lake_error import LakeError
 
         try:
             return command(*args, **options)
@@ -145,7 +145,7 @@ def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     An empty value, as from a shell variable that is not set, would otherwise mean the working directory.
     """
     if value is not None and not value.strip():
-        raise click.BadParameter("is empty")
+        raise click.BadParameter("the value is empty")
     return value
 
 
@@ -235,13 +235,16 @@ def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], lo
     if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
         raise WrongUse(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
     if is_local_master(master):
-        find_java()  # Whether Java is needed depends on the events, so its lack is an error in any case.
+        # A run over few events needs no Java. Even so, a missing Java is always an error, so that users learn of it
+        # before there are many events.
+        find_java()
 
     context = click.get_current_context()
 
     def start() -> SparkSession:
         try:
-            # Tables are computed in several threads, and only the first one has the context of the command.
+            # Tables are computed in several threads, so this function may run in any of them. Only the main thread has
+            # the context of the command, so the function enters the context.
             with context.scope(cleanup=False), silence_java() as words:
                 return make_session(
                     master, memory=memory, settings=settings, load=load, archives=cache_directory() / ARCHIVES
@@ -250,8 +253,8 @@ def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], lo
             raise SparkFailed(f"{error}{words.why()}") from None
 
     def handle_interrupts() -> None:
-        # Spark's own handler would send Java a request in the middle of another one. Spark sets none when it starts in
-        # another thread.
+        # At its start in the main thread, Spark installs a handler for Ctrl-C. That handler would send Java a request
+        # in the middle of another request, so it is replaced.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, _interrupted)
 
@@ -290,7 +293,7 @@ def silence_java() -> Iterator[_ErrorOutput]:
     reading, writing = os.pipe()
     os.dup2(writing, 2)
     os.close(writing)
-    # Java keeps its end of the pipe open until it ends, so the thread has to read until then.
+    # Java keeps the writing end of the pipe open until its process ends, so a thread reads the pipe until then.
     threading.Thread(target=words.read, args=(reading,), daemon=True).start()
     try:
         yield words

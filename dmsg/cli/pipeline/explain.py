@@ -47,7 +47,7 @@ def _full_name(known: list[str], beginning: str) -> str:
 @tables_option()
 @click.argument("server")
 @click.argument("day", required=False, metavar="[DAY]", type=click.DateTime(["%Y-%m-%d"]))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for each section.")
+@click.option("--json", "as_json", is_flag=True, help="Print each section as one line of JSON.")
 @as_of_option
 @needs_tables
 def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: datetime | None) -> None:

@@ -23,8 +23,9 @@ from dmsg.errors import DmsgError
 def self_dealing(out: str, day: datetime | None, as_of: datetime | None) -> None:
     """List servers whose credit may come from their operator's own clients; needs no Java.
 
-    A flag is a reason to ask the operator, but no proof, because anybody can create many keys. Credits and rankings do
-    not depend on flags. DAY defaults to the newest day.
+    The list has the servers with a flag; with --json, it has all servers with credit. A flag is a reason to ask the
+    operator who the clients are. It proves nothing, because anybody can create many keys. Credits and rankings do not
+    depend on flags. DAY defaults to the newest day.
     """
     from dmsg.analytics.self_dealing import find_dealings, lines_of
     from dmsg.analytics.store import Store

@@ -168,10 +168,14 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
         try:
             PubKey.from_hex(row["server"])
         except DmsgError:
-            continue  # The name is not a key, so no server can have posted an entry with it.
+            continue  # A name that is not a key cannot be ranked, because no server can post an entry with it.
         servers.append({"static": row["server"], "weight": row["weight"], "reasons": row["reasons"].split(", ")})
     if len(servers) < len(rows):
-        click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)
+        click.echo(
+            f"{len(rows) - len(servers)} of {len(rows)} servers are left out: only public keys can be ranked, and "
+            f"at most {MAX_RANKED} of them",
+            err=True,
+        )
     now = int(time.time())
     write_atomically(ranking, sign_ranking(servers, key, now, now + int(hours * 3600)))
     text = f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}"

@@ -43,16 +43,16 @@ _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "byt
 @click.option(
     "--days-before",
     type=click.IntRange(0, 365),
-    help="Number of days before DAY whose receipts are read, too; DAY credits none of them again.  [default: 30]",
+    help="Number of earlier days whose receipts are read, too, so that DAY credits no transport again.  [default: 30]",
 )
 @errors_in_one_line
 def statement(
     day: datetime, inputs: Path, key_file: str, create: bool, file: Path | None, days_before: int | None
 ) -> None:
-    """Sign a statement of what each server delivered on DAY, as receipts of both ends confirm; needs no Java.
+    """Sign a statement of the bytes that each server delivered on DAY; needs no Java.
 
-    Only bytes that receipts of both ends confirm are credited. From the same files of receipts, anybody can compute the
-    same statement, and so check it with `dmsg analytics verify-statement`.
+    Only bytes that the receipts of both ends confirm are credited. Anybody with the same files of receipts can compute
+    the same statement, and so check it with `dmsg analytics verify-statement`.
 
     \b
     Example:
@@ -67,10 +67,11 @@ def statement(
     if wanted >= datetime.now(UTC).date():
         raise WrongUse(f"{wanted} has not ended in UTC: a statement covers a whole day")
     key = load_or_create_key(key_file, create=create)
+    before = DAYS_BEFORE if days_before is None else days_before
     try:
-        first = wanted - timedelta(DAYS_BEFORE if days_before is None else days_before)
+        first = wanted - timedelta(before)
     except OverflowError:
-        raise WrongUse(f"{wanted} is too long ago") from None
+        raise WrongUse(f"the calendar has no date {before} days before {wanted}") from None
     found = compute_credits(_files(inputs), wanted, first)
     _warn(found)
     if not found.servers:
@@ -110,7 +111,7 @@ def _warn(credits: Credits) -> None:
     if len(credits.damaged) > SHOWN:
         output.notice(f"{len(credits.damaged) - SHOWN:,} more files are left out")
     for reason, count in credits.refused.most_common(5):
-        output.notice(f"{count:,} receipts of {credits.day} do not count: {reason}")
+        output.notice(f"{count:,} receipts of {credits.day} are ignored: {reason}")
 
 
 @command("verify-statement")
@@ -190,11 +191,11 @@ def _remake(statement: Statement, inputs: Path) -> None:
     if body_of(again) != statement.body:
         stated = {_name(line): line for line in statement.lines() if line["kind"] in ("server", "pair")}
         _tell_differences(stated, _lines_of(again))
-        raise StatementError("the receipts that the statement names do not give this statement")
+        raise StatementError("a statement computed from the named files of receipts differs from this statement")
     if left:
         output.notice(
-            f"{len(left):,} files of receipts of these days are in {inputs} but not in the statement, such as "
-            f"{printable(str(everything.inputs[min(left)]))}"
+            f"{len(left):,} files in {inputs} have receipts of the statement's days, but are not in the statement, "
+            f"such as {printable(str(everything.inputs[min(left)]))}"
         )
         _tell_differences(_lines_of(again), _lines_of(everything))
 
@@ -227,7 +228,7 @@ def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str
     :param stated: lines of the statement, by name.
     :param ours: lines computed from the receipts, by name.
     """
-    # Lines of servers come first, because they say more than those of pairs.
+    # Lines of servers come first, because each of them sums up the lines of the pairs of one server.
     names = sorted(stated.keys() | ours.keys(), key=lambda name: (not name.startswith("server "), name))
     different = [name for name in names if stated.get(name) != ours.get(name)]
     for name in different[:SHOWN]:
@@ -251,11 +252,11 @@ def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> N
 
     stated = {_name(line): line for line in statement.lines(about) if line["kind"] in ("server", "pair")}
     if not output.state.json:
-        output.say(f"{statement.day}, signed by {statement.operator.text}")
+        output.say(f"the statement of {statement.day} is signed by {statement.operator.text}")
     for line in list(stated.values())[: None if output.state.json else SHOWN]:
         output.tell(_line_text(line), **line)
     if len(stated) > SHOWN and not output.state.json:
-        output.say(f"and {len(stated) - SHOWN:,} more (--json has all)")
+        output.say(f"and {len(stated) - SHOWN:,} more lines are about this key (--json has all)")
     if not stated:
         output.notice(f"{about.text} has no line in the statement")
     if inputs is None:
@@ -270,10 +271,10 @@ def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> N
     left = own.inputs.keys() - named
     if left:
         output.notice(
-            f"{len(left):,} of these files are not in the statement, such as {printable(str(own.inputs[min(left)]))}"
+            f"{len(left):,} files in {inputs} are not in the statement, such as {printable(str(own.inputs[min(left)]))}"
         )
     if count := _tell_differences(stated, ours):
-        raise StatementError(f"{count:,} lines of the statement are not what the receipts in {inputs} give")
+        raise StatementError(f"{count:,} lines of the statement differ from the receipts in {inputs}")
     output.notice("the receipts confirm the statement")
 
 

@@ -59,7 +59,7 @@ def watch(out: str, every: float) -> None:
     from deltalake.exceptions import DeltaError
     from rich.live import Live
 
-    from dmsg.analytics.delta import LakeError
+    from dmsg.analytics.lake_error import LakeError
     from dmsg.cli.screen import screen
 
     console = screen(10_000)
@@ -110,7 +110,7 @@ def _say_each_run(out: str, every: float, state: State, findings: list[Finding])
     """Print the findings of each run once, as JSON.  Ends only with the process."""
     from deltalake.exceptions import DeltaError
 
-    from dmsg.analytics.delta import LakeError
+    from dmsg.analytics.lake_error import LakeError
 
     while True:
         _say_findings(findings)

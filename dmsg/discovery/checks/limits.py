@@ -26,28 +26,33 @@ from dmsg.net.addresses import Address, block_of, is_public, parse_ip
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 PORTS, PORTS_OF_PLACE = 16, 4
-"""Maximum number of ports of one address that are checked per window: for all posters together, and for the posters of
-one address block. The posters of a wider block may use half of the total. These limits prevent port scans through
-discovery.
+"""Maximum number of ports of one address that are checked per period (:class:`Allowance`): for all posters together,
+and for the posters in one address block. The posters in a wider block together may use half of the first number. These
+limits prevent port scans through discovery.
 """
 PROOFS, PROOFS_OF_PLACE = 32, 8
-"""Maximum number of checks of servers at one address per window: for all posters together, and for the posters of one
-address block. The posters of a wider block may use half of the total. The checked address also lies in wider blocks.
-Each of these has a limit of its own: the total times the factor of the block (:func:`~dmsg.net.blocks.blocks_of`).
+"""Two limits on the checks of servers at one address per period. ``PROOFS`` is for all posters together, and
+``PROOFS_OF_PLACE`` for the posters in one address block. The posters in a wider block together may use half of
+``PROOFS``.
+
+Each wider block that contains the checked address has a limit, too: ``PROOFS``, multiplied by the factor of the block
+(:func:`~dmsg.net.blocks.blocks_of`).
 """
 OWN_CHECKS = 16
-"""Maximum number of checks of one address per window that do not count towards the total, because the checked server
-was posted from its own address block.
+"""Maximum number of checks of one address per period that are not counted towards ``PROOFS``, because the checked
+server was posted from its own address block.
 """
 OF_HOST = 32
-"""Maximum number of servers listed at one public address; each wider block may have this number times its factor."""
+"""Maximum number of servers listed at one public address. For a wider address block, the number is multiplied by the
+factor of the block.
+"""
 RESOLVING, RESOLVING_OF_PLACE = 8, 2
-"""Maximum number of concurrent resolutions of names: for all posters together, and for the posters of one address
-block. The posters of a wider block may use half of the total. The number is small because each resolution occupies a
-thread until it ends.
+"""Maximum number of concurrent resolutions of host names: for all posters together, and for the posters in one address
+block. The posters in a wider block together may use half of the first number. The number is small because each
+resolution occupies a thread until it ends.
 """
 NAME_TIMEOUT = 3.0
-"""Seconds to wait for the resolution of a name."""
+"""Seconds to wait for the resolution of a host name."""
 MAX_REMEMBERED = 10_000
 """Maximum number of addresses whose checks are counted, and of host names whose last working addresses are stored."""
 
@@ -67,9 +72,9 @@ class _Window:
 
 
 class Allowance:
-    """Number of checks that each target address may still get in the current window.
+    """Counter of the checks of each target address in the present period.
 
-    :param seconds: length of a window.
+    :param seconds: length of a period.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -80,8 +85,8 @@ class Allowance:
         """Count one check of an address, or refuse it if a limit is reached.
 
         :param place: address block of the poster.
-        :param is_known: whether the server has proved its key there before.
-        :raises CheckPostponed: the address has had as many checks in this window as the limits allow.
+        :param is_known: whether the server has proved its key at this address before.
+        :raises CheckPostponed: the address has had as many checks in this period as the limits allow.
         """
         if is_known:  # Known servers need no limit here, because OF_HOST already limits their number.
             return
@@ -166,8 +171,8 @@ class NameResolver:
                     found.append(address.host)
 
             def resolutionComplete(self) -> None:
-                # The resolution counts as under way until now, because its thread was busy, even if nobody waits for
-                # the result any more.
+                # The resolution counts as ended only now, because it has occupied its thread until now. The caller may
+                # have stopped waiting earlier.
                 over()
                 if not done.called:
                     done.callback(None)

@@ -1,7 +1,8 @@
 """Proof of a server's key: discovery begins a handshake with the server, and stops after the server's first answer.
 
 In the handshakes of all protocol families the server proves its key in its first answer. Then discovery closes the
-connection, without sending the client's next message. So a server sees one unfinished handshake per hour.
+connection, without sending the client's next message. A server thus sees one unfinished handshake for each proof,
+usually one per hour.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _xk(remote: PubKey) -> Opening:
 
 
 OPENINGS: Openings = {RELAY: _xk}
-"""Handshakes of the family ``v2019``. Callers add those of other families as arguments, because discovery may not
+"""Handshakes of the family ``v2019``. Callers add those of other families as arguments, because discovery must not
 import these families.
 """
 
@@ -85,7 +86,8 @@ class _Prover(protocol.Protocol):
         except HandshakeError as error:
             self._finish(error)
             return
-        # This call raises an error unless the proof is valid. The handshake's next message is not sent.
+        # The handshake has a next message only once the server's answer has arrived completely and is valid. That
+        # message is not sent.
         if self._opening.data_to_send():
             self._finish(None)
 

@@ -66,11 +66,12 @@ PATIENCE, SHORT_PATIENCE = 8.0, 1.5
 slot.
 """
 SILENT_BURST, SILENT_RATE = 4.0, 1 / 60
-"""Token bucket for silent servers: number of silent servers that an address block may post before its servers have to
-wait in the queue for posters of silent servers, and tokens that return per second.
+"""Token bucket of a poster's address block: capacity, and tokens that return per second. Each silent server that the
+block posts takes a token. While no token is left, the servers of the block wait in the queue for posters of silent
+servers.
 """
 NO_ANSWER = "no answer"
-"""Beginning of the reason for which the check of a silent server failed."""
+"""Beginning of the text that says why a check failed, if the server did not answer."""
 IN_ROUND = 4096
 """Maximum number of servers that are being checked or wait for a check at the same time."""
 IN_SLICE = 32
@@ -100,7 +101,7 @@ LONGEST = 3600.0
 LONGEST_REFRESHING = 300.0
 """Longest interval in seconds between checks of an unreachable server that posts its entry regularly."""
 MAX_REMEMBERED = 10_000
-"""Maximum number of entries in each table of earlier checks: results, proofs, and consecutive failures."""
+"""Maximum number of rows in each table of earlier checks: results, proofs, and consecutive failures."""
 
 _log = Logger()
 
@@ -176,7 +177,7 @@ class ServerChecks:
         server's key in hexadecimal.
     :param reach: function that connects to a server; its arguments are those of
         :func:`dmsg.discovery.checks.proof.reach` after the reactor.
-    :ivar looked: number of connections attempted.
+    :ivar attempts: number of connections attempted.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class ServerChecks:
         )
         self._silences = RateLimit(SILENT_RATE, SILENT_BURST, blocks_of)
         self._postponed: deque[float] = deque()
-        self.looked = 0
+        self.attempts = 0
 
     def start(self) -> None:
         """Start checking."""
@@ -246,7 +247,8 @@ class ServerChecks:
             try:
                 due = await self._store.due(room, now, now + LOST_AFTER)
             except Exception as error:
-                # A failing store is logged as an error where it fails requests, so a line of level info is enough here.
+                # Each HTTP request that fails because of the store is logged as an error, so a line of level info is
+                # enough here.
                 _log.info("no servers are checked, because the store cannot be read: {error}", error=str(error))
             for one in due:
                 self._begin(one)
@@ -363,9 +365,8 @@ class ServerChecks:
     ) -> str:
         """Return the result of a check of ``target``: a recent one, one under way, or a new one.
 
-        :param ask: makes a new check.
-
-        :param known: whether the server has proved its key there before.
+        :param known: whether the server has proved its key at the target before.
+        :param ask: function that makes a new check.
         """
         now = self._reactor.seconds()
         anybody = checked.number, checked.port, ""
@@ -423,8 +424,8 @@ class ServerChecks:
 
     async def _prove(self, checked: _CheckedAddress, entry: Entry) -> str:
         openings = openings_of(entry, self._openings)
-        # The handshakes are tried concurrently, because other servers wait. One after another, each would take the full
-        # timeout with a silent server.
+        # While other servers wait for a slot, all handshakes are tried at the same time. Otherwise a silent server
+        # would occupy its slot for one timeout per handshake.
         if len(openings) > 1 and self._is_short(checked):
             tries = [Deferred.fromCoroutine(self._connect(checked, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)
@@ -438,7 +439,7 @@ class ServerChecks:
 
     async def _connect(self, checked: _CheckedAddress, opening: Opening | None) -> str:
         number, port = checked.number, checked.port
-        self.looked += 1
+        self.attempts += 1
         self._results.pop((number, port, ""), None)
         try:
             reaching: Deferred[object] = maybeDeferred(

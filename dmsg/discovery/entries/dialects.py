@@ -143,8 +143,8 @@ class Dialect:
         return find_signed_form(ways)
 
     def decode_verified(self, body: bytes) -> Entry:
-        """Do the same as :meth:`decode_signed`, and check that the delegated servers are public keys, as a post
-        requires.
+        """Parse and verify an entry like :meth:`decode_signed`. Also check that the delegated servers are public keys,
+        which is required of a posted entry.
 
         :raises EntryDecodeError, EntryInvalid, EntrySignatureError: as :meth:`decode_signed`.
         """

@@ -205,7 +205,9 @@ class Entry:
     successor: Successor | None = None
     spelling: Spelling = SPELLING
     _unsigned: bytes = field(default=b"", init=False, repr=False, compare=False)
-    """JSON without the signature, once it was needed. A post needs it for the signature, the size and the store."""
+    """Cached JSON without the signature; empty until it is first needed. A POST needs this JSON three times: for the
+    signature, the size and the store.
+    """
 
     @property
     def key(self) -> PubKey:
@@ -216,7 +218,7 @@ class Entry:
         return PubKey.from_hex(self.static)
 
     def offers(self, feature: str) -> bool:
-        """Whether the owner announces this feature in the signed version."""
+        """Whether the owner announces this feature in the entry's field ``version``, which is signed."""
         return feature in features(self.version)
 
     def signing_json(self) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
 from typing import NoReturn
 
 from dmsg.errors import EntryError, KeyFormatError
@@ -47,7 +46,15 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=Members, parse_constant=_refuse_constant, parse_float=Decimal)
+def _parse_fraction(text: str) -> object:
+    # The import is here, because valid entries have no fractions. The first fraction that a client sends costs the
+    # process some milliseconds.
+    from decimal import Decimal
+
+    return Decimal(text)
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=Members, parse_constant=_refuse_constant, parse_float=_parse_fraction)
 
 
 _KEY = re.compile("0[23][0-9a-fA-F]{64}")
@@ -92,7 +99,7 @@ class Reader:
         except RecursionError:
             raise EntryDecodeError("JSON is nested too deeply") from None
         except (ValueError, ArithmeticError) as error:
-            raise EntryDecodeError(f"not JSON: {error}") from None
+            raise EntryDecodeError(f"the text is not JSON: {error}") from None
         return value
 
     def check_rest(self, rest: str) -> None:
@@ -138,19 +145,22 @@ class _Strict(Reader):
             raise ValueError("more data follows the JSON value")
 
     def members(self, value: object, known: frozenset[str], field: str) -> dict[str, object]:
-        """Return all members, known or not."""
+        """Return all members of a JSON object, known or not."""
         members: dict[str, object] = {}
         for name, member in _object(value, field):
             if name in members:
-                raise EntryDecodeError(f"{field} has {name[:40]!r} twice")
+                raise EntryDecodeError(f"{field} has the member {name[:40]!r} twice")
             members[name] = member
         return members
 
     def integer(self, value: object, low: int, high: int, field: str) -> int:
         """Return ``value`` as an integer. ``1.0`` is accepted as 1, as in JSON Schema."""
-        # The number of digits is checked first: converting 1e999999999 to an integer would use up the memory.
-        if isinstance(value, Decimal) and value.adjusted() < _DIGITS and value == int(value):
-            value = int(value)
+        if not isinstance(value, int | str | list | None):
+            from decimal import Decimal
+
+            # The number of digits is checked first: converting 1e999999999 to an integer would use up the memory.
+            if isinstance(value, Decimal) and value.adjusted() < _DIGITS and value == int(value):
+                value = int(value)
         return super().integer(value, low, high, field)
 
     def key_of_text(self, text: str, field: str) -> str:
@@ -171,8 +181,8 @@ class _AsGo(Reader):
         pass
 
     def members(self, value: object, known: frozenset[str], field: str) -> dict[str, object]:
-        """Return the members with known names. As in Go, the case of names is ignored, and of duplicates the last one
-        counts.
+        """Return the members of a JSON object whose names are known. As in Go's decoder, the case of names is ignored,
+        and of several members with one name the last is returned.
         """
         members: dict[str, object] = {}
         for given, member in _object(value, field):

@@ -1,4 +1,4 @@
-"""Nameplates: short numbers that stand for keys, so that people can tell them to each other by voice. No I/O.
+"""Nameplates: short numbers that stand for keys, so that people can say them to each other. No I/O.
 
 Discovery maps a nameplate to a key for some minutes. A nameplate is not secret, and nobody has to trust the mapping:
 the handshake with the words of the code fails if the key is wrong (``docs/protocol/word-codes.md``).
@@ -20,22 +20,22 @@ LARGEST = 99_999_999
 MAX_NAMEPLATES = 100_000
 """Maximum number of nameplates that one discovery stores."""
 LASTS = 600.0
-"""Seconds after the last claim by its key until a nameplate expires."""
-OF_PLACE = 32
-"""Maximum number of nameplates that clients at one public address may have. A wider address block may have this number
-times its factor.
+"""Seconds until a nameplate expires, counted from the last claim by its key."""
+MAX_PER_ADDRESS = 32
+"""Maximum number of nameplates that clients at one public address may have. For a wider address block, the number is
+multiplied by the factor of the block.
 """
 MISSED = 20
-"""Number of requests that a failed look-up counts as in the rate limit, so that nobody can find nameplates by trying
+"""Number of requests that the rate limit counts for one failed look-up, so that nobody can find nameplates by trying
 numbers.
 """
 LOOK_BURST, LOOK_RATE = 20.0, 0.1
 """Rate limit for look-ups from one public address, successful or not: burst, and number per second. It can be low,
 because a person needs only one look-up.
 """
-BESIDE = 10
-"""Factor by which this rate limit is higher for an address that is not public, because many clients may share the
-address.
+PRIVATE_FACTOR = 10
+"""Factor by which the rate limit for look-ups is higher for an address that is not public, because many clients may
+share such an address.
 """
 DIGITS = (4, 6, 8)
 """Lengths of nameplates in digits."""
@@ -53,9 +53,9 @@ again.
 
 RELEASE_ACT = "release"
 NONE_FREE = 0
-"""Result of a claim without a number: all numbers that were tried are in use."""
+"""Result of a claim that got no nameplate, because all numbers that were tried are in use."""
 TOO_MANY = -1
-"""Result of a claim without a number: the address block already has its maximum number of nameplates."""
+"""Result of a claim that got no nameplate, because the address block already has its maximum number of nameplates."""
 
 
 def length(in_use: int, is_attacked: bool) -> int:
@@ -63,8 +63,8 @@ def length(in_use: int, is_attacked: bool) -> int:
     somebody is guessing numbers.
     """
     found = 0
-    # Only a small share of the numbers of a length may be in use. Then most guesses fail, and failed look-ups count as
-    # many requests.
+    # New nameplates become longer when more than a small share of the numbers of a length is in use. So most guesses
+    # fail. The rate limit soon stops the guesser, because each failed look-up counts as many requests.
     while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:
         found += 1
     return min(len(DIGITS) - 1, found + is_attacked)
@@ -168,7 +168,7 @@ def decode_release(body: bytes) -> Release:
     members = STRICT.members(STRICT.parse(body), frozenset(names), "release")
     for name in names:
         if members.get(name) is None:
-            raise EntryDecodeError(f"release has no {name}")
+            raise EntryDecodeError(f"request to release a nameplate has no {name}")
     if members["act"] != RELEASE_ACT:
         raise EntryDecodeError(f'act is not "{RELEASE_ACT}"')
     release = Release(

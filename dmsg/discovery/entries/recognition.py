@@ -25,9 +25,10 @@ POSTED_TODAY = (
 
 
 def is_foreign(status: int, body: bytes) -> bool:
-    """Whether an answer may mean that the program does not know the path.
+    """Whether a program that is not a discovery of this network may have sent the answer.
 
-    A program that knows the path answers 404 with JSON if there is no such entry.
+    The answer of such a program has the status 404 and a body other than JSON. A discovery of this network also answers
+    404 if there is no such entry, but with JSON.
     """
     return status == 404 and body.lstrip()[:1] not in (b"{", b"[", b"")
 

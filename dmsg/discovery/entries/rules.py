@@ -36,8 +36,7 @@ WRONG_DELETE_SEQUENCE = "sequence field of the deletion is not sequence of the e
 
 
 def time_order(timestamp: int) -> str:
-    """Return 20 digits for a timestamp; compared as text, they have the order in which the reference compares
-    timestamps.
+    """Return a timestamp as 20 digits. Their order as text is the order of timestamps in the reference.
 
     The reference compares ``time.Unix(ts, 0)``. This function adds the seconds from year 1 to 1970 in 64 bits, so
     timestamps above 9223371974719179007 wrap around and count as older than usual timestamps. All results have the same
@@ -62,7 +61,7 @@ def next_sequence(sequence: int) -> int:
 class Head:
     """Sequence and time of a key's newest entry. After a deletion the store keeps them as a tombstone.
 
-    Without a tombstone anybody could post an old first entry of the key again.
+    Without a tombstone anybody could post a recorded first entry (sequence 0) of the key again.
 
     :ivar order: timestamp of the entry or, in a tombstone, of the deletion, as :func:`time_order` returns it.
     """
@@ -75,10 +74,11 @@ class Head:
 
 
 class DeletedLater(EntryInvalid):
-    """Error: the new first entry of a key is not dated after the deletion of the key's previous entry.
+    """Error: the key's entry was deleted, and the posted entry, the first one since then, is not dated after the
+    deletion.
 
-    The error contains the deletion. The poster needs its date for the next attempt, and cannot look it up, because the
-    entry no longer exists.
+    The error contains the deletion, because the poster needs the date of the deletion for the next attempt. The poster
+    cannot look the date up, because the deleted entry no longer exists.
 
     :ivar deletion: JSON of the deletion, which the owner signed; None if it is no longer known.
     """
@@ -95,8 +95,8 @@ def check_iteration(head: Head | None, entry: Entry) -> bool:
     """Check that an entry may follow the stored one (seed document, "Iteration rules").
 
     :returns: whether this is the first entry of the key.
-    :raises EntryInvalid: the entry has not the next sequence, or no later timestamp. The error is
-        :class:`DeletedLater` if the key's previous entry was deleted after this timestamp.
+    :raises EntryInvalid: the entry's sequence is not the next one, or its timestamp is not later. The error is
+        :class:`DeletedLater` if the key's previous entry was deleted after the timestamp of ``entry``.
     """
     if head is None or head.deleted:
         if entry.sequence != 0:
@@ -121,8 +121,8 @@ class Terms:
     :ivar checked: whether a server may be listed without a check. Otherwise it is listed after the first check that
         reaches it. A listed server that is posted again with the same address stays listed in both cases.
     :ivar place: address block of the poster; empty if unknown.
-    :ivar most: maximum number of bytes of all stored entries that were posted from this block. Each wider block may
-        have this number times its factor.
+    :ivar most: maximum number of bytes of all stored entries that were posted from this block. For each wider block,
+        the number is multiplied by the factor of the block.
     :ivar lasts: seconds after which the entry is dropped, unless it is posted again.
     """
 
@@ -219,7 +219,7 @@ def decode_deletion(body: bytes) -> Deletion:
     members = STRICT.members(STRICT.parse(body), known, "deletion")
     for name in ("act", "static", "sequence", "timestamp", "signature"):
         if members.get(name) is None:
-            raise EntryDecodeError(f"deletion has no {name}")
+            raise EntryDecodeError(f"request to delete an entry has no {name}")
     if members["act"] != DELETE_ACT:
         raise EntryDecodeError(f'act is not "{DELETE_ACT}"')
     deletion = Deletion(

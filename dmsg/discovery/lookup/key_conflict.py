@@ -23,8 +23,8 @@ class KeyConflict:
         self._posts: list[float] = []
 
     def note_replaced(self) -> bool:
-        """Record that another program has replaced the entry. Return True if the limit is reached, and the entry must
-        not be posted again now.
+        """Record that another program has replaced the entry. Return True if the limit is reached; the caller then does
+        not post the entry again for now.
         """
         now = self._now()
         self._posts = [at for at in self._posts if at > now - CONFLICT_TIME]

@@ -86,7 +86,8 @@ class Lookup:
     :param url: base URL, as ``http://127.0.0.1:9090``.
     :param http: treq client to use in place of the usual HTTP client, for tests and for custom TLS settings.
     :param timeout: seconds that one request may take.
-    :param date: function that returns the date for new entries and deletions, in nanoseconds since 1970.
+    :param date: function that returns the date for new entries and deletions, in nanoseconds since 1970; None for the
+        system's clock.
     """
 
     def __init__(
@@ -96,18 +97,18 @@ class Lookup:
         *,
         http: Any = None,
         timeout: float = TIMEOUT,
-        date: Callable[[], int] = time.time_ns,
+        date: Callable[[], int] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self.shown_url = without_userinfo(self.url)
         """URL without credentials, for messages and logs."""
         self._reactor: IReactorTime = reactor
         self._timeout = timeout
-        self._date = date
+        self._date = date or time.time_ns
         self._http = _http_client(reactor, self.url, timeout, http)
         self._asked: set[bool] = set()
-        """Values of ``path_is_unknown`` with which :meth:`_recognise` has already found nothing, so that it does not
-        ask again.
+        """Values of ``path_is_unknown`` for which :meth:`_recognise` has found no discovery of another kind at the URL.
+        A further call with such a value makes no request.
         """
         self._under_way: set[Deferred[Any]] = set()
         self._closed = False
@@ -158,13 +159,13 @@ class Lookup:
 
         :param half: ``client`` or ``server``: the half to withdraw.
         :param features: features in the version that belong to this half.
-        :returns: Deferred that fires with whether discovery still had this half of this program. It fails with
-            EntryNotFound if the key has no entry.
+        :returns: Deferred that fires with True if discovery still had this half as this program had posted it,
+            otherwise with False. It fails with EntryNotFound if the key has no entry.
         """
         return self._ask(self._withdraw(key, half, frozenset(features)))
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Deferred[object]:
-        """Send any other request to this discovery, and return the decoded JSON of its answer.
+        """Send a request for which this class has no method of its own, and return the decoded JSON of the answer.
 
         Fails with :class:`~dmsg.errors.DiscoveryError`, whose ``status`` is that of an answer other than 200.
         """
@@ -219,8 +220,8 @@ class Lookup:
             why = "this program has closed its connection to it" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None
         if path != OTHER_PATH and is_foreign(status, answer):
-            # Status 404 for an entry may only mean that there is no such entry. For a path that every discovery has, it
-            # means that the program is no such discovery.
+            # A discovery of this network answers 404 to a GET of an entry that it does not have. To any other request,
+            # only a program of another kind answers 404.
             await self._recognise(path_is_unknown=method != "GET" or path == "/discovery/available_servers")
         return status, answer
 
@@ -347,7 +348,7 @@ class Lookup:
                     self._port_signed = not self._port_signed
                     refused = error
                     continue
-                # Status 422 means that another program has posted or deleted an entry of this key since then, so the
+                # Status 422 means that another program has meanwhile posted or deleted an entry of this key, so the
                 # loop tries again.
                 attempts += 1
                 if error.status != 422 or attempts == UPDATE_ATTEMPTS:
@@ -358,7 +359,11 @@ class Lookup:
             else:
                 if refused is not None:
                     form = "with" if self._port_signed else "without"
-                    _log.info("{url} accepts servers' entries {form} the field 'port'", url=self.shown_url, form=form)
+                    _log.info(
+                        "{url} accepts servers' entries {with_or_without} the field 'port'",
+                        url=self.shown_url,
+                        with_or_without=form,
+                    )
                 self._posted[key.public] = entry
                 return entry
 
@@ -410,13 +415,13 @@ class Lookup:
                 else:
                     await self._post(self._without_half(present, half, features).sign(key))
             except DiscoveryError as error:
-                # Status 422 means that a program has posted since then, so the loop checks again whose entry it is.
+                # Status 422 means that a program has posted meanwhile, so the loop checks again whose entry it is.
                 if error.status != 422 or attempt == UPDATE_ATTEMPTS:
                     raise
             else:
                 self._posted.pop(key.public, None)
                 return True
-        raise AssertionError("not reached")
+        raise AssertionError("unreachable")
 
     def _is_ours(self, present: Entry, half: str) -> bool:
         posted = self._posted.get(present.key)
@@ -424,8 +429,8 @@ class Lookup:
             return False
         if posted.signature == present.signature:
             return True
-        # Another program has posted this entry, but this half may still be ours. A client and a server with the same
-        # key each copy the other's half when they post.
+        # Another program has posted this entry, but it may contain the half that this program has posted. A client and
+        # a server with the same key each copy the other's half when they post.
         if half == "client":
             return present.server is not None and present.client == posted.client
         shared = present.client is not None and present.server is not None and posted.server is not None
@@ -446,8 +451,8 @@ class Lookup:
         return self._in_form(left)
 
     async def _delete_or_empty(self, key: SecKey, present: Entry) -> None:
-        """Delete an entry. If this discovery does not support deletion, post an entry that says that nobody can
-        connect.
+        """Delete an entry. If this discovery does not support deletion, post an entry without servers and without free
+        connections in its place.
         """
         try:
             await self._delete(key)

@@ -47,6 +47,15 @@ class Lookups:
         """Fetch the entry of ``key`` from all discoveries, and return the newest one; see :meth:`Lookup.entry`."""
         return Deferred.fromCoroutine(self._fetch_newest(lambda lookup: lookup.entry(key)))
 
+    def stored_entry(self, key: PubKey) -> Deferred[Entry]:
+        """Fetch the newest entry of ``key``, like :meth:`entry`.
+
+        If no discovery returns an entry, and at least one answers that it has none, this fails with
+        :class:`~dmsg.errors.EntryNotFound`, even if other discoveries cannot be reached. The owner of the key can then
+        post its entry to the discovery that answered.
+        """
+        return Deferred.fromCoroutine(self._fetch_newest(lambda lookup: lookup.entry(key), is_owner=True))
+
     def available_servers(self) -> Deferred[list[Entry]]:
         """Fetch the servers from all discoveries that answer, each once; see :meth:`Lookup.available_servers`."""
         return Deferred.fromCoroutine(self._available_servers())
@@ -126,8 +135,8 @@ class Lookups:
             await done
             left = leave
         finally:
-            # If the caller was cancelled, ``done`` must not fire any more. The flag ``over`` ensures that the
-            # cancellations below do not fire it.
+            # If this coroutine was cancelled, ``done`` has fired already. With the flag ``over`` set, the cancellations
+            # below do not fire it a second time.
             over = True
             cancel_call(timer)
             for number, lookup in enumerate(self.lookups):
@@ -139,7 +148,7 @@ class Lookups:
                     self._hung.pop(lookup, None)
         return [results[number] for number in sorted(results)]
 
-    async def _fetch_newest(self, ask: Callable[[Lookup], Deferred[Entry]]) -> Entry:
+    async def _fetch_newest(self, ask: Callable[[Lookup], Deferred[Entry]], *, is_owner: bool = False) -> Entry:
         if len(self.lookups) == 1:
             return await ask(self.lookups[0])
         answers = await self._gather(ask)
@@ -148,8 +157,12 @@ class Lookups:
             # The newest entry is used. The owner of the key has signed it, so a discovery that returns an older one is
             # outdated or withholds the newer one.
             return max(entries, key=lambda entry: entry.timestamp)
+        failures = [one for one in answers if isinstance(one, Failure)]
+        missing = next((one.value for one in failures if isinstance(one.value, EntryNotFound)), None)
+        if is_owner and missing is not None:
+            raise missing
         # Any other error is preferred to EntryNotFound, because a discovery that failed may have the entry.
-        raise _strongest([one for one in answers if isinstance(one, Failure)], EntryNotFound)
+        raise _strongest(failures, EntryNotFound)
 
     async def _change_everywhere(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
         """Change the entry of a key at every discovery.
@@ -161,7 +174,7 @@ class Lookups:
             place = lookup, key
             before = self._changing.pop(place, None)
             if before is not None:
-                before.cancel()  # The new change makes the earlier one pointless.
+                before.cancel()  # The earlier change is cancelled, because the new one replaces it.
             changing = self._changing[place] = ask(lookup)
 
             def ended(result: T | Failure) -> T | Failure:

@@ -92,7 +92,7 @@ async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
 async def find(lookups: Lookups, number: int) -> PubKey:
     """Return the key of a nameplate, from the first discovery that knows the number.
 
-    Nothing proves that the key is the right one; the handshake with the words of the code shows that.
+    This function cannot check whether the key is the right one; the handshake with the words of the code does.
 
     :raises NoSuchNameplate: no discovery has the number.
     :raises DiscoveryError: a discovery failed to answer, and no other has the number.

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -58,14 +58,14 @@ from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import Requesters, answer, answer_http_error
 from dmsg.pages.access import HERE, NOT_PUBLIC
 from dmsg.telemetry.metrics import Metrics
-from dmsg.telemetry.service import Telemetry
+
+if TYPE_CHECKING:
+    from dmsg.telemetry.service import Telemetry
 
 _log = Logger()
 
 MISSED_FOR = 3600.0
-"""Seconds for which the status page still shows a server after discovery has ceased to list it because it stopped
-posting.
-"""
+"""Seconds for which the status page still shows a server that has stopped posting and is therefore no longer listed."""
 NOT_FOUND = "entry of public key is not found"
 BAD_INPUT = "error bad input"
 UNEXPECTED = "something unexpected happened"
@@ -331,8 +331,8 @@ class DiscoveryAPI:
 
     @_on_all(Dialect.GO2019.available, methods=_METHODS)
     def go_available_servers(self, request: IRequest) -> bytes | Deferred[bytes]:
-        """Return the available servers. Without any, the answer is ``[]``; the path of the seed documents answers 404
-        then.
+        """Return the available servers. If there are none, the answer is ``[]``, while the path of the seed documents
+        answers 404.
         """
         return self._go(
             request,

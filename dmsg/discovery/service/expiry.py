@@ -84,7 +84,8 @@ class ExpirySweep:
             return early
         try:
             swept = await self._store.sweep(self._now(), SLICE)
-        # A failing store is logged as an error where it fails requests, so a line of level info is enough here.
+        # Each HTTP request that fails because of the store is logged as an error, so a line of level info is enough
+        # here.
         except Exception as error:
             _log.info("old entries could not be removed: {error}", error=str(error))
             swept = 0

@@ -18,15 +18,15 @@ from dmsg.discovery.entries.entry import EntryInvalid
 from dmsg.discovery.entries.nameplates import (
     ATTACK_FORGOTTEN,
     ATTACK_MISSES,
-    BESIDE,
     DIGITS,
     LASTS,
     LOOK_BURST,
     LOOK_RATE,
     MAX_NAMEPLATES,
+    MAX_PER_ADDRESS,
     MISSED,
     NONE_FREE,
-    OF_PLACE,
+    PRIVATE_FACTOR,
     TOO_MANY,
     candidates,
     decode_claim,
@@ -80,7 +80,7 @@ class Nameplates:
         self._claimed: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._of = BlockCounts()
         self._lookup_rate = RateLimit(LOOK_RATE, LOOK_BURST, blocks_of)
-        self._local_lookup_rate = RateLimit(BESIDE * LOOK_RATE, BESIDE * LOOK_BURST)
+        self._local_lookup_rate = RateLimit(PRIVATE_FACTOR * LOOK_RATE, PRIVATE_FACTOR * LOOK_BURST)
         self._missed = Bucket(ATTACK_MISSES, seconds())
 
     def claim(self, request: IRequest, poster: str) -> Deferred[bytes]:
@@ -92,21 +92,21 @@ class Nameplates:
         now = self._now()
         # An address that is not public has no limit, because it may be a reverse proxy that forwards everybody's
         # requests.
-        most = OF_PLACE if is_public(poster) else math.inf
+        most = MAX_PER_ADDRESS if is_public(poster) else math.inf
         place = blocks_of(poster)[0].name
         self._forget()
         known = self._claimed.get(static)
         if (known is None or known[0] != place) and not math.isinf(most):
             crowded = self._of.crowded_block(place, most)
             if crowded:
-                raise NameplatesInUse(429, f"{crowded} has {self._of[crowded]} nameplates, the limit")
+                raise NameplatesInUse(429, f"{crowded} has {self._of[crowded]} nameplates, which is the limit")
         if known is None and len(self._claimed) >= MAX_NAMEPLATES:
             raise NameplatesInUse(503, "all nameplates are in use")
         numbers = candidates(self._random, length(len(self._claimed), self._is_attacked()))
 
         def claimed(number: int) -> bytes:
             if number == TOO_MANY:
-                raise NameplatesInUse(429, f"{place} has {OF_PLACE} nameplates, the limit")
+                raise NameplatesInUse(429, f"{place} has {MAX_PER_ADDRESS} nameplates, which is the limit")
             if number == NONE_FREE:
                 raise NameplatesInUse(503, "all nameplates are in use")
             self._drop(static)
@@ -184,7 +184,8 @@ class Nameplates:
 
 
 def _number(text: str) -> int:
-    # This is an error of the request and no failed look-up, because such a text is never a nameplate.
+    # A malformed number is refused as an error of the request. It does not count as a failed look-up, because nobody
+    # can find a nameplate by such a request.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS[-1]):
         raise EntryInvalid(f"a nameplate is a number of one to {DIGITS[-1]} digits")
     return int(text)

@@ -91,23 +91,23 @@ def read_ranking(data: bytes, operator: PubKey) -> Ranking:
         generated_at, valid_until = float(document["generated_at"]), float(document["valid_until"])
         servers = document["servers"]
         if len(servers) > MAX_RANKED:
-            raise RankingError(f"more than {MAX_RANKED} servers")
+            raise RankingError(f"the file has more than {MAX_RANKED} servers")
         weights = {PubKey.from_hex(one["static"]).hex(): float(one["weight"]) for one in servers}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RankingError(f"malformed: {error}") from None
+        raise RankingError(f"the file is malformed: {error}") from None
     try:
         operator.verify(_signed_bytes(document), signature)
     except DmsgError:
-        raise RankingError("not signed by the operator's key") from None
+        raise RankingError("the file is not signed by the operator's key") from None
     if not all(LEAST_WEIGHT <= weight <= MOST_WEIGHT for weight in weights.values()):
-        raise RankingError(f"a weight is not between {LEAST_WEIGHT} and {MOST_WEIGHT:.0f}")
+        raise RankingError(f"the weight of a server is not between {LEAST_WEIGHT} and {MOST_WEIGHT:.0f}")
     return Ranking(weights, generated_at, valid_until)
 
 
 class RankingFile:
     """Ranking from a file, which is read again when it changes.
 
-    :param operator: key that must have signed the ranking.
+    :param operator: public key of the operator. A ranking that another key has signed is ignored.
     """
 
     def __init__(self, path: Path, operator: PubKey, random: Random | None = None) -> None:
@@ -147,13 +147,13 @@ class RankingFile:
                     return
                 self._stamp = stamp
                 if stat.st_size > FILE_LIMIT:
-                    raise RankingError(f"longer than {FILE_LIMIT} bytes")
+                    raise RankingError(f"the file is longer than {FILE_LIMIT} bytes")
                 ranking = read_ranking(file.read(FILE_LIMIT + 1), self._operator)
         except (OSError, RankingError) as error:
             if isinstance(error, OSError):
                 self._stamp = None
             self._ranking = None
-            self._say(f"ranking is not used: {error}")
+            self._say(f"the ranking is not used: {error}")
             return
         self._ranking = ranking
         self._say("")
@@ -171,7 +171,7 @@ class RankingFile:
         """
         ranking = self._ranking
         if ranking is not None and not ranking.generated_at - 300 <= now < ranking.valid_until:
-            self._say("ranking is not used: it is not valid now")
+            self._say("the ranking is not used: it is not valid now")
             return None
         return ranking
 

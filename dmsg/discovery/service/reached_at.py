@@ -38,4 +38,4 @@ class ReachedAt:
         host = str(parse_ip(host))
         self._known.add(host)
         client = str(getattr(request.getClientAddress(), "host", "?"))
-        _log.info("{client} {reached} {host}", client=client, reached=REACHED_AT, host=host)
+        _log.info("{client} " + REACHED_AT + " {host}", client=client, host=host)

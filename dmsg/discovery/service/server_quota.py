@@ -13,8 +13,8 @@ from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
 
 OF_POSTER = 32
-"""Maximum number of servers whose entries were posted from one public address. A wider address block may have this
-number times its factor.
+"""Maximum number of servers whose entries were posted from one public address. For a wider address block, the number is
+multiplied by the factor of the block.
 """
 REMEMBERED = 16_384
 """Maximum number of counted servers. Beyond that, the server whose last POST is oldest is no longer counted."""

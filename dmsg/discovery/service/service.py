@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.interfaces import IListeningPort
@@ -27,7 +28,9 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.pages.port import StatusPort
 from dmsg.telemetry.metrics import Metrics
-from dmsg.telemetry.service import Telemetry
+
+if TYPE_CHECKING:
+    from dmsg.telemetry.service import Telemetry
 
 _log = Logger()
 
@@ -85,7 +88,12 @@ class Discovery(ListeningService):
         self._settings = settings
         self._running: _Running | None = None
         self.metrics = Metrics()
-        self.telemetry = None if settings.telemetry is None else Telemetry(reactor, settings.telemetry, "discovery")
+        self.telemetry: Telemetry | None = None
+        if settings.telemetry is not None:
+            # The import is here, because most discoveries run without telemetry.
+            from dmsg.telemetry.service import Telemetry
+
+            self.telemetry = Telemetry(reactor, settings.telemetry, "discovery")
         self._requests = self._entries = 0
         self._started = 0.0
         self._status: StatusPort | None = None
@@ -119,7 +127,7 @@ class Discovery(ListeningService):
             settings.metrics,
             settings.page_token,
             DiscoveryStatus(self._reactor, running.api, self.metrics, self._started, clock),
-            running.api.rendered_metrics,
+            lambda: running.api.rendered_metrics,
             running.api.health_report,
         )
         await self._status.start()

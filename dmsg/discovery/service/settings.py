@@ -23,11 +23,11 @@ from dmsg.discovery.checks.proof import OPENINGS, Openings
 from dmsg.discovery.service.ranking import RankingFile
 from dmsg.discovery.store.opening import STORE_LIMIT
 from dmsg.pages.settings import PageSettings
-from dmsg.telemetry.service import TelemetrySettings
+from dmsg.telemetry.settings import TelemetrySettings
 
-OF_PLACE = 64 * 1024 * 1024
+MAX_ENTRY_BYTES_PER_ADDRESS = 64 * 1024 * 1024
 """Maximum number of bytes of the entries that one public address has posted; beyond that, its oldest entries are
-dropped. A wider address block may have this number times its factor.
+dropped. For a wider address block, the number is multiplied by the factor of the block.
 """
 CLIENT_TTL = 2 * 3600.0
 """Seconds after the last POST until the entry of a client is dropped, if the client is one that posts every half hour.
@@ -38,17 +38,19 @@ REFRESHING_TTL = 86400.0
 minute. Entries of other servers last ``ENTRY_TTL``.
 """
 ENTRY_TTL = 90 * 86400.0
-"""Default number of seconds until any other entry is dropped. They are counted from the last POST of the entry or, for
-a server, from its last successful check.
+"""Default number of seconds until an entry is dropped if neither of the two shorter times applies. They are counted
+from the last POST of the entry or, for a server, from its last successful check.
 """
 MAX_SERVER_SIZE = 16 * 1024
 """Maximum size in bytes of an entry with a server part. It is small enough for a list of servers to fit into the
 longest answer that clients accept.
 """
 RANKED_POOL = 512
-"""Maximum number of ranked servers, and of others, from which a ranking chooses the servers to return."""
+"""Maximum number of ranked servers, and maximum number of other servers, from which the servers to return are
+chosen.
+"""
 WORTHLESS = 5
-"""Number of requests that a malformed or wrongly signed entry counts as in the rate limit, because verifying an entry
+"""Number of requests that the rate limit counts for one malformed or wrongly signed entry, because verifying an entry
 takes most of the time of a request.
 """
 
@@ -99,7 +101,7 @@ class DiscoverySettings(PageSettings):
         "MiB of entries to keep; above this, the address with most bytes of entries loses its oldest entry",
         Number(1, 10**7, "MiB"),
         name="memory",
-        default_text="4096, in memory a quarter of the machine's",
+        default_text="4096; with a store in memory, a quarter of the machine's memory",
         group=LIMITS,
     )
     durable: bool = option(
@@ -111,7 +113,7 @@ class DiscoverySettings(PageSettings):
         Number(1, 36500, "days"),
         group=STORAGE,
     )
-    of_place: float = OF_PLACE
+    of_place: float = MAX_ENTRY_BYTES_PER_ADDRESS
     proxied: bool = proxied_option()
     max_servers: int = option(10, "Maximum number of servers in one answer", Number(1, 1000, "servers"), group=LIMITS)
     server_ttl: float = option(

@@ -54,16 +54,13 @@ def make_site(
     # The counters are cached by label, because the look-up of a counter takes longer than counting. There are few
     # labels.
     requests = cache(lambda path, status: metrics.requests.labels(path, str(status)))
-    duration = cache(metrics.seconds.labels)
-
     reached_at = ReachedAt()
 
     def finished(request: IRequest, status: int, seconds: float) -> None:
         reached_at.requested(request)
         path = _path_label(request.path)
         requests(path, status).inc()
-        duration(path).observe(seconds)
-        metrics.delayed.set(gate.delayed)
+        metrics.seconds.labels(path).observe(seconds)
 
     site = gated_site(
         api.resource(),
@@ -71,12 +68,12 @@ def make_site(
         refused,
         api.requesters,
         max_body=MAX_ENTRY_SIZE,
-        patience=lambda request: GO_PATIENCE if request.path.startswith(_GO_PATHS) else 0.0,
+        max_delay=lambda request: GO_PATIENCE if request.path.startswith(_GO_PATHS) else 0.0,
         posts=RateLimit(settings.post_rate if settings.rate else 0.0, settings.post_burst, blocks_of),
         is_post=lambda request: request.method == b"POST" and request.path.startswith(_POST_PATHS),
         on_finished=finished,
     )
-    gate = site.resource
+    metrics.delayed.set_function(lambda: site.resource.delayed)
     return site
 
 

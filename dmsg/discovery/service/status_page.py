@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TypedDict
 
 from prometheus_client.registry import Collector
@@ -17,6 +16,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.units import human_count, human_size, human_time
+from dmsg.base.version import program_version
 from dmsg.discovery.service.api import DiscoveryAPI
 from dmsg.discovery.store.measured import StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
@@ -24,9 +24,9 @@ from dmsg.keys import PubKey
 from dmsg.pages.history import Quantiles, bucket_counts
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
-from dmsg.telemetry.metrics import LATENCIES, Metrics
+from dmsg.telemetry.latencies import LATENCIES
+from dmsg.telemetry.metrics import Metrics
 
-VERSION = version("dmsg")
 SHOWN_SERVERS = 100
 """Maximum number of servers of each kind in the table of servers; the kinds are listed, quiet, and missing."""
 SLOW = 5.0
@@ -34,7 +34,9 @@ SLOW = 5.0
 SHOWN_MISSED = 5
 """Maximum number of missing servers that the page lists as problems."""
 BEGIN = 8
-"""Minimum number of the first digits of a key with which the search of the page finds a server."""
+"""Number of first characters of a key that a user has to type at least, so that the search of the page finds the server
+with this key.
+"""
 SHOWN_RELAYS = 20
 """Maximum number of servers in the table of clients per server."""
 
@@ -85,14 +87,14 @@ class DiscoveryStatus(StatusSource):
         api: DiscoveryAPI,
         metrics: Metrics,
         started: float,
-        store_clock: Callable[[], float] = time.time,
+        store_clock: Callable[[], float] | None = None,
     ) -> None:
         """Set up the page.
 
-        :param store_clock: clock of the store, in seconds since 1970.
+        :param store_clock: clock of the store, in seconds since 1970; None for the system's clock.
         """
         self._clock = clock
-        self._store_clock = store_clock
+        self._store_clock = store_clock or time.time
         self._api = api
         self._metrics = metrics
         self._started = started
@@ -141,7 +143,7 @@ class DiscoveryStatus(StatusSource):
             Fact("Entries of servers", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
             Fact("Size of the store", human_size(self._size)),
             Fact("Clients that posted in the last hour", human_count(len(self._api.delegations))),
-            Fact("Version", f"dmsg {VERSION}"),
+            Fact("Version", f"dmsg {program_version()}"),
         ]
 
     def problems(self) -> list[str]:
@@ -153,7 +155,8 @@ class DiscoveryStatus(StatusSource):
         now = time.time()
         for one in map(json.loads, self._missing_servers()[:SHOWN_MISSED]):
             key, address, *_, posted = self._server(one, now)
-            found.append(f"Server {key[:8]}… at {address} last posted {posted}: check whether it runs.")
+            name = PubKey.from_hex(key).short
+            found.append(f"Server {name}… at {address} last posted {posted}: check whether it runs.")
         return found
 
     def _missing_servers(self) -> list[bytes]:
@@ -225,10 +228,11 @@ class DiscoveryStatus(StatusSource):
         unchanged.
         """
         if BEGIN <= len(text) < 66:
-            keys = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
-            keys = {key for key in keys if key.startswith(text.rstrip("….").lower())}
+            beginning = text.rstrip("….").lower()
+            statics = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
+            keys = [key for key in map(PubKey.from_hex, statics) if _begins(key, beginning)]
             if len(keys) == 1:
-                return keys.pop()
+                return keys[0].text
         return text
 
     def _server(self, entry: _Entry, now: float) -> tuple[str, str, str, str, str]:
@@ -243,21 +247,24 @@ class DiscoveryStatus(StatusSource):
 
     async def search(self, text: str) -> Table:
         columns = ("Field", "Value")
-        text = self._full_key(text)
         try:
-            key = PubKey.from_text(text)
+            key = PubKey.from_text(self._full_key(text))
             answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))
             entry = json.loads(await answer.addTimeout(SLOW, self._clock))
         except (KeyFormatError, ValueError):
-            words = (
-                "not a public key (53 characters, or 66 hexadecimal digits), nor the first 8 digits of a server's key"
-            )
+            forms = "53 characters, or 66 hexadecimal digits"
+            words = f"not a public key ({forms}), nor the first {BEGIN} characters of a server's key"
             return Table("Search", columns, [], words)
         except EntryNotFound:
-            return Table(f"Entry of {text[:8]}", columns, [], "this key has no entry")
+            return Table(f"Entry of {key.short}…", columns, [], "this key has no entry")
         except (StoreUnavailable, TimeoutError):
-            return Table(f"Entry of {text[:8]}", columns, [], "the store does not answer")
-        return Table(f"Entry of {text[:8]}", columns, list(_rows(entry)))
+            return Table(f"Entry of {key.short}…", columns, [], "the store does not answer")
+        return Table(f"Entry of {key.short}…", columns, list(_rows(entry)))
+
+
+def _begins(key: PubKey, beginning: str) -> bool:
+    """Whether a key begins with a text, in the form for people or in hexadecimal."""
+    return key.text.startswith(beginning) or key.hex().startswith(beginning)
 
 
 def _at_least(bodies: list[bytes]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from twisted.internet.interfaces import IAddress
 
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.entries.rules import Deletion
-from dmsg.telemetry.service import Telemetry
+
+if TYPE_CHECKING:
+    from dmsg.telemetry.service import Telemetry
 
 
 class DiscoveryTelemetry:

@@ -13,8 +13,8 @@ from dmsg.discovery.entries.rules import NEVER, Deletion, Terms
 from dmsg.errors import DmsgError
 
 ROOM_AT_ONCE = 100
-"""Maximum number of entries that one POST or sweep drops because the whole store is too large. The next one drops more
-if needed.
+"""Maximum number of entries that one POST or sweep drops because the whole store is too large. The next POST or sweep
+drops more if needed.
 """
 OVERHEAD = 1536
 """Bytes that are counted for an entry in addition to its JSON, and bytes that are counted for a tombstone."""
@@ -22,7 +22,7 @@ TOMBSTONE_TTL = 86400.0
 """Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
 LATEST_CHECK = 3600.0
 """Maximum seconds from now until a planned check of a server. A check that is planned for a later time shows that the
-clock was set back since then.
+clock was set back after the check was planned.
 """
 KINDS = ("client", "server", "both")
 """Kinds of entries: those with a client part only, with a server part only, and with both."""
@@ -100,7 +100,7 @@ class IEntryStore(Interface):
         """
 
     def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
-        """Return the entries' JSON of those keys in ``statics`` whose servers ``available`` could return."""
+        """Return the entries' JSON of all servers with keys in ``statics`` that the method ``available`` may draw."""
 
     def due(limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         """Return at most ``limit`` servers whose check is due, the longest overdue first.

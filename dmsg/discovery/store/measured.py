@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import NoReturn, ParamSpec, Protocol, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
@@ -26,7 +25,7 @@ class StoreUnavailable(Exception):
 
 
 class Fallible(Protocol):
-    """Part of the interfaces of both kinds of stores, of entries and of nameplates, that classifies their errors."""
+    """Interface that stores of entries and stores of nameplates have in common: it classifies the errors of a store."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
@@ -46,8 +45,7 @@ class MeasuredStore:
         self._reactor = reactor
         self._store = store
         self._failing: set[str] = set()
-        # The histograms are cached by label, because the look-up takes longer than the observation.
-        self._seconds = cache(metrics.store_seconds.labels)
+        self._seconds = metrics.store_seconds.labels
         self.full = False
 
     def ask(
@@ -78,8 +76,8 @@ class MeasuredStore:
         return maybeDeferred(method, *args, **kwargs).addCallbacks(answered, failed)
 
     def _failed(self, failure: Failure, operation: str) -> NoReturn:
-        # These exceptions do not mean that the store failed: three are refusals, and CancelledError means that the
-        # client has disconnected.
+        # The following exceptions do not mean that the store failed. The first three refuse the request, and
+        # CancelledError means that the client has disconnected.
         if failure.check(EntryNotFound, EntryInvalid, StoreContended, CancelledError):
             failure.raiseException()
         # Each outage is logged only once, because every request would otherwise write a line.

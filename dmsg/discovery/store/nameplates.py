@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred, DeferredLock, fail, succeed
 from zope.interface import implementer
@@ -12,7 +13,9 @@ from dmsg.discovery.entries.nameplates import NONE_FREE, TOO_MANY, StoredNamepla
 from dmsg.discovery.store.base import INameplates
 from dmsg.discovery.store.transaction import Changes, attempt
 from dmsg.errors import EntryNotFound
-from dmsg.net.redis import RedisConnection
+
+if TYPE_CHECKING:
+    from dmsg.net.redis import RedisConnection
 
 SWEPT = 100
 """Maximum number of expired nameplates that one claim deletes in Redis."""
@@ -105,8 +108,8 @@ local held = redis.call('HGET', places, ARGV[2]) or '0'
 return {number, kept, held, redis.call('HMGET', keys, unpack(ARGV, 5))}
 """
 )
-# This is an optimistic transaction. Python has decided by the values that _READ returned; if these have changed since
-# then, nothing is written.
+# This is an optimistic transaction. Python code has made the decision from the values that _READ returned. If these
+# values have changed since then, the script writes nothing.
 _CLAIM = (
     _DROP
     + """

@@ -11,10 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.discovery.store.base import Dropped, IEntryStore, StoreError, ignore_dropped
-from dmsg.discovery.store.redis import RedisStore
-from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.net.clock import SteadyClock
-from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 from dmsg.net.turn_end import at_turn_end
 
 REDIS_PATIENCE = 1.5
@@ -34,7 +31,9 @@ def parse_store(description: str) -> tuple[str, str]:
     """
     kind, colon, rest = description.partition(":")
     if not colon or kind not in ("memory", "sqlite", "redis") or bool(rest) == (kind == "memory"):
-        raise StoreError(f"{without_password(description)}: not memory:, sqlite:PATH or redis://HOST:PORT/DB")
+        from dmsg.net.redis import without_password
+
+        raise StoreError(f"{without_password(description)}: a store is memory:, sqlite:PATH or redis://HOST:PORT/DB")
     return kind, rest
 
 
@@ -57,7 +56,7 @@ async def open_store(
     reactor: IReactorTime,
     limit: float = math.inf,
     random: Random | None = None,
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] | None = None,
     on_dropped: Dropped = ignore_dropped,
     *,
     durable: bool = False,
@@ -68,30 +67,43 @@ async def open_store(
         the environment variable ``DMSG_REDIS_PASSWORD``.
     :param limit: maximum number of bytes of entries that are kept.
     :param random: random numbers with which a store in memory draws the servers that it returns.
-    :param now: clock of the store, see :func:`clock_of`.
+    :param now: clock of the store, see :func:`clock_of`; None for the system's clock.
     :param on_dropped: called for entries that the store drops.
     :param durable: whether changes in an SQLite file survive a power cut; Redis has its own settings for that.
     :raises ~dmsg.discovery.store.base.StoreError: the description is unknown, the store cannot be opened, or Redis does
         not answer.
     """
+    clock = now or time.time
     kind, rest = parse_store(description)
+    if kind == "redis":
+        return await _open_redis_store(description, reactor, limit, clock(), on_dropped)
+    # Each store is imported here, because a discovery uses only one of them.
+    from dmsg.discovery.store.sqlite import SQLiteStore
+
     if kind == "memory":
         return SQLiteStore(":memory:", limit, random, on_dropped)
-    if kind == "sqlite":
-        file = SQLiteStore(rest, limit, on_dropped=on_dropped, at_turn_end=at_turn_end(reactor) if durable else None)
-        try:
-            await file.shift_times(now())
-        except file.failures as error:
-            _log.warn(
-                "{path}: times of entries that are ahead of the clock could not be set to the present: {error}",
-                path=rest,
-                error=str(error),
-            )
-        return file
+    file = SQLiteStore(rest, limit, on_dropped=on_dropped, at_turn_end=at_turn_end(reactor) if durable else None)
+    try:
+        await file.shift_times(clock())
+    except file.failures as error:
+        _log.warn(
+            "{path}: times of entries that are ahead of the clock could not be set to the present: {error}",
+            path=rest,
+            error=str(error),
+        )
+    return file
+
+
+async def _open_redis_store(
+    description: str, reactor: IReactorTime, limit: float, now: float, on_dropped: Dropped
+) -> IEntryStore:
+    from dmsg.discovery.store.redis import RedisStore
+    from dmsg.net.redis import RedisUnavailable, open_redis
+
     try:
         connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
         store = RedisStore(connection, limit=limit, on_dropped=on_dropped)
-        await store.shift_times(now())
+        await store.shift_times(now)
     except RedisUnavailable as error:
         raise StoreError(str(error)) from None
     return store

@@ -2,8 +2,8 @@
 
 The scripts implement the rules for POSTs and deletions that :mod:`dmsg.discovery.entries.rules` explains.
 
-The first key of a script that changes an entry is the key of this entry. The other keys are those of
-:data:`dmsg.discovery.store.redis._KEYS`.
+The first Redis key that is passed to a script is that of the entry which the script changes. The other keys are
+those of :data:`dmsg.discovery.store.redis._KEYS`.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ cut(KEYS[1], '(' .. ARGV[1], '+inf')
 cut(KEYS[2], '(' .. ARGV[1], '+inf')
 cut(KEYS[3], '(' .. ARGV[2], '(' .. ARGV[3])
 """
-# Servers are drawn by their ranks in the sorted set. Servers that have not posted recently have the lowest ranks, so
-# none of them is read.
+# Servers are drawn at random by their ranks in the sorted set. Servers that have not posted recently have the lowest
+# ranks, which are left out of the draw.
 AVAILABLE = """
 local live = redis.call('ZCOUNT', KEYS[1], ARGV[1], '+inf')
 local all = redis.call('ZCARD', KEYS[1])

@@ -102,7 +102,8 @@ _TRIGGERS = (
     "around_gone AFTER DELETE ON places BEGIN "
     "DELETE FROM around WHERE place = OLD.place; DELETE FROM loads WHERE load <= 0; END",
 )
-# These tables contain the number of entries by kind, the bytes of each place, and the bytes of the whole store.
+# These tables contain the number of entries by kind, the bytes of each place (address block of a poster), and the bytes
+# of the whole store.
 _COUNTS = (
     "CREATE TABLE IF NOT EXISTS counts (kind TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     *(f"INSERT OR IGNORE INTO counts VALUES ('{one}', 0)" for one in KINDS),  # noqa: S608  # ours
@@ -140,9 +141,9 @@ class SQLiteStore:
 
     A statement takes some tens of microseconds, so statements run in the reactor thread. A change for which the client
     has got an answer survives ``kill -9``. A change does not wait for the disk (``synchronous=NORMAL``), so a power
-    failure loses the changes that the operating system has not written yet, at most those since the last checkpoint. It
-    never damages the file. In a durable store, the changes of a reactor turn wait together for the disk
-    (``synchronous=FULL``), and none is lost.
+    failure loses the changes that the operating system has not written yet, at most those since SQLite's last
+    checkpoint. A power failure never damages the file. In a durable store, the changes of a reactor turn wait together
+    for the disk (``synchronous=FULL``), and none is lost.
 
     :param path: path of the file; ``:memory:`` stores entries in memory until the store is closed.
     :param limit: maximum number of bytes of entries that are kept; the file becomes about twice as large.
@@ -282,10 +283,10 @@ class SQLiteStore:
         return dropped
 
     def _largest_place(self) -> str:
-        """Return the place that has to lose entries.
+        """Return the address block whose oldest entry is dropped next.
 
-        This is the place with most bytes. If a wider block has a higher load than this place, it is the place with most
-        bytes in the block with the highest load.
+        This is the narrow block (place) with most bytes. But if the load of a wider block is higher than these bytes,
+        it is the place with most bytes inside the wider block with the highest load.
         """
         place, size = self._db.execute("SELECT place, size FROM places ORDER BY size DESC LIMIT 1").fetchone()
         block = self._db.execute("SELECT block, load FROM loads ORDER BY load DESC LIMIT 1").fetchone()

@@ -40,7 +40,7 @@ class Changes:
 
     Without ``at_turn_end``, each change is a transaction of its own, and is acknowledged at once. With it, all changes
     of a reactor turn are one transaction. They are committed at the end of the turn, and acknowledged after that. In a
-    durable store each commit waits for the disk, so the store must not commit each change alone.
+    durable store each commit waits for the disk, so a commit for each change would make the store slow.
     """
 
     def __init__(self, db: sqlite3.Connection, at_turn_end: AtTurnEnd | None = None) -> None:

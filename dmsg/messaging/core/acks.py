@@ -9,9 +9,10 @@ They are encrypted inside Send frames, so servers cannot see them. The plaintext
 A payload gets the lowest sequence number that none of the sender's unacknowledged payloads has. Source:
 ``internal/ioutil/ack.go`` of Skywire, March 2019.
 
-The Go code loses data that are sent too fast.  It delivers messages in any order. A new message overwrites data that
-the Go program has not read yet. Of several acknowledgements in one Send, the Go code sends only the last.  So this
-module sends a payload only after the last one was acknowledged, and leaves a pause between two Sends (``GAP``).
+The Go code loses data that are sent too fast, for three reasons. It delivers messages in any order. A new message
+overwrites data that the Go program has not read yet. Of several acknowledgements that would share one Send, the Go code
+sends only the last. This module therefore sends a payload only after the previous payload was acknowledged, and leaves
+a pause between two Sends (``GAP``).
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from dmsg.errors import CloseReason, HandshakeError, TransportClosed
 
 PAYLOAD, ACK = 0, 1
 PAYLOAD_HEAD = 2
-"""Bytes of a payload before its data."""
+"""Number of bytes of a payload before its data."""
 ACK_SIZE = 34
-"""Bytes of one acknowledgement."""
+"""Size of one acknowledgement in bytes."""
 MAX_ACKS = 8
 """Maximum number of acknowledgements in one Send. Further acknowledgements go into the next Send."""
 MAX_DUE = 256
-"""Maximum number of the remote's payloads that this side has not acknowledged: the number of different sequence
+"""Maximum number of the remote's payloads that this side has not acknowledged. There are as many different sequence
 numbers."""
 ACK_INTERVAL = 0.1
-"""Maximum seconds that an acknowledgement waits for a payload to share its Send. It waits only while a payload of this
-side is unacknowledged (Go: 100 ms)."""
+"""Maximum seconds that an acknowledgement waits, so that it can be sent in the same Send as a payload. It waits only
+while a payload of this side is unacknowledged. (The Go code uses 100 ms.)"""
 GAP = 0.01
-"""Minimum seconds between two Sends. After the payload of the last Send was acknowledged, the next may follow at
-once."""
+"""Minimum seconds between two Sends, with one exception: when the payload of the first Send is acknowledged, the second
+Send may follow at once."""
 OVERHEAD = MAX_ACKS * ACK_SIZE + PAYLOAD_HEAD
-"""Bytes of a message that are reserved for acknowledgements and the payload's head. Data must be this many bytes
-shorter than the longest message."""
+"""Number of bytes of a message that are reserved for acknowledgements and the payload's head. The longest data are this
+many bytes shorter than the longest message."""
 
 
 def looks_acknowledged(message: bytes) -> bool:
@@ -112,7 +113,7 @@ class AckLayer:
                 "the message is neither a payload nor an acknowledgement; perhaps the remote uses no acknowledgements"
             )
         data = message[position + PAYLOAD_HEAD :]
-        # Otherwise a peer that ignores the sequence numbers could make this list grow without bound.
+        # Without this limit, a peer that ignores the sequence numbers could make the lists grow without bound.
         if len(self._due) + len(self._read) >= MAX_DUE:
             raise HandshakeError("the remote sent more unacknowledged payloads than there are sequence numbers")
         self._read.append(bytes((ACK, message[position + 1])) + sha256(data).digest())

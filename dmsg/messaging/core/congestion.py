@@ -20,30 +20,31 @@ from dmsg.messaging.core.peers import End, RelayPeer
 HOLD_AT = 1024 * 1024
 """Size in bytes of a channel's backlog above which the channel's source is paused."""
 CHANNEL_BACKLOG = 64 * 1024 * 1024
-"""Size in bytes of a channel's backlog from which on the channel's source is paused, even while that source
-also sends to other receivers."""
+"""Minimum size in bytes of a channel's backlog at which the channel's source is paused, even while that source also
+sends to other receivers."""
 SCARCE_BACKLOG = 2 * 1024 * 1024
 """Limit that replaces ``CHANNEL_BACKLOG`` while all backlogs together have ``BACKLOG_TOTAL`` bytes or more."""
 BACKLOG_TOTAL = 256 * 1024 * 1024
-"""Size in bytes of all backlogs of a server together from which on ``SCARCE_BACKLOG`` applies."""
+"""Total size in bytes of all backlogs of a server. From this size on, ``SCARCE_BACKLOG`` is the limit of a channel."""
 OVER_TOTAL = 64 * 1024 * 1024
-"""Bytes above ``BACKLOG_TOTAL``. From this total on, a paused source that must be read again first loses its channel
-with the longest backlog."""
+"""Number of bytes by which all backlogs together may exceed ``BACKLOG_TOTAL``. If they exceed it by more, a source that
+was paused for ``HOLD_LIMIT`` seconds loses its channel with the longest backlog before it is read again."""
 HOLD = 0.1
 """Seconds between two checks of a paused source. A source that also sends to other receivers is resumed at the first
 check."""
 HOLD_LIMIT = 1.0
-"""Maximum seconds for which a source is paused before it is read again. If its TCP window stayed closed for longer, its
-kernel could end the link. Also, a CloseChannel of the source can only be read after the data that were sent before it.
+"""Maximum seconds for which a source is paused before it is read again. There are two reasons for a limit. If the TCP
+window to the source stays closed for long, the source's kernel may end the link. And the server reads a CloseChannel of
+the source only after the data that were sent before it.
 """
-TAKES_NOTHING = 15.0
+STALLED_AFTER = 15.0
 """Seconds without progress after which a receiver loses the channels that have a backlog for it."""
 PIECE = 64 * 1024
-"""Bytes that are sent of one backlog before it is the turn of the next."""
+"""Number of bytes of one backlog that are sent before the next backlog gets its turn."""
 SMALL = 4096
 """Size in bytes below which a piece of a backlog is joined with the next piece, to save memory."""
 FEED = 256 * 1024
-"""Bytes of backlog that are sent before each flush. The flush shows whether TCP accepts more."""
+"""Number of bytes of backlogs that are sent before each flush. The flush shows whether TCP accepts more."""
 
 
 def _waiting_behind(end: End) -> int:
@@ -176,13 +177,14 @@ class Congestion:
         now = self._now()
         for end in list(source.ends.values()):
             receiver = end.other.peer
-            if end.other.backlog and now - receiver.progress_at >= TAKES_NOTHING:
+            if end.other.backlog and now - receiver.progress_at >= STALLED_AFTER:
                 self._give_up(end, DropReason.QUEUE_FULL)
         if not source.held:
             return
         late = now - source.held_at >= HOLD_LIMIT
         if late and self.total >= BACKLOG_TOTAL + OVER_TOTAL:
-            # The source has to be read now. To bound the memory, its channel with the longest backlog is closed first.
+            # The source must not be paused for longer than HOLD_LIMIT, but all backlogs together exceed their limit.
+            # So its channel with the longest backlog is closed before the source is read again.
             self._give_up(max(source.ends.values(), key=_waiting_behind), DropReason.QUEUE_FULL)
             if not source.held:
                 return

@@ -43,8 +43,9 @@ class Destinations:
             ``name``, or None.
         """
         if peer.two_ids:
-            # With two ids, the client and the server choose their ids independently. An existing end has this name only
-            # if the client has chosen the name.
+            # If the client uses two ids, each side chooses the id that the other side sends in its frames. An end of a
+            # channel is nameless until its client has chosen the id. So the id in this OpenChannel cannot be that of a
+            # nameless end.
             there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
             taken = name in peer.ends or name in peer.draining
             return self.choose(peer) if taken else name, there
@@ -82,7 +83,7 @@ class Destinations:
         if most < ID_COUNT and sum(end.other.peer is remote for end in peer.ends.values()) >= most:
             return DropReason.TOO_MANY_PER_PAIR
         rate, burst = limits.destination_rate, limits.destination_burst
-        if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
+        if rate and not self._crowds.take(remote.requests, (*peer.port.blocks, peer.key), rate, burst, now):
             return DropReason.DESTINATION_RATE
         # Openers are refused while the remote's output queue is more than half full. Otherwise their OpenChannels could
         # fill the queue, and the link of a slow reader would be closed.

@@ -31,9 +31,9 @@ class Dialect:
     """Variant of the protocol, which changed several times with the Go code.
 
     :ivar profile: layout of frames.
-    :ivar acks: whether programs other than this package use acknowledgements inside channels, as Go did until
+    :ivar acks: whether programs other than this package use acknowledgements inside channels, as the Go code did until
         2019-04-15. This client then uses them, too.
-    :ivar two_ids: whether OpenChannel is answered with two ids, as Go does from 2019-03-13 on.
+    :ivar two_ids: whether OpenChannel is answered with two ids, as the Go code does from 2019-03-13 on.
     """
 
     profile: Profile = Profile.SEED
@@ -46,7 +46,7 @@ class Dialect:
 
 
 def dialect_of(profile: Profile | str, acks: Acks, two_ids: bool) -> Dialect:
-    """Return the dialect for these options. In the seed profile, None for ``acks`` means False.
+    """Return the dialect for these options. With :attr:`Profile.SEED`, None for ``acks`` means False.
 
     :raises ValueError: there is no such profile, or the profile does not support ``acks`` or ``two_ids``.
     """

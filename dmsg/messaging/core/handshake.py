@@ -271,7 +271,7 @@ class JSONHandshake:
 
     def _write(self, *, accepted: bool = False) -> None:
         assert self._initiator is not None
-        # The members are in the order of the seed document's examples. No value needs escaping, because all are
+        # The members are in the order of the seed document's examples. No value needs escaping, because all values are
         # hexadecimal.
         text = (
             f'{{"version":"{VERSION}","initiator":"{self._initiator.hex()}",'

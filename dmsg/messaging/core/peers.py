@@ -1,7 +1,8 @@
 """Records of a messaging server about its links and their channels, and the choice of channel ids.  No I/O.
 
-The rules are in :mod:`dmsg.messaging.core.relay`.  :func:`descending` chooses the id of a channel that the server opens
-to a client.  The server counts downwards because clients count upwards, and frames do not say which side chose an id.
+The rules are in :mod:`dmsg.messaging.core.relay`. :func:`descending` chooses the id of a channel that the server opens
+to a client. The server begins with high ids because clients begin with low ones, and frames do not say which side chose
+an id.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from dmsg.messaging.core.wire import ID_COUNT
 class LinkPort(Port, Protocol):
     """Interface through which the relay sends bytes to a link.
 
-    :ivar places: address blocks that contain the client, the largest first; the clients of a block share rate limits.
+    :ivar blocks: address blocks that contain the client, the largest first; the clients of a block share rate limits.
     """
 
-    places: Sequence[Hashable]
+    blocks: Sequence[Hashable]
 
     def flush(self) -> None:
         """Write the queued bytes to TCP now."""
@@ -75,8 +76,9 @@ class RelayPeer:
     :ivar draining: ends of closed channels that still have a backlog, by id. These ids stay in use.
     :ivar held: whether reading from the link is paused now.
     :ivar held_at: time at which reading was paused.
-    :ivar free_until: time before which the link is not paused again, unless a backlog is full.
-    :ivar served: whether other receivers have accepted frames from the link since it was last paused.
+    :ivar free_until: time before which only a full backlog pauses the link again.
+    :ivar served: whether frames from the link were accepted since it was last paused, by receivers without a long
+        backlog.
     :ivar progress_at: time at which the link last accepted output, or at which its backlog began.
     """
 
@@ -89,8 +91,8 @@ class RelayPeer:
     """Ids with which the client refused a channel. The client may believe that they are in use, so other ids are used
     first."""
     answers_due: dict[int, None] = field(default_factory=dict)
-    """Ids of closed channels for which the client has not answered CloseChannel yet. They are used only if no other is
-    free."""
+    """Ids of closed channels for which the client has not answered CloseChannel yet. They are used last, only if no
+    other id is free."""
     congested: bool = False
     slow: bool = False
     waiting: deque[End] = field(default_factory=deque)
@@ -114,8 +116,9 @@ class RelayPeer:
 def descending(peer: RelayPeer) -> int | None:
     """Return a free id of a link, or None.
 
-    Ids of the upper half come first, the least recently used first. Then come those of the lower half, from the highest
-    down, and last the doubtful ids.
+    An id of the upper half (128 to 255) is chosen as long as one is free, the least recently used one first. Next come
+    the ids of the lower half, from 127 down. The ids in ``doubtful`` and then those in ``answers_due`` are used only if
+    no other is free.
     """
     # Reusing an id late is safer, because the frames of its former channel have probably arrived by then.
     ids = peer.ids

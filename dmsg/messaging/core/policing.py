@@ -2,8 +2,8 @@
 
 Each link has one token bucket for OpenChannels and one for stray control frames.  An OpenChannel above the rate is
 refused; a stray frame above the rate gets no answer.  A client that continues to send too many loses its link
-(:mod:`dmsg.base.policing`).  Frames that answer or close a channel are not charged, because its opener was charged for
-the channel. Frames that other clients provoke are not charged either.
+(:mod:`dmsg.base.policing`).  Frames that answer or close a channel are not charged, because the channel's opener was
+charged for its OpenChannel. Frames that other clients provoke are not charged either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Relay of a messaging server: forwards frames from one link to another, by channel.  No I/O.
+"""Relay of a messaging server: forwards frames from one link to another, as their channels require. No I/O.
 
 :meth:`Relay.receive_frames` processes the bytes of a link and returns how many it has processed.  A link's record is a
 :class:`RelayPeer`; output goes to its :class:`~dmsg.messaging.core.peers.LinkPort`.  Output for a slow link is queued
@@ -60,12 +60,12 @@ IN_FLIGHT = 65_536
 client may have sent them before it received the close, and only TCP bounds their number."""
 LATE_ANSWERS = 3
 """Number of control frames that the client may send without charge in addition to the ``IN_FLIGHT`` data frames: one
-ChannelOpened, CloseChannel and ChannelClosed."""
+each of ChannelOpened, CloseChannel and ChannelClosed."""
 SAME_HEADERS = ID_OFFSET + 1
 """Number of leading bytes that are equal in data frames of one size and channel: the header and the channel id."""
 FIRST_BURST = 16
-"""Number of consecutive frames whose headers the first call compares. If all are equal, the next call compares twice as
-many."""
+"""Number of frames that the first comparison of consecutive equal headers covers. If all are equal, the next comparison
+covers twice as many."""
 
 
 class Relay(ConnectionTable[RelayPeer]):
@@ -87,12 +87,12 @@ class Relay(ConnectionTable[RelayPeer]):
     ) -> None:
         """:param now: function that returns the seconds of a monotonic clock.
 
-        :param two_ids: whether the relay sends a ChannelOpened with two ids (Go from 2019-03-13 on) to a client that
-            has never answered an OpenChannel itself.  With None, it sends as many ids as the answer of the other client
-            had.  A client that has answered an OpenChannel gets as many ids as it sent then.
+        :param two_ids: whether the relay sends a ChannelOpened with two ids (as the Go code does from 2019-03-13 on) to
+            a client that has never answered an OpenChannel itself. With None, it sends as many ids as the answer of the
+            other client had. A client that has answered an OpenChannel gets as many ids as it sent then.
         :param on_paused: callback invoked when reading of a link is paused.  The caller must call :meth:`let_read`
             after :data:`~dmsg.messaging.core.congestion.HOLD` seconds.
-        :raises ValueError: ``two_ids`` is set in the seed profile.
+        :raises ValueError: ``two_ids`` is set with :attr:`Profile.SEED`.
         """
         if two_ids and profile is Profile.SEED:
             raise ValueError("two_ids needs the skywire profile")
@@ -244,8 +244,8 @@ class Relay(ConnectionTable[RelayPeer]):
         self.congestion.forward(source, run.other, data)
 
     def congest(self, peer: RelayPeer) -> None:
-        """Queue further output for ``peer`` by channel, because the output queue of its link is above the high-water
-        mark."""
+        """Queue further output for ``peer`` separately for each channel, because the output queue of its link is above
+        the high-water mark."""
         self.congestion.congest(peer)
 
     def relieve(self, peer: RelayPeer) -> None:
@@ -285,8 +285,8 @@ class Relay(ConnectionTable[RelayPeer]):
             return
         self._CONTROL[frame_type](self, peer, body, now)
 
-    # Only OpenChannels and stray frames are charged. Frames that answer or close a channel are not charged, because its
-    # opener was charged for the channel.
+    # Only OpenChannels and stray frames are charged. Frames that answer or close a channel are not charged, because the
+    # channel's opener was charged for its OpenChannel.
 
     def _on_data(self, peer: RelayPeer, body: bytes, now: float) -> None:
         end = peer.ends.get(body[0])
@@ -295,7 +295,8 @@ class Relay(ConnectionTable[RelayPeer]):
             self._close(end)
         else:
             # The channel does not exist, is not open yet, or its sender has closed it. Many such frames may have been
-            # in flight when the other end closed the channel, even if a new channel has the id by now.
+            # in flight when the other end closed the channel. Meanwhile a new channel that is not open yet may have
+            # got the same id.
             self.strays += not peer.provoked.take(now)
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
 
@@ -321,7 +322,8 @@ class Relay(ConnectionTable[RelayPeer]):
 
     def _on_closed(self, peer: RelayPeer, body: bytes, now: float) -> None:
         if peer.answers_due.pop(body[0], body) is None:
-            # This answers the CloseChannel of a former channel, so it must not end the current channel with that id.
+            # The ChannelClosed answers the CloseChannel of a former channel, so it must not end the current channel
+            # with that id.
             return
         end = peer.ends.get(body[0])
         if end is None:
@@ -355,8 +357,8 @@ class Relay(ConnectionTable[RelayPeer]):
         loop."""
         opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
         if opened is not None and self._profile is Profile.SKYWIRE:
-            # The client accepted a channel whose opener has disconnected. A client with two ids sends its id only in
-            # this late answer, so the server could not send CloseChannel before.
+            # The client has accepted a channel whose opener has disconnected. A client that uses two ids sends the id
+            # for the server's frames only in this late answer, so the server could not send CloseChannel before.
             peer.two_ids = opened[0] is not None
             name = body[0] if opened[0] is None else opened[0]
             answer = encode_close(self._profile, name)
@@ -476,7 +478,8 @@ class Relay(ConnectionTable[RelayPeer]):
 
     def _closing_frames(self, other: End, end: End) -> bytes:
         """Return the frames by which the client at ``end`` learns that the channel has ended: ChannelClosed, and
-        CloseChannel if Go needs it.
+        sometimes CloseChannel. In the ``skywire`` profile, CloseChannel is sent too for an open channel that neither
+        end has closed, because a client in Go would not free the id without it.
 
         :param other: other end of the channel.
         """
@@ -487,8 +490,9 @@ class Relay(ConnectionTable[RelayPeer]):
         # when clients that have opened channels to it disconnect.
         end.peer.answers_due[end.id] = None
         close = encode_close(self._profile, end.name)
-        # With two ids, Go mistakes the id in a ChannelClosed for the channel's other id, so it must get CloseChannel
-        # first. Other clients recognise by the order, ChannelClosed first, that the end was not clean.
+        # A client that uses two ids (Go from 2019-03-13 on) takes the id in a ChannelClosed for the channel's other id,
+        # so it is sent CloseChannel first. Any other client is sent ChannelClosed first, and learns from this order
+        # that the end was not clean.
         return close + closed if end.peer.two_ids else closed + close
 
     _CONTROL: ClassVar[dict[int, Callable[[Relay, RelayPeer, bytes, float], None]]] = {

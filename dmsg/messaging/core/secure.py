@@ -40,7 +40,7 @@ class _Direction:
         self.count = 0
 
     def next_nonce(self) -> bytes:
-        """Return the nonce of the next message. Rekey first if it is due."""
+        """Return the nonce of the next message. If this message needs a new key, change the key before."""
         # Go rekeys before its tenth message, not after it, and does not reset the nonce.
         count = self.count
         self.count = count + 1

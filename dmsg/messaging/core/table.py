@@ -7,8 +7,9 @@
 A frame that the state of its channel does not allow is ignored and counted.  Only bytes that cannot be a frame end the
 link, and the events before them are delivered first.  A Send that is not authentic ends its channel.
 
-The client chooses channel ids from 0 up, the server from 255 down. So both choose the same id only if nearly all ids
-are in use.  With two ids (:mod:`dmsg.messaging.core.wire`), the two sides choose their ids independently.
+The client chooses channel ids from 0 up, and the server first uses those of the upper half (128 to 255). So both can
+choose the same id only if about half of all ids are in use. With two ids (:mod:`dmsg.messaging.core.wire`), the two
+sides choose their ids independently.
 
 Source: the seed document, sections Opening and Closing a Channel.
 """
@@ -53,14 +54,15 @@ MAX_PINGS = 8
 """Maximum number of open channels that other clients use only to measure a round trip. A further one closes the
 oldest."""
 JOIN_LIMIT = 64 * 1024
-"""Bytes of joined messages of one channel above which they become an event. This bounds the memory of an event."""
+"""Number of bytes. When the joined messages of one channel have more, they become an event. This bounds the memory of
+an event."""
 
 
 class ClientConnection:
     """Client side of one link.
 
-    :param two_ids: whether to answer an OpenChannel with two ids (Go from 2019-03-13 on).  Answers to this side's own
-        OpenChannels may always have one id or two.
+    :param two_ids: whether to answer an OpenChannel with two ids (as the Go code does from 2019-03-13 on). Answers to
+        this side's own OpenChannels may always have one id or two.
     :param ephemeral: function that returns the ephemeral key of the next handshake; only for tests with recorded keys.
     :param refusal: function that returns why an OpenChannel is refused before any key agreement is computed, or None.
         Its arguments are the initiator's key and the initiator's ephemeral key. The second is None for a ping, in which
@@ -96,14 +98,14 @@ class ClientConnection:
         """Error of the peer, after which nothing more can be read from the link. The events before it are delivered
         first."""
         self.has_frames_left = False
-        """Whether complete frames may be left of the last read."""
+        """Whether the last read may have left complete frames unprocessed."""
 
     def data_to_send(self) -> list[bytes]:
         """Remove and return the frames, and parts of frames, to send, in order."""
         out, self._out = self._out, []
         return out
 
-    # --- calls of the application ---
+    # --- called by the application ---
 
     @property
     def has_free_id(self) -> bool:
@@ -113,7 +115,7 @@ class ClientConnection:
     def _free_id(self) -> int:
         free = [number for number in range(ID_COUNT) if number not in self.channels]
         if not free:
-            raise LocalProtocolError(f"no free channel id: {ID_COUNT} channels are open on this link")
+            raise LocalProtocolError(f"there is no free channel id: {ID_COUNT} channels are open on this link")
         # If this side sent the last frame of a former channel, the server's ChannelClosed for it may still arrive. It
         # would be taken for the answer to the next channel with that id. So such ids are used last, the oldest first.
         certain = next((number for number in free if number not in self._doubtful), None)
@@ -190,8 +192,8 @@ class ClientConnection:
     def _end(self, channel: ClientChannel) -> bool:
         """Send ChannelClosed and end the channel at this side. Return False if it had ended before."""
         if channel.state is State.ABANDONED and self._is_ambiguous(channel):
-            # A ChannelClosed could end the wrong channel. The channel's id stays in use until the server's answer
-            # contains the other id.
+            # Frames name a channel by ``name``. While two channels have the same name, a ChannelClosed could end the
+            # wrong channel. So this channel's id stays in use until the server's answer contains the other id.
             return True
         if not channel.apply(Input.SEND_CLOSED):
             return False
@@ -200,8 +202,8 @@ class ClientConnection:
         return True
 
     def _is_ambiguous(self, channel: ClientChannel) -> bool:
-        """Whether another channel has the same ``name``. The server would then take a CloseChannel for that channel, so
-        this side sends it only after the server's answer."""
+        """Whether another channel has the same ``name``. If so, the server would apply a CloseChannel for this channel
+        to the other one, so this side sends it only after the server's answer."""
         return any(one.name == channel.name and one is not channel for one in self.channels.values())
 
     def _send_closed(self, channel: ClientChannel) -> None:
@@ -354,7 +356,7 @@ class ClientConnection:
             if not (ping or self.accepting):
                 raise HandshakeError("this client accepts no channels")
             if self._refusal(remote, None if ping else message[:PUBKEY_SIZE]) is not None:
-                raise HandshakeError("the channel is refused before its handshake is checked")
+                raise HandshakeError("the channel was refused, so its handshake was not checked")
             self._handshake_cost += HANDSHAKE_FRAMES
             offered = ClientChannel(number, remote)
             offered.name = body[0]
@@ -388,7 +390,7 @@ class ClientConnection:
         if name not in self.channels:
             return name
         if not self.has_free_id:
-            raise HandshakeError("no free channel id")
+            raise HandshakeError("there is no free channel id")
         return self._free_id()
 
     def _answer_ping(self, channel: ClientChannel) -> None:
@@ -475,8 +477,8 @@ class ClientConnection:
     def _correct_clean_end(number: int, events: list[Event]) -> None:
         """Change the reason of the last event to ``ABORTED`` if it reports a clean end of channel ``number``.
 
-        A server that has lost the remote sends CloseChannel and ChannelClosed together. The remote has not closed the
-        channel itself then.
+        A server that has lost the remote sends CloseChannel and ChannelClosed together. In that case the remote did not
+        close the channel itself.
         """
         last = events[-1] if events else None
         if isinstance(last, Closed) and last.channel.id == number and last.reason is CloseReason.UNSPECIFIED:

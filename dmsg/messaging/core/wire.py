@@ -15,9 +15,9 @@ Numbers are big endian.  The body of each frame begins with the channel's id, on
 Sources: the seed document, section Messaging Frames; the Go code of March 2019 for the ``skywire`` layout, the byte
 order, and the contents of a Send.
 
-With *two ids* (Go from 2019-03-13 on), a channel can have a different id in each direction of a link. The receiver of
-the frames chooses it.  The answer to an OpenChannel has the id of the OpenChannel, and after it the id that the other
-side must use from then on.
+With *two ids* (in the Go code from 2019-03-13 on), a channel can have a different id in each direction of a link. The
+id of a direction is chosen by the side that receives the frames. The answer to an OpenChannel has the id of the
+OpenChannel, and after it the id that the other side must use from then on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPENED_BODY_SIZE = 1 + NOISE_MESSAGE_SIZE
 OPENED_TWO_SIZE = OPENED_BODY_SIZE + 1
 """Size in bytes of the body of a ChannelOpened with two ids."""
 SEND_OVERHEAD = 3
-"""Bytes of a Send's body before its ciphertext: the id and the size."""
+"""Number of bytes of a Send's body before its ciphertext: the id and the size."""
 TAG_SIZE = 16
 MIN_SEND_BODY = SEND_OVERHEAD
 
@@ -95,7 +95,7 @@ def encode_header(profile: Profile, frame_type: int, size: int) -> bytes:
     :raises LocalProtocolError: the body is larger than the profile allows.
     """
     if size > profile.max_body:
-        raise LocalProtocolError(f"body of {size} bytes, the limit is {profile.max_body}")
+        raise LocalProtocolError(f"the body has {size} bytes, the limit is {profile.max_body}")
     if profile is Profile.SEED:
         return _seed.pack(frame_type, size)
     return _skywire.pack(size + 1, frame_type)
@@ -128,9 +128,9 @@ def encode_opened(profile: Profile, channel: int, message: bytes, own: int | Non
 
 
 def decode_opened(profile: Profile, body: bytes) -> tuple[int | None, bytes] | None:
-    """Return the second id of a ChannelOpened, or None if it has only one id, and Noise message 2.
+    """Return a pair from a ChannelOpened: its second id (None if it has only one id), and Noise message 2.
 
-    :returns: None instead of the pair if the length of the body is wrong.
+    :returns: the pair; None if the length of the body is wrong.
     """
     if len(body) == OPENED_BODY_SIZE:
         return None, body[1:]
@@ -188,7 +188,7 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
     # An OpenChannel has a fixed size. If the size field is larger, the peer probably uses the other layout. The link
     # ends now, because the bytes that the field announces would never arrive.
     if frame_type == OPEN_CHANNEL and size > OPEN_BODY_SIZE:
-        raise wrong_profile(f"OpenChannel of {size} bytes")
+        raise wrong_profile(f"an OpenChannel frame has {size} bytes")
     return frame_type, size
 
 
@@ -222,9 +222,9 @@ def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> Non
     size, skywire_type = _skywire.unpack_from(buffer)
     in_seed, in_skywire = _is_likely(seed_type, seed_size), _is_likely(skywire_type, size - 1)
     if in_skywire and not in_seed and profile is Profile.SEED and not (seed_type == SEND and seed_size):
-        raise wrong_profile("the first frame")
+        raise wrong_profile("the first frame is invalid")
     if in_seed and not in_skywire and profile is Profile.SKYWIRE and not (skywire_type == SEND and size):
-        raise wrong_profile("the first frame")
+        raise wrong_profile("the first frame is invalid")
 
 
 class FrameBuffer:

@@ -35,9 +35,10 @@ def over_carrier(
     encrypted: bool,
     timeout: float,
 ) -> IStreamClientEndpoint:
-    """Return the client endpoint for a carrier, on top of a given TCP endpoint.
+    """Return a client endpoint that adds TLS and a websocket to a TCP endpoint, as the carrier requires.
 
-    :param host: host of the server's address, which TLS (SNI) and HTTP (Host) send.
+    :param host: host of the server's address. It is also sent to the server: in TLS as SNI, and in HTTP as the Host
+        header.
     :param port: port of the server's address.
     """
     if carrier.secure:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 TCP, WEBSOCKET, SECURE_WEBSOCKET, TLS = "tcp", "ws", "wss", "tls"
 ALPN = {SECURE_WEBSOCKET: b"http/1.1", TLS: b"dmsg"}
-"""ALPN name that a client offers in TLS, by kind of carrier. By this name a reverse proxy can share one port between
-servers of several protocols. Without an ALPN name, a web server may answer in HTTP/2, which opens websockets in another
-way.
+"""ALPN name that a client offers in TLS, by kind of carrier. A reverse proxy can share one port between servers of
+several protocols, because it selects the server by the ALPN name. Without an ALPN name, a web server may answer in
+HTTP/2, which opens websockets in another way.
 """
 MAX_CARRIERS = 4
 """Maximum number of carriers of an entry that a client tries besides plain TCP."""

@@ -10,21 +10,23 @@ import re
 from ipaddress import IPv4Address, IPv6Address
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
-"""First bytes of a version 2 header. No other protocol begins with these bytes."""
+"""First bytes of a PROXY protocol header of version 2. No other protocol begins with these bytes."""
 MAX_LINE = 107
-"""Maximum number of bytes of a version 1 header with its line end, as the specification says."""
+"""Maximum number of bytes of a PROXY protocol header of version 1, including CRLF, as its specification says."""
 MAX_LENGTH = 2048
-"""Maximum number of bytes after the fixed part of version 2: the addresses, and extensions, which are skipped."""
+"""Maximum number of bytes after the fixed part of a PROXY protocol header of version 2. These bytes are the addresses
+and the extensions. The extensions are skipped."""
 _BEGINNING = b"PROXY "
 _FIXED = 16
-"""Number of bytes of the fixed part of version 2."""
+"""Number of bytes of the fixed part of a PROXY protocol header of version 2."""
 _LINE = re.compile(rb"PROXY TCP([46]) ([0-9A-Fa-f:.]{2,39}) ([0-9A-Fa-f:.]{2,39}) ([0-9]{1,5}) ([0-9]{1,5})\r\n")
 _UNKNOWN = re.compile(rb"PROXY UNKNOWN( [^\r\n]*)?\r\n")
 _LOCAL, _PROXY = 0, 1
 _ADDRESSES = {0: 0, 1: 12, 2: 36, 3: 216}
-"""Number of bytes of the address block by address family: unspecified, IPv4, IPv6, UNIX."""
+"""Number of bytes of the two addresses in a PROXY protocol header of version 2, by address family: unspecified, IPv4,
+IPv6, UNIX."""
 _PROTOCOLS = 3
-"""Number of known transport protocols: unspecified, stream, datagram."""
+"""Number of transport protocols that a PROXY protocol header of version 2 can name: unspecified, stream, datagram."""
 _STREAM = 1
 
 
@@ -33,7 +35,7 @@ class ProxyHeaderError(ValueError):
 
 
 class ProxyHeader:
-    """Parser of one header.
+    """Parser of one PROXY protocol header.
 
     :ivar client: address of the client once the header is complete; empty if the proxy opened the connection for
         itself, or does not know the client.
@@ -72,7 +74,8 @@ class ProxyHeader:
         return True
 
     def _size(self) -> int:
-        """Return the size of a version 2 header in bytes; 0 if too few bytes have arrived to know the size."""
+        """Return the number of bytes of a PROXY protocol header of version 2; 0 if too few bytes have arrived to know
+        it."""
         data = self._data
         if len(data) > len(SIGNATURE) and data[len(SIGNATURE)] not in (0x20 | _LOCAL, 0x20 | _PROXY):
             raise ProxyHeaderError("the version or the command is unknown")
@@ -111,7 +114,7 @@ def _client_of_block(header: bytes) -> str:
     if len(block) < size:
         raise ProxyHeaderError("the addresses are cut off")
     if not family:
-        return ""  # The format of an unspecified address is unknown.
+        return ""  # An address of the family "unspecified" has no defined format.
     _check_extensions(block[size:])
     if protocol != _STREAM:
         return ""
@@ -121,8 +124,8 @@ def _client_of_block(header: bytes) -> str:
 
 
 def _check_extensions(data: bytes) -> None:
-    """Check that the extensions fill ``data`` exactly. An extension has a type of 1 byte, a length of 2 bytes, and a
-    value."""
+    """Check that the extensions of a PROXY protocol header fill ``data`` exactly. An extension has a type of 1 byte, a
+    length of 2 bytes, and a value."""
     at = 0
     while at < len(data):
         at += 3 + int.from_bytes(data[at + 1 : at + 3], "big")

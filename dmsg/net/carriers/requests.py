@@ -1,4 +1,4 @@
-"""HTTP requests that arrive at a server's port for clients, and the server's answers. No I/O."""
+"""HTTP requests at the port of a server to which clients connect, and the answers to them. No I/O."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _METHODS = frozenset((b"GET", b"HEAD"))
 def is_http(data: bytes) -> bool:
     """Return whether a connection begins with an HTTP request, by its first byte.
 
-    An HTTP method begins with a capital letter. No handshake of a protocol family does. A Noise message begins with the
-    high byte of its length, which is at most 15. A message of the Messaging System begins with a brace.
+    An HTTP method begins with a capital letter. Handshakes begin with other bytes: a Noise message with the high byte
+    of its length, which is at most 15, and a message of the Messaging System with a brace.
     """
     return data[:1].isalpha() and data[:1].isupper()
 
@@ -35,8 +35,8 @@ class Request:
     """Parser of one HTTP request.
 
     :ivar upgrade: the request, once it is complete, if it asks for a websocket at ``PATH``.
-    :ivar answer: the bytes to answer any other request with, once it is complete. The server closes the connection
-        after the answer.
+    :ivar answer: answer to any other request, once that request is complete or invalid; empty before. The server closes
+        the connection after the answer.
     """
 
     __slots__ = ("_data", "answer", "upgrade")
@@ -80,7 +80,7 @@ def _is_request_line(line: bytes) -> bool:
 def answer(status: int, *, body: bool = True) -> bytes:
     """Return an HTTP answer that closes the connection.
 
-    :param body: whether the answer contains the page; False for a HEAD request.
+    :param body: whether to include the body; False for a HEAD request.
     """
     page = _PAGE.encode() if status == 200 else f"{status} {_REASONS[status]}\n".encode()
     lines = [

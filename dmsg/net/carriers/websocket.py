@@ -50,7 +50,7 @@ class WebSocketEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Connect the factory's protocol. The Deferred fails with :class:`WebSocketError`, or with an error of the
-        endpoint below."""
+        other endpoint."""
         return Deferred.fromCoroutine(self._connect(protocolFactory))
 
     async def _connect(self, wanted: IProtocolFactory) -> IProtocol:
@@ -59,7 +59,7 @@ class WebSocketEndpoint:
         upgrade = cast(_Upgrade, await self._endpoint.connect(factory))
 
         def too_late(result: object, seconds: float) -> IProtocol:
-            raise WebSocketError(f"no answer to the request for a websocket within {seconds:g} s")
+            raise WebSocketError(f"the request for a websocket was not answered within {seconds:g} s")
 
         try:
             found: IProtocol = await upgrade.opened.addTimeout(self._timeout, self._reactor, too_late)
@@ -123,7 +123,7 @@ class _Upgrade(Protocol):
             raise WebSocketError("the answer to the request for a websocket is not HTTP")
         if status[1] != b"101":
             text = shorten(b" ".join(status[1:]).decode("latin-1"))
-            raise WebSocketError(f"no websocket there: the web server answered {text}")
+            raise WebSocketError(f"there is no websocket: the web server answered {text}")
         headers = {
             name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])
         }
@@ -139,7 +139,8 @@ class _Upgrade(Protocol):
         carrier = WebSocketTransport(
             self._reactor, cast(TCPTransport, transport), client=True, encrypted=self._encrypted
         )
-        # A link parses the frames itself, because its time in a reactor turn is limited.
+        # A link parses the websocket frames itself, so that it can stop parsing when its time in the reactor turn is
+        # used up.
         below = protocol if IUnpacks.providedBy(protocol) else _Unpacking(protocol, carrier)
         change_protocol(transport, below)
         protocol.makeConnection(carrier)  # type: ignore[arg-type]  # has what a transport has

@@ -35,7 +35,7 @@ from dmsg.net.turn_share import TurnShare
 
 MAX_HANDSHAKES = 512
 """Maximum number of handshakes in progress. Above it, a handshake of the block with most handshakes is evicted: the
-oldest that has sent no valid message, otherwise the oldest."""
+oldest whose client has sent no valid message, or if there is none, the oldest."""
 MAX_TOLD = 32
 """Maximum number of refused clients whose handshake is completed, so that they learn the reason. Above it, the
 connections of refused clients are closed at once."""
@@ -67,7 +67,8 @@ _SILENT = frozenset(
 """Reasons of refusals that are counted and not logged one by one. For example, a port scan would fill the log."""
 
 _FAILURE_COSTS = {DropReason.HANDSHAKE_FAILED: 1.0, DropReason.SMALL_PIECES: 32.0}
-"""Number of failed handshakes as which a link counts if it ends before its handshake is done, by reason of its end."""
+"""Cost of a link that ends before its handshake is complete, by the reason of its end. The unit is one failed
+handshake; links that end for other reasons cost nothing."""
 
 _log = Logger()
 
@@ -96,7 +97,8 @@ class Acceptor(Factory):
     A client that counts towards the maximum number of clients has a *place*.
 
     :param drops: counter of refusals by reason.
-    :param counted: reasons that the caller counts itself when a session ends for them.
+    :param counted: reasons for the end of a session that the caller counts. The acceptor counts all others in
+        ``drops``.
     :ivar sessions: sessions of connected clients.
     """
 
@@ -213,7 +215,7 @@ class Acceptor(Factory):
     # --- connections ---
 
     def acceptableProtocols(self) -> list[bytes]:
-        """Return the protocols of TLS (ALPN) that the server knows. Clients that name others are accepted as well."""
+        """Return the ALPN names that the server knows. Clients that offer only other names are accepted as well."""
         return list(ALPN.values())
 
     def _refusal(self, block: str | None) -> DropReason | None:
@@ -235,7 +237,8 @@ class Acceptor(Factory):
         if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._refused_links) >= MAX_TOLD:
             return False
         if len(self._handshakes) >= self._max_handshakes:
-            # Handshakes of refused clients must not displace handshakes of others.
+            # The maximum number of handshakes is reached. The handshake of a refused client would evict another
+            # handshake.
             return False
         same = sum(self._counted_as.get(link) == block for link in self._refused_links)
         return block is None or same < TOLD_PER_ADDRESS
@@ -260,7 +263,7 @@ class Acceptor(Factory):
         host = getattr(addr, "host", None)
         # The limits are applied later, when the proxy has named the client, because the address of the proxy is not the
         # client's.
-        named_later = host is not None and self.proxies.name_clients(host)
+        named_later = host is not None and self.proxies.is_trusted(host)
         block = None if host is None or named_later else blocks_of(host)[0].name
         refusal = None if named_later else self._refusal(block)
         if refusal is not None:
@@ -290,12 +293,12 @@ class Acceptor(Factory):
         """Count a link under its address block, or under a unique name if the client's address is unknown."""
         if block is not None and self._by_block:
             link.owner = block
-            link.places = tuple(one.name for one in reversed(blocks_of(block)))
+            link.blocks = tuple(one.name for one in reversed(blocks_of(block)))
         else:
             # Behind a proxy, all clients have the same address, so each connection is counted under a unique name.
             self._owners += 1
             link.owner = self._owners
-            link.places = (link.owner,)
+            link.blocks = (link.owner,)
         name = self._counted_as[link] = block or str(link.owner)
         self._of_address.add(name)
         self._shaking_of.add(name)
@@ -316,9 +319,9 @@ class Acceptor(Factory):
         return refusal is not None
 
     def _named(self, link: Link, client: str) -> DropReason | None:
-        """Check the client that a PROXY protocol header names. If that is another trusted proxy, wait until it names
-        the client."""
-        if client and self.proxies.name_clients(client):
+        """Check the client that a PROXY protocol header names. If the header names another trusted proxy, wait until
+        that proxy names the client."""
+        if client and self.proxies.is_trusted(client):
             link.address = client
         elif client:
             return self._check_client(link, client)
@@ -359,7 +362,7 @@ class Acceptor(Factory):
     def _address_for_log(self, link: Link) -> str:
         """Return the address of a client for the log. The address of a proxy is marked, so that no program bans it."""
         address = link.address
-        return f"behind the proxy {address}" if address and self.proxies.name_clients(address) else address
+        return f"behind the proxy {address}" if address and self.proxies.is_trusted(address) else address
 
     def _uncount(self, link: Link) -> None:
         name = self._counted_as.pop(link, None)
@@ -371,8 +374,8 @@ class Acceptor(Factory):
     def _make_room(self) -> None:
         """Evict one handshake, so that silent connections cannot keep honest clients out.
 
-        The victim is a handshake of the block with most handshakes: the oldest that has sent no valid message,
-        otherwise the oldest.
+        The victim is a handshake of the block with most handshakes: the oldest whose client has sent no valid message,
+        or if there is none, the oldest.
         """
         heaviest = self._shaking_of.heaviest()
         silent = (link for link in self._handshakes if not link.spoken)
@@ -400,13 +403,13 @@ class Acceptor(Factory):
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
-        # Only what costs time is charged to the address.  An invalid message costs a Diffie-Hellman operation, and many
-        # small pieces cost up to 50 ms.  Lost or slow connections happen to honest clients, too.
+        # An address is charged only for failures that cost the server time.  An invalid message costs a Diffie-Hellman
+        # operation, and many small pieces cost up to 50 ms.  Lost or slow connections happen to honest clients, too.
         cost = _FAILURE_COSTS.get(reason, 0.0)
         if cost and isinstance(link.owner, str):
             self._failures.charge(link.owner, cost, self._reactor.seconds())
         self._count_refusal(reason, self._address_for_log(link), link.erred)
-        self._failed(reason, None if self.proxies.name_clients(link.address) else link.address or None)
+        self._failed(reason, None if self.proxies.is_trusted(link.address) else link.address or None)
 
     def session_up(self, session: AcceptedSession) -> None:
         """Add the session of a link whose handshake is complete. Refuse the session if its key has flooded or the
@@ -479,8 +482,8 @@ class Acceptor(Factory):
             who = "" if remote is None else f"key {remote.short}"
             detail = ": ".join(one for one in (who, session.link.erred) if one)
             self.strangers.log_refusal(self._address_for_log(session.link), reason.value, detail)
-        # The threshold is below the maximum. Otherwise a server at its maximum would log two lines for each client that
-        # comes and goes.
+        # This is logged only when the number of clients is well below the maximum. Otherwise a server near its maximum
+        # would log two lines for each client that connects and leaves.
         if self._said_full and len(self._places) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False
             _log.info("the server accepts clients again: {count} are connected", count=len(self._places))

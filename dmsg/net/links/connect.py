@@ -15,14 +15,15 @@ from dmsg.net.links.interfaces import LinkUser
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 
 MakeLink = Callable[[MakeUser, OnFailure], Link]
-"""Function that makes the link of one connection, given the factory of its user and the callback for a failure."""
+"""Function that makes the link of one connection. It has two arguments: the factory of the link's user (the object that
+handles the frames), and the callback for a failed handshake."""
 _U = TypeVar("_U", bound=LinkUser[Link])
 
 
 class LinkClientEndpoint:
     """Client endpoint that connects through another endpoint and runs the handshake of a link.
 
-    :param make_link: makes a link, given the factory of its user and the callback for a failure.
+    :param make_link: makes the link, see :data:`MakeLink`.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class LinkClientEndpoint:
 
     @staticmethod
     def _cancel(dialling: Deferred[IProtocol], links: list[Link]) -> None:
-        # The errback is added before cancel(), which fires the Deferred at once: an unhandled error would be logged.
+        # The errback is added before cancel(), which fires the Deferred at once. Without an errback, the error would be
+        # logged as unhandled.
         dialling.addErrback(lambda failure: failure.trap(CancelledError) and None)
         dialling.cancel()
         for link in links:

@@ -22,7 +22,7 @@ from dmsg.net.carriers.transport import WebSocketTransport, tcp_of
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.links.reading import (
-    read_kept,
+    read_into_shared_buffer,
 )
 from dmsg.net.links.receiver import LinkReceiver
 from dmsg.net.reactor import cancel_call
@@ -44,7 +44,7 @@ HANDSHAKE_TIMEOUT = 10.0
 """Seconds from the TCP connection to the last handshake message. After that, the link is closed, as by the reference of
 2019."""
 CLOSE_TIMEOUT = 3.0
-"""Seconds within which the queue of a closing link must shrink. If it does not, the link is aborted."""
+"""Seconds after which a closing link is aborted if its queue has not shrunk during this time."""
 CLOSE_LIMIT = 30.0
 """Maximum number of seconds that closing a link may take, even if its queue still shrinks."""
 DIRECT_SIZE = 16 * 1024
@@ -66,7 +66,7 @@ OnFirstBytes = Callable[["Link", bytes], bool]
 
 @implementer(IPushProducer, ITLSOverhead)
 class Link(LinkReceiver):
-    """Connection of two peers: a handshake, then frames. A relay core uses the link as its port to the peer.
+    """Connection of two peers: a handshake, then frames. A relay core sends frames to the peer through the link.
 
     :param handshake: handshake of this connection.
     :param make_user: factory of the user of the link, called when the handshake is complete.
@@ -97,7 +97,8 @@ class Link(LinkReceiver):
     written = 0
     """Number of bytes written to TCP."""
     left_behind = 0
-    """Number of queued bytes that were never sent, as far as known. Set when the connection ends."""
+    """Number of bytes that were lost when the connection ended, because they were still queued. After an abort, the
+    count includes sent bytes that the peer's kernel had not acknowledged, if their number is known."""
     spoken = False
     """Whether the peer has sent a valid handshake message."""
     is_server_side = False
@@ -108,7 +109,7 @@ class Link(LinkReceiver):
     first_bytes: OnFirstBytes | None = None
     """Callback that receives the bytes of the connection until it returns False. The handshake receives the bytes for
     which the callback returned False, and all later ones."""
-    places: Sequence[Hashable] = ()
+    blocks: Sequence[Hashable] = ()
     """Address blocks of the peer, the widest first. Behind a proxy, the only item is the number of the connection."""
 
     def __init__(
@@ -170,7 +171,7 @@ class Link(LinkReceiver):
         # The address is stored now, because it cannot be read from a closed socket.
         self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
         self._timer = self._reactor.callLater(self._timeout, self._on_timeout)
-        read_kept(self._tcp, self._received, self._may_read)
+        read_into_shared_buffer(self._tcp, self._received, self._may_read)
         self._send_handshake()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
@@ -222,7 +223,7 @@ class Link(LinkReceiver):
             return
         self._cancel_timer()
         self._handshake = None
-        self._on_failure = None  # From here on, the user is notified of the end of the link instead.
+        self._on_failure = None  # From here on, the end of the link is reported to its user.
         self.remote = handshake.remote
         self._begin(handshake)
         self._up = True
@@ -242,7 +243,7 @@ class Link(LinkReceiver):
         self._peer_erred(HandshakeError("handshake took too long", DropReason.HANDSHAKE_TIMEOUT))
 
     def tls_overhead_exceeded(self) -> None:
-        """End the link: its peer sends messages of TLS that carry no data."""
+        """End the link, because its peer sends too many TLS messages that carry no data."""
         self._peer_erred(RemoteProtocolError(DropReason.SMALL_PIECES, "TLS carries too little data"))
 
     def evict(self) -> None:
@@ -281,15 +282,17 @@ class Link(LinkReceiver):
         self.written += size
         transport = self.transport
         carrier = self.in_websocket
+        is_sent = True
         for chunk in chunks:
             if carrier is None:
-                write_now(transport, chunk)
-            else:  # The websocket copies the chunk once, into its frame.
+                is_sent = write_now(transport, chunk)
+            else:
                 carrier.write(chunk)
+                is_sent = False
         self._release_written()
         if self._congested:
             self._since_congested += size
-        else:
+        elif not is_sent:
             waiting = queued_bytes(self._tcp)
             if waiting is not None and waiting > HIGH_WATER:
                 self._congest()
@@ -321,15 +324,15 @@ class Link(LinkReceiver):
         shed_sent_bytes(self._tcp)
 
     def rest(self) -> None:
-        """Release what the link can make again when it is used: the cipher objects of an encrypted link."""
+        """Release the cipher objects of an encrypted link. The link makes them again when it is used."""
 
     def _unopened_size(self) -> int:
         """Return the number of bytes of an incomplete record."""
         return 0
 
     def unsent(self) -> int:
-        """Return the number of bytes that are queued, or that the peer's kernel has not acknowledged, as far as
-        known."""
+        """Return the number of bytes that are queued, plus the sent bytes that the peer's kernel has not acknowledged,
+        if that number is known."""
         return self.queued() + unacknowledged_bytes(self._tcp)
 
     @property
@@ -344,14 +347,14 @@ class Link(LinkReceiver):
             self._user.link_congested()
 
     def pauseProducing(self) -> None:
-        # Twisted's own high-water mark is lower, and Twisted calls this method repeatedly. So the call matters only if
-        # the queue cannot be measured.
+        # Twisted's high-water mark is lower than HIGH_WATER, so this call does not show that the link is congested. If
+        # the queue can be measured, the call is ignored, and the size of the queue decides.
         if not self._congested and queued_bytes(self._tcp) is None:
             self._congest()
 
     def resumeProducing(self) -> None:
-        # Twisted calls this method only when the queue is empty, so the user does not alternate between the states for
-        # each chunk.
+        # Twisted calls this method only when the queue is empty. So the user is not paused and resumed with every
+        # chunk.
         if self._congested:
             self._congested = False
             if self._user is not None:
@@ -372,7 +375,7 @@ class Link(LinkReceiver):
             return
         self.ended_for = self.ended_for or reason
         if self._unwritten_size():
-            # ``_closing`` is set before flush(), which may call the user: the user must not queue more data.
+            # flush() may call the link's user. ``_closing`` is set before, so that the user cannot queue more data.
             self._closing = True
             self.flush()
         self._closing = True

@@ -1,4 +1,5 @@
-"""Clients that count towards a server's maximum, by address block. A full server evicts one of them for a newcomer.
+"""Table of the clients that count towards a server's maximum, grouped by address block. A full server evicts one of
+them for a newcomer.
 
 A client that counts towards the maximum has a *place*.
 """
@@ -15,8 +16,8 @@ FEW_PLACES = 4
 """Number of clients of one block, such as a household or a small office, that are never evicted for clients of other
 blocks."""
 GREEDY_PART = 16
-"""Divisor of the maximum number of clients. If no client is idle, a block with more than this fraction of all clients
-loses its newest client, although that client is busy."""
+"""Divisor of the maximum number of clients. The quotient is a limit for one block. If no client is idle, a block above
+this limit loses its newest client, although that client is busy."""
 SEARCHED = 16
 """Maximum number of blocks that are searched for an idle client to evict, beginning with the block with the highest
 load."""

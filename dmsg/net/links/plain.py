@@ -14,8 +14,8 @@ _scratch: list[bytearray] = []
 class PlainLink(Link):
     """Link with any kind of handshake, followed by plain frames.
 
-    A handshake may have an attribute ``optional``. If the data after the handshake begin with these bytes, the bytes
-    are skipped.
+    A handshake may have an attribute ``optional`` with some bytes. If the data after the handshake begin with these
+    bytes, they are skipped.
     """
 
     _optional = b""
@@ -36,7 +36,8 @@ class PlainLink(Link):
             buffer[:start] = tail
             buffer[start:end] = data
             if self._user is not None:
-                # The rest is copied, because the core may have modified it and the buffer is used again.
+                # The unprocessed rest is copied, because the buffer is reused. It is copied from the buffer and not
+                # from ``data``, because the core may have modified it in the buffer.
                 taken = self._user.frames_received(buffer, end)
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
         finally:

@@ -34,11 +34,13 @@ class ProxyFirst:
             if not header.feed(data):
                 return True
         except ProxyHeaderError as error:
-            raise RemoteProtocolError(DropReason.BAD_PROXY_HEADER, f"header of the PROXY protocol: {error}") from None
+            raise RemoteProtocolError(
+                DropReason.BAD_PROXY_HEADER, f"the header of the PROXY protocol is wrong: {error}"
+            ) from None
         link.first_bytes = self._then
         refusal = self._named(link, header.client)
         if refusal is not None:
             link.abort(refusal)
         elif header.rest:
-            link.receive_behind(header.rest)
+            link.receive_rest(header.rest)
         return True

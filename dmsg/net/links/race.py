@@ -18,7 +18,8 @@ from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.reactor import cancel_call
 
 HEAD_START = 0.25
-"""Seconds between the start of one carrier and the start of the next. The earlier attempts continue."""
+"""Seconds between the starts of two attempts to connect to a server over different carriers. The earlier attempts
+continue."""
 MAX_REMEMBERED = 256
 """Maximum number of servers for which the last carrier that worked is remembered."""
 _U = TypeVar("_U", bound=LinkUser[Link])
@@ -63,7 +64,7 @@ class CarrierRace:
 
     :param carriers: carriers in the order in which to try them.
     :param endpoint: returns the endpoint of a carrier.
-    :param make_link: makes a link, given the factory of its user and the callback for a failure.
+    :param make_link: makes the link of a connection, see :data:`~dmsg.net.links.connect.MakeLink`.
     :ivar used: carrier of the connection; None until a carrier has won.
     :ivar failed: error messages by carrier. They include carriers that were started before the winner and have not
         answered.
@@ -105,7 +106,7 @@ class CarrierRace:
 
 
 class _Run(Generic[_U]):
-    """State of one race."""
+    """State of one race of carriers."""
 
     def __init__(
         self, reactor: IReactorTime, race: CarrierRace, carriers: Sequence[Carrier], make_user: Callable[[PubKey], _U]
@@ -146,8 +147,8 @@ class _Run(Generic[_U]):
                 if was_earlier:
                     self._race.failed[other] = f"no answer before the one by {carrier}"
                 if other != carrier:
-                    # The cancelled carrier will be tried again if the winner fails: another service may have answered
-                    # at the winner's address.
+                    # The cancelled carrier will be tried again if the winner fails, because the answer of the winner
+                    # may have come from another service at its address.
                     self._waiting.append(other)
                     del self._trying[other]
                     trying.addErrback(lambda failure: failure.trap(CancelledError) and None)

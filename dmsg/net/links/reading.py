@@ -1,8 +1,8 @@
 """Large reads for links, into a shared buffer of the process.
 
-Twisted reads 64 KiB at a time into a new object. On a busy link this takes a quarter of the time for a record, because
-the kernel must provide and zero the memory. Also, records of 64 KiB span two reads and are copied. With this module, a
-read takes up to ``READ_SIZE`` bytes, and records are decrypted in place.
+Twisted reads 64 KiB at a time into a new object. On a busy link this read takes a quarter of the time in which a record
+is processed, because the kernel must provide and zero the memory. Also, records of 64 KiB span two reads and are
+copied. With this module, a read takes up to ``READ_SIZE`` bytes, and records are decrypted in place.
 
 Only plain TCP connections of Twisted's own reactors use this module. All other transports (TLS, in memory, of other
 reactors) call ``dataReceived`` as usual.
@@ -22,20 +22,23 @@ from twisted.internet.tcp import Connection
 READ_SIZE = 256 * 1024 + 64
 """Maximum number of bytes of one read: four full records of a link."""
 HELD_SIZE = 64 * 1024
-"""Maximum number of bytes of a read whose data must be copied and kept until the next turn."""
+"""Maximum number of bytes of a read that cannot be processed in this turn. Its data are copied, and kept until the next
+turn."""
 TLS_READ_SIZE = 64 * 1024
 """Usual maximum number of bytes of a TCP read below TLS, which is Twisted's default."""
 SMALL_TLS_READ_SIZE = 2 * 1024
 """Maximum number of bytes of a TCP read below TLS while the TLS records are small. TLS decrypts all records of a read
 in one turn, and a small record takes more time than its size suggests."""
 LARGE_RECORD = 1024
-"""Size in bytes of a TLS record from which on TCP reads below TLS are large again."""
+"""Minimum size in bytes of a TLS record after which TCP reads below TLS are large again."""
 
 _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)
 _buffer: list[memoryview] = []
 
 
-def read_kept(transport: object, received: Callable[[memoryview], None], limit: Callable[[], int]) -> bool:
+def read_into_shared_buffer(
+    transport: object, received: Callable[[memoryview], None], limit: Callable[[], int]
+) -> bool:
     """Make ``transport`` read into the shared buffer of this process.
 
     :param received: called with the data, which are valid until the callback returns.
@@ -53,7 +56,7 @@ def _do_read(
     transport: Connection, received: Callable[[memoryview], None], limit: Callable[[], int]
 ) -> ConnectionDone | ConnectionLost | None:
     """Read once; replaces ``Connection.doRead``. A returned exception ends the connection."""
-    if transport.TLS:  # TLS was started after read_kept was called, so dataReceived gets the data.
+    if transport.TLS:  # TLS was started after read_into_shared_buffer was called, so dataReceived gets the data.
         return Connection.doRead(transport)
     # A callback may run the reactor, and a second read would overwrite the data in use. So each nested read uses
     # another buffer.

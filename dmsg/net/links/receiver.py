@@ -45,8 +45,8 @@ SMALL_FRAME = 1024
 class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
     """Receiving side of a link, the base of :class:`~dmsg.net.links.link.Link`."""
 
-    # Twisted's base class gives each link a dictionary, too. With more than thirty attributes in it, Python no longer
-    # shares its keys between links, and it takes 1.5 KiB.
+    # Slots save memory. Twisted's base class gives each link a dictionary as well, and with more than thirty attributes
+    # in this dictionary, Python would not share its keys between links: it would take 1.5 KiB.
     __slots__ = (
         "_closing",
         "_error",
@@ -94,7 +94,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         self._left = False
         self._error: RemoteProtocolError | None = None
         self._tcp: object = None
-        """TCP transport below the link, also if the link is inside a websocket."""
+        """TCP transport of the link. If the link is inside a websocket, this is the transport below the websocket."""
 
     # --- hooks for subclasses ---
 
@@ -127,7 +127,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         if data:
             self._take(data)
 
-    def receive_behind(self, data: bytes) -> None:
+    def receive_rest(self, data: bytes) -> None:
         """Process the bytes that follow those which ``first_bytes`` consumed."""
         self._take_bytes(data)
 
@@ -163,7 +163,9 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
                 self._held.append(bytes(data))
             self._next_turn()
         else:
-            self._spend(self._take, data)
+            # Without a websocket, ``_take_bytes`` is called directly, because a further call would be noticeable for
+            # small frames.
+            self._spend(self._take_bytes if self.in_websocket is None else self._take, data)
 
     def _count_read(self, size: int) -> bool:
         """Count a read that is small or follows small ones. Return True if there were too many, so that the link was
@@ -173,7 +175,8 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             self._small_reads = account if account.level else None
             return False
         if ISSLTransport.providedBy(self._tcp):
-            # Reading is not paused: nothing joins TLS records, whose size the sender chose. So the link is ended.
+            # The link is ended, because pausing the reading would not help: TLS records keep the size that the sender
+            # chose.
             self._peer_erred(RemoteProtocolError(DropReason.SMALL_PIECES, "records of TLS carry too few bytes each"))
             return True
         if HoldReason.COALESCE not in self.held_by:
@@ -192,8 +195,8 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         reader = carrier.reader
         start, frames, size = 0, 0, 0
         joined = bytearray()
-        """Payload of small frames. It is processed in one call, because each call copies the incomplete frame at the
-        end of its data."""
+        """Joined payload of small websocket frames. All of it is processed in one call, because each call copies the
+        incomplete frame at the end of its data."""
         try:
             while start < len(data) and frames < FRAMES_A_READ and self._may_take():
                 piece, start = reader.read(data, start, 1)
@@ -295,7 +298,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         self._left = True
         self._next_turn()
 
-    def fail_behind(self, error: RemoteProtocolError) -> None:
+    def fail_after_frames(self, error: RemoteProtocolError) -> None:
         """End the link for a protocol error of the peer, after the frames that the peer sent before the error are
         processed.
 
@@ -328,7 +331,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
                 self._peer_erred(self._error)
         elif self._held:
             data = self._held.popleft()
-            # The empty deque is given back, because the link may be idle from now on.
+            # An empty deque is freed, because the link may be idle from now on.
             self._held = self._held or ()
             self._take(data)
         if self._is_lost or self.ended_for is not None:

@@ -101,7 +101,7 @@ class RecordLink(Link):
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
             # The records before the invalid one are authentic, so their frames are delivered first.
             if opener.broken is not None:
-                self.fail_behind(opener.broken)
+                self.fail_after_frames(opener.broken)
         finally:
             _SCRATCH.give_back(buffer)
 
@@ -121,8 +121,8 @@ class RecordLink(Link):
             return
         size = len(data)
         if size >= DIRECT_SIZE:
-            # A large piece is sealed at once, without a copy, because the caller may reuse its buffer. Smaller pieces
-            # before it are sealed first, so that the order is kept.
+            # The caller may reuse the buffer of its data after this call. A large piece is therefore sealed at once,
+            # which takes no copy. Smaller pieces before it are sealed first, so that the order is kept.
             if self._pending:
                 self._seal_pending()
             self._seal(data)
@@ -174,21 +174,27 @@ class RecordLink(Link):
 
     def _take_outgoing(self) -> tuple[list[bytes | bytearray | memoryview], int]:
         if self._pending:
+            if not self._records and self._pending_size <= COPY_LIMIT and self._sealer is not None:
+                # Most turns send little data. These data are sealed as one small record, without a buffer of the pool.
+                pending, self._pending, self._pending_size = self._pending, [], 0
+                record = self._sealer.seal(pending[0] if len(pending) == 1 else b"".join(pending))
+                return [record], len(record)
             self._seal_pending()
         records, size = self._records, self._records_size
         self._records = []
         self._records_size = 0
         # The buffers are replaced before the write, so that records that are sealed during the write do not overwrite
-        # these.
+        # the records in them.
         self._writing += self._buffers
         self._buffers = []
         self._filled, self._record_start = 0, -1
         return records, size
 
     def _release_written(self) -> None:
-        for buffer in self._writing:
-            RECORDS.give_back(buffer)
-        self._writing.clear()
+        if self._writing:
+            for buffer in self._writing:
+                RECORDS.give_back(buffer)
+            self._writing.clear()
 
     def _unwritten_size(self) -> int:
         return self._records_size + self._pending_size

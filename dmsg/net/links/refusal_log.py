@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 SUM_UP = 10.0
-"""Seconds of an interval, at whose end repetitions are summarised."""
+"""Length in seconds of an interval. At its end, repeated refusals are summarised in one log line for each reason."""
 MAX_STRANGERS = 50
 """Maximum number of pairs of address and reason that get separate lines in an interval. All others are summarised in
 one line for each reason."""

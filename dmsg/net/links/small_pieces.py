@@ -4,21 +4,22 @@ A sender decides how many bytes are in a websocket frame, a TLS record or a TCP 
 receiver some microseconds, whatever its size. So a sender of one byte per piece causes hundreds of times the work of
 other senders.
 
-Honest programs send larger pieces. The smallest record of the 2019 protocol has 27 bytes, an average of 13 even if a
-program writes the length of the record as a separate piece. The smallest message of the Messaging System has 22 bytes.
+Honest programs send larger pieces. The smallest record of the 2019 protocol has 27 bytes. If a program writes the
+record's length as a separate piece, the two pieces have 13 bytes on average. The smallest message of the Messaging
+System has 22 bytes.
 """
 
 from __future__ import annotations
 
 SMALL = 12
-"""Size in bytes below which a piece counts as small."""
+"""Size in bytes below which a piece of received data (TCP segment, TLS record, websocket frame) counts as small."""
 BURST = 1024
-"""Number of small pieces that may arrive in a burst."""
+"""Number of small pieces of received data that a connection may send in a burst."""
 RATE = 100.0
-"""Number of small pieces that are forgotten per second."""
+"""Number of small pieces of received data that are forgotten per second, for each connection."""
 REPAID = 4
-"""Maximum number of small pieces that a larger piece compensates. With this maximum, a sender cannot save up for a
-flood."""
+"""Maximum number of small pieces that a larger piece compensates. Without a maximum, a sender could send one large
+piece and then a flood of small ones."""
 
 
 class SmallPieces:

@@ -21,8 +21,8 @@ class TrustedProxies:
         self.with_header = tuple(with_header)
         self.with_protocol = tuple(with_protocol)
 
-    def name_clients(self, host: str) -> bool:
-        """Return whether ``host`` is a trusted proxy, which names the client after it has connected."""
+    def is_trusted(self, host: str) -> bool:
+        """Return whether ``host`` is a trusted proxy. Such a proxy connects first, and then names its client."""
         return self.speak_proxy_protocol(host) or _is_in(host, self.with_header)
 
     def speak_proxy_protocol(self, host: str) -> bool:

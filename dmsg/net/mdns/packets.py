@@ -30,10 +30,10 @@ _HEADER = struct.Struct(">HHHHHH")
 _TYPE = struct.Struct(">HH")
 _RECORD = struct.Struct(">HHIH")
 _ANSWER = 0x8400
-"""Flags of an answer: it is a response, and authoritative."""
+"""Flags of a multicast DNS answer: it is a response, and authoritative."""
 _UNICAST = 0x8000
-"""Highest bit of a class field. In a question it requests a unicast answer; in an answer it marks the record as the
-only one with this name and type."""
+"""Highest bit of the class field in a DNS question or record. In a question it requests a unicast answer; in an answer
+it marks the record as the only one with this name and type."""
 _FLAGS_OF_ANSWER = 0xF80F
 """Flags that must have fixed values in an answer without error: response, opcode and error code."""
 _POINTER_TO_QUESTION = b"\xc0\x0c"
@@ -49,7 +49,7 @@ class MalformedPacket(DmsgError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Question for the TXT record of a name.
+    """Question of multicast DNS for the TXT record of a name.
 
     :ivar identifier: 16 bits that the answer repeats.
     """
@@ -78,7 +78,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a question.
+    """Answer to a question of multicast DNS.
 
     :ivar text: the only character string of the TXT record.
     """
@@ -101,7 +101,7 @@ def parse_question(data: bytes) -> Question:
     """
     identifier, flags, questions, *others = _header(data)
     if flags or questions != 1 or any(others):
-        raise MalformedPacket("not a packet with one question and nothing else")
+        raise MalformedPacket("the packet does not have one question and nothing else")
     question, end = _question(data, identifier)
     if end != len(data):
         raise MalformedPacket("bytes follow the question")
@@ -115,7 +115,7 @@ def parse_answer(data: bytes) -> Answer:
     """
     identifier, flags, *counts = _header(data)
     if flags & _FLAGS_OF_ANSWER != 0x8000 or counts != [1, 1, 0, 0]:
-        raise MalformedPacket("not a packet with one question and one answer")
+        raise MalformedPacket("the packet does not have one question and one answer")
     question, position = _question(data, identifier)
     if data[position : position + 2] == _POINTER_TO_QUESTION:
         position += 2
@@ -129,13 +129,13 @@ def parse_answer(data: bytes) -> Answer:
     kind, group, _, size = _RECORD.unpack_from(data, position)
     text = data[text_at + 1 :]
     if kind != TXT or group & ~_UNICAST != IN or size != 1 + len(text) or data[text_at] != len(text):
-        raise MalformedPacket("not a TXT record with one character string")
+        raise MalformedPacket("the record is not a TXT record with one character string")
     return Answer(question, text)
 
 
 def _header(data: bytes) -> tuple[int, ...]:
     if not _HEADER.size <= len(data) <= MAX_PACKET:
-        raise MalformedPacket("too short or too long")
+        raise MalformedPacket("the packet is too short or too long")
     return _HEADER.unpack_from(data)
 
 
@@ -145,7 +145,7 @@ def _question(data: bytes, identifier: int) -> tuple[Question, int]:
         raise MalformedPacket("the question is cut off")
     kind, group = _TYPE.unpack_from(data, position)
     if kind != TXT or group & ~_UNICAST != IN:
-        raise MalformedPacket("not a question for a TXT record")
+        raise MalformedPacket("the question is not for a TXT record")
     return Question(identifier, name), position + _TYPE.size
 
 

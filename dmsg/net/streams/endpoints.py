@@ -18,7 +18,7 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
 CONNECT_TIMEOUT = 10.0
-"""Default number of seconds within which a stream must be open."""
+"""Default timeout in seconds of an attempt to open a stream."""
 
 
 class StreamOpener(Protocol):

@@ -24,7 +24,7 @@ CLOSE_WAIT = 10.0
 """Seconds to wait for the other end's CLOSE, if both directions have ended and the other end has to close the
 stream."""
 END_SIZE = 1
-"""Number of bytes for which the end of data counts in the queue and in flight."""
+"""Number of bytes for which the end of data counts, in the queue and in flight."""
 
 
 class HalfClosing:
@@ -147,7 +147,7 @@ class HalfClosing:
 
     @property
     def _remote_end_due(self) -> bool:
-        """Whether the application has read all data of the other end, but was not told that they have ended."""
+        """Whether the application has read all data of the other end, but has not been notified of the end of data."""
         return self._remote_ended and not (self._remote_end_told or self._unread or self._paused)
 
     def _tell_remote_end(self) -> None:

@@ -65,7 +65,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     disconnected = False
     unacknowledged = 0
     """Number of bytes that were not acknowledged when the other end closed the stream. If the carrier does not count
-    bytes, in-flight data count as frames."""
+    bytes, the number of frames in flight is used for the data in flight."""
     _probing = False
     secure = False
     """Whether the stream is encrypted end to end."""
@@ -465,7 +465,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         tickets = self._outbox.clear()
         producer = self._producing.take_out()
         if producer is self:
-            # The stream was its own producer and had paused itself. Nobody else would resume it.
+            # The application has registered the stream as its own producer, so the stream may have paused its own
+            # reading. Nobody else would resume it.
             self._paused = False
         if self._unread:
             UNREAD.add(self)
@@ -481,7 +482,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         if not self._unread:
             if self._delivering:
                 # connectionLost is called in the next turn, because the application is inside dataReceived and does not
-                # expect it there.
+                # expect connectionLost there.
                 self._reactor.callLater(0, self._finish)
             else:
                 self._finish()

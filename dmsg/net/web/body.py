@@ -27,7 +27,7 @@ class _Collector(Protocol):
         self._parts.clear()
         drop(self.transport)
         if not self._finished.called:
-            self._finished.errback(AnswerTooLong(f"an answer of more than {self._most} bytes"))
+            self._finished.errback(AnswerTooLong(f"an answer has more than {self._most} bytes"))
 
     def connectionLost(self, reason: Failure = Failure(ResponseDone())) -> None:
         if self._finished.called:

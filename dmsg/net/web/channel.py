@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, Unpack
 
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
@@ -29,11 +29,12 @@ from dmsg.net.turns import TurnTaker
 from dmsg.net.web.pending_requests import PendingRequests
 
 PIECE = 2 * 1024
-"""Number of bytes parsed at a time. The rest is buffered, and nothing is read while a request is being answered."""
+"""Number of bytes of HTTP requests that are parsed at a time. The rest is buffered, and nothing is read while a request
+is being answered."""
 MAX_HEADERS = 100
 """Maximum number of headers of a request. Twisted itself limits their total size to 16 KiB."""
 HEADER_COST = 300
-"""Bytes of memory that a header uses in addition to its text."""
+"""Number of bytes of memory that a header uses in addition to its text."""
 MAX_TRAILERS = 1024
 """Maximum number of bytes of trailers after a chunked body. They are not used."""
 MAX_PARAMETERS = 64
@@ -57,11 +58,12 @@ def owner_of(address: object) -> str:
 class BoundedChannel(TurnTaker, HTTPChannel):
     """HTTP channel that buffers at most one read, and parses it in pieces over several reactor turns.
 
-    :ivar feeding: whether a piece is being parsed, so that its time is charged already.
+    :ivar feeding: whether a piece is being parsed. Its time is then charged to the owner by the channel.
     """
 
     maxHeaders = MAX_HEADERS
     site: BoundedSite
+    timeOut: float | None  # type: ignore[assignment]  # Twisted accepts fractions of a second.
     block = ""
     feeding = False
     _waits = False
@@ -73,12 +75,54 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self._given_up = False
         self._lingering: IDelayedCall | None = None
         self._dropped = 0
+        self._head = b""
+        self._header_cost = 0
+        self._idle_since = 0.0
+        self._idle_timer: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
         super().connectionMade()  # type: ignore[no-untyped-call]
-        # A guard is a wrapper around the connection.
+        # Twisted's transport makes a new address object at each call, and each request asks for both addresses.
+        self._peer = self.transport.getPeer()  # type: ignore[union-attr]
+        self._host = self.transport.getHost()  # type: ignore[union-attr]
+        # If the site has a guard, ``self.transport`` is the guard's wrapper around the connection.
         send_at_turn_end(getattr(self.transport, "transport", self.transport), self.site.reactor)
-        self.block = owner_of(self.getPeer())  # type: ignore[no-untyped-call]
+        self.block = owner_of(self._peer)
+
+    def getPeer(self) -> IAddress:
+        return self._peer
+
+    def getHost(self) -> IAddress:
+        return self._host
+
+    def setTimeout(self, period: float | None) -> float | None:
+        # Twisted makes and cancels a timer for each request. Here, one timer continues while requests are answered, and
+        # compares the times when it is due.
+        before, self.timeOut = self.timeOut, period
+        if period is not None:
+            self._idle_since = self.site.reactor.seconds()
+            if self._idle_timer is None:
+                self._idle_timer = self.site.reactor.callLater(period, self._check_idle)
+        return before
+
+    def resetTimeout(self) -> None:
+        self._idle_since = self.site.reactor.seconds()
+
+    def _check_idle(self) -> None:
+        """Close the connection if nothing was received for the timeout. While a request is being answered there is no
+        timeout; :meth:`setTimeout` then starts the timer again."""
+        self._idle_timer = None
+        if self.timeOut is None:
+            return
+        left = self._idle_since + self.timeOut - self.site.reactor.seconds()
+        if left > 0.0:
+            self._idle_timer = self.site.reactor.callLater(left, self._check_idle)
+        else:
+            self.timeoutConnection()  # type: ignore[no-untyped-call]
+
+    def _stop_idle_timer(self) -> None:
+        timer, self._idle_timer = self._idle_timer, None
+        cancel_call(timer)
 
     def dataReceived(self, data: bytes) -> None:
         if self._lingering is not None:
@@ -96,7 +140,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
             return False
         received: bool = super().headerReceived(line)  # type: ignore[no-untyped-call]
         if received:
-            self.site.unanswered.book(self, HEADER_COST)
+            self._header_cost += HEADER_COST
         return received
 
     def allHeadersReceived(self) -> None:
@@ -106,18 +150,35 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         super().allHeadersReceived()  # type: ignore[no-untyped-call]
 
     def setLineMode(self, extra: bytes = b"") -> None:
-        # A request was answered. Data that arrived with the end of its body are parsed before other buffered data.
+        # Twisted calls this method when a request was answered. ``extra`` are the data that arrived with the end of its
+        # body; they are parsed before other buffered data.
         self.line_mode = 1
         if extra:
             self._unparsed.appendleft(extra)
 
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
-        # Twisted writes each part of each header on its own, and checks the type of every part.
+        # Twisted's method takes more time: it writes each part of each header on its own, and checks the type of every
+        # part. The head is kept here until the beginning of the body is known, so that both are written at once.
         lines = [b"%b %b %b\r\n" % (version, code, reason)]
         for name, values in headers.getAllRawHeaders():
             lines += [b"%b: %b\r\n" % (name, value) for value in values]
         lines.append(b"\r\n")
-        self.write(b"".join(lines))  # type: ignore[no-untyped-call]
+        self._head = b"".join(lines)
+
+    def write(self, data: bytes) -> None:
+        self.writeSequence((data,))
+
+    def writeSequence(self, iovec: Iterable[bytes]) -> None:
+        head, self._head = self._head, b""
+        assert self.transport is not None
+        if head:
+            iovec = (head, *iovec)
+        self.transport.writeSequence(iovec)
+
+    def flush_head(self) -> None:
+        """Write the head of a response that has no body, or whose body comes later."""
+        if self._head:
+            self.writeSequence(())
 
     def requestDone(self, request: Request) -> None:
         super().requestDone(request)  # type: ignore[no-untyped-call]
@@ -127,8 +188,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self._feed()
 
     def resumeProducing(self) -> None:
-        # Called when the responses written so far are sent. No request is parsed before that, so a client that does not
-        # read its responses cannot make the server buffer more of them.
+        # This method is called when the responses written so far are sent. No request is parsed before that, so a
+        # client that does not read its responses cannot make the server buffer more of them.
         super().resumeProducing()  # type: ignore[no-untyped-call]
         self._feed()
 
@@ -141,8 +202,8 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         return self.block
 
     def count(self) -> None:
-        """Charge the time that parsing the current piece has taken so far. Called before a request in this piece
-        compares its time with the owner's share."""
+        """Charge the time that parsing the current piece has taken so far. A request in this piece calls this before it
+        checks whether the owner has used up its share."""
         self._count()
 
     def _work(self) -> None:
@@ -154,6 +215,10 @@ class BoundedChannel(TurnTaker, HTTPChannel):
             super().dataReceived(piece)  # type: ignore[no-untyped-call]
         finally:
             self.feeding = False
+            # The headers of a request that is already answered use no memory any more.
+            cost, self._header_cost = self._header_cost, 0
+            if cost and self.requests:
+                self.site.unanswered.book(self, cost)
 
     def _feed(self) -> None:
         if self.feeding:
@@ -182,13 +247,15 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         """Drop unparsed data, because the connection ends or was upgraded to another protocol."""
         self._unparsed.clear()
         self.site.unanswered.remove(self)
+        if self.timeOut is None:
+            self._stop_idle_timer()
 
     def linger(self) -> None:
         """Close the connection with a delay, because the response was written before the whole request had arrived. The
         delay lets the client read the response."""
         self._given_up = True
         self.drop_buffer()
-        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        self.setTimeout(None)
         self._networkProducer.resumeProducing()
         if self._lingering is None:
             self._lingering = self.site.reactor.callLater(LINGER_FOR, self._close)
@@ -212,6 +279,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self.drop_buffer()
         cancel_call(self._lingering)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
+        self._stop_idle_timer()
         # A request, its channel and its decoder refer to each other. The references are removed, so that their memory
         # is freed without the garbage collector.
         self.requests = []
@@ -229,20 +297,25 @@ class PlainRequest(Request):
     channel: BoundedChannel
 
     def getRequestHostname(self) -> bytes:
-        """Return the host from the Host header. If the header is not valid, return that of the connection's local
-        address."""
+        """Return the host from the Host header, or the host of the connection's local address if the header is not
+        valid."""
         try:
             host: bytes = super().getRequestHostname()  # type: ignore[no-untyped-call]
         except AttributeError:  # The address of a UNIX socket has no host.
             host = b"localhost"
         return host
 
+    def write(self, data: bytes) -> None:
+        super().write(data)  # type: ignore[no-untyped-call]
+        if self.channel is not None:
+            self.channel.flush_head()
+
     def parseCookies(self) -> None:
         """Do not parse cookies, because no route uses them and each would cost one or two objects."""
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         hosts = self.requestHeaders.getRawHeaders(b"host")
-        several = hosts is not None and len(hosts) > 1  # RFC 9112, 3.2
+        several = hosts is not None and len(hosts) > 1  # RFC 9112, section 3.2, demands a refusal.
         if several or path.count(b"&") + path.count(b";") >= MAX_PARAMETERS:
             self.channel._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]  # noqa: SLF001  # as Twisted's own requests do
             return
@@ -263,12 +336,12 @@ class SiteOptions(TypedDict, total=False):
 
 
 class BoundedSite(Site):
-    """Site whose connections are :class:`BoundedChannel` objects.
+    """Site that limits the reactor time and the memory that its connections use.
 
-    The site does not offer HTTP/2, for which Twisted uses other channels.
+    Each connection is a :class:`BoundedChannel`. The site does not offer HTTP/2, for which Twisted uses other channels.
 
     :ivar share: account that divides the time of a reactor turn among the connections.
-    :ivar unanswered: account of the memory that the connections use.
+    :ivar unanswered: account of the memory that requests use until they are answered.
     """
 
     noisy = False

@@ -72,9 +72,10 @@ class _BoundedConnection(HTTP11ClientProtocol):
         parser = self._parser
         if parser is not None and parser.state in (STATUS, HEADER):
             self._head += len(data)
-            # The last read does not count, because it may contain much of the body besides the end of the head.
+            # The last read does not count toward the limit, because it may contain not only the end of the head but
+            # also much of the body.
             if self._head - len(data) > MAX_HEAD:
-                error = HeadTooLong(f"an answer with more than {MAX_HEAD} bytes of headers")
+                error = HeadTooLong(f"the headers of an answer have more than {MAX_HEAD} bytes")
                 self._giveUp(Failure(error))  # type: ignore[no-untyped-call]
                 return
         super().dataReceived(data)  # type: ignore[no-untyped-call]

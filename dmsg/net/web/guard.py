@@ -11,7 +11,7 @@ import resource
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
@@ -59,10 +59,18 @@ class GuardedConnection:
     answering = False
     since = 0.0
     _timer: IDelayedCall | None = None
+    _is_incomplete = False
 
-    def start_deadline(self) -> None:
-        """Start the deadline of a request, unless it is running; called when bytes arrive."""
-        if self._timer is None and not self.answering:
+    def deliver(self, data: bytes, receiver: IProtocol) -> None:
+        """Pass received bytes to the protocol that parses requests. Start the deadline of a request that is incomplete
+        afterwards. Most requests arrive as a whole, and need no timer.
+        """
+        self._is_incomplete = not self.answering
+        try:
+            receiver.dataReceived(data)
+        except Exception:
+            self.failed()
+        if self._is_incomplete and self._timer is None:
             self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._on_deadline)
 
     def request_is_whole(self) -> None:
@@ -76,6 +84,7 @@ class GuardedConnection:
 
     def stop_waiting(self) -> None:
         """Stop the deadline, because the request is complete or the connection is not guarded any more."""
+        self._is_incomplete = False
         timer, self._timer = self._timer, None
         cancel_call(timer)
 
@@ -170,8 +179,8 @@ class Guard:
         return next(silent, of_block[0])
 
     def drop_all(self) -> None:
-        """Close every connection, because the site stops. A client with an open connection would otherwise continue to
-        send requests to it."""
+        """Close every connection, because the site stops. Over an open connection, a client could continue to send
+        requests to the site."""
         for one in list(self._open):
             one.drop()
 
@@ -190,11 +199,7 @@ class _GuardedProtocol(GuardedConnection, ProtocolWrapper):
         super().connectionMade()  # type: ignore[no-untyped-call]
 
     def dataReceived(self, data: bytes) -> None:
-        self.start_deadline()
-        try:
-            super().dataReceived(data)  # type: ignore[no-untyped-call]
-        except Exception:
-            self.failed()
+        self.deliver(data, self.wrappedProtocol)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.stop_waiting()

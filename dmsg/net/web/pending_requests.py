@@ -1,4 +1,4 @@
-"""Memory account of the unanswered requests of a site. If the account is full, it chooses a connection to close."""
+"""Account of the memory that the unanswered requests of a site use. Above its limit, the account closes connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MemoryHolder(Protocol):
 
 
 class PendingRequests:
-    """Account of the memory that the requests of all connections use.
+    """Account of the memory that the unanswered requests of all connections use.
 
     If the limit is exceeded, a connection of the address block with the highest load is closed: the one that has used
     memory for longest. The load of a block is its memory, divided by the block's factor (:mod:`dmsg.net.blocks`).

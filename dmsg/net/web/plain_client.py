@@ -105,7 +105,7 @@ class PlainClient:
         return await connection.ask(data, self._limit, deadline)
 
     def _freed(self, connection: _Connection) -> bool:
-        """Keep a connection that has become idle, and return whether it is kept."""
+        """Keep an idle connection for later requests, unless there are enough; return whether it is kept."""
         if self._closed or len(self._idle) >= MAX_IDLE:
             return False
         self._idle.append(connection)
@@ -117,7 +117,8 @@ class PlainClient:
             self._idle.remove(connection)
 
     def close(self) -> Deferred[None]:
-        """Close all connections; the Deferred fires when they are closed. Later responses are not kept."""
+        """Close all connections; the Deferred fires when they are closed. A connection that is still being made is
+        closed after its response."""
         self._closed = True
         lost = [connection.lost for connection in self._open]
         for connection in list(self._open):
@@ -129,7 +130,7 @@ class _Connection(Protocol):
     """Connection that carries one request at a time.
 
     :param timeout: seconds until the body of a response is complete, from the end of its head.
-    :param on_free: callback that says whether to keep the connection, which is idle from now on.
+    :param on_free: callback invoked when the connection has become idle; returns whether to keep the connection.
     :ivar lost: Deferred that fires when the connection is lost.
     :ivar is_answered: whether a byte of the response to the last request arrived.
     """
@@ -155,7 +156,8 @@ class _Connection(Protocol):
     def ask(self, data: bytes, limit: int, deadline: float) -> Deferred[tuple[int, bytes]]:
         """Send a request; the Deferred fires with the status code and the body.
 
-        :param deadline: time of the reactor until which the head of the response must arrive.
+        :param deadline: time, by the reactor's clock, at which the request fails if the head of the response has not
+            arrived.
         """
         cancel_call(self._timer)
         self._answer = Deferred(lambda _: self._drop())
@@ -183,7 +185,7 @@ class _Connection(Protocol):
     def dataReceived(self, data: bytes) -> None:
         parser = self._parser
         if parser is None:
-            # Nobody has requested anything.
+            # No request is pending, so the data are not a response.
             self.abort()
             return
         self.is_answered = True

@@ -16,9 +16,9 @@ _MAX_CHUNK_LINE = 1024
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([0-9]) ([1-9][0-9][0-9])(?: .*)?")
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""Form of the name of a header."""
+"""Pattern of the name of an HTTP header."""
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;.*)?")
-"""Form of the line before a chunk. Eight digits are more than any limit."""
+"""Pattern of the line with a chunk's size. It allows eight hexadecimal digits, which is enough for a chunk of 4 GiB."""
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _NO_BODY = frozenset((204, 304))
 """Status codes of responses that never have a body."""
@@ -33,7 +33,7 @@ class AnswerTooLong(DmsgError):
 
 
 class MalformedResponse(DmsgError):
-    """Error: a response is not one of HTTP/1.1, or has a form that programs may understand differently."""
+    """Error: a response is not HTTP/1.1, or has a form that different programs may parse differently."""
 
 
 class ResponseParser:
@@ -51,9 +51,9 @@ class ResponseParser:
         self._step: Callable[[], bool] = self._read_head
         self._body = bytearray()
         self._left = 0
-        """Number of bytes that are missing of the body, or of the chunk."""
+        """Number of bytes of the body that have not arrived yet; in a chunked body, of the current chunk."""
         self._head = 0
-        """Number of bytes of interim responses (status 1xx), and of the trailers."""
+        """Number of bytes of heads and trailers so far, including the heads of interim responses (status 1xx)."""
         self._searched = 0
         """Number of bytes at the start of the buffer that contain no end of a head."""
         self.status = 0
@@ -74,7 +74,8 @@ class ResponseParser:
         while not self.is_complete and self._step():
             pass
         if self.is_complete and self._buffer:
-            # Nobody requested what follows, and it must not become the response to the next request.
+            # The connection is not used again, because further bytes have arrived that would be taken for the response
+            # to the next request.
             self.keeps_connection = False
 
     def receive_end(self) -> bool:
@@ -120,7 +121,7 @@ class ResponseParser:
     def _count_head(self, size: int) -> None:
         self._head += size
         if self._head > MAX_HEAD:
-            raise HeadTooLong(f"an answer with more than {MAX_HEAD} bytes of headers")
+            raise HeadTooLong(f"the headers of an answer have more than {MAX_HEAD} bytes")
 
     def _begin_body(self, headers: dict[bytes, list[bytes]], *, is_old: bool) -> None:
         connection = _words(headers, b"connection")
@@ -133,7 +134,8 @@ class ResponseParser:
             if codings != [b"chunked"] or is_old:
                 raise MalformedResponse("the answer has an unknown Transfer-Encoding")
             if lengths:
-                # A proxy may have used Content-Length instead, so the connection must not be used again.
+                # The response also has a Content-Length, and a proxy may have used it to find the end of the body. So
+                # the connection must not be used again.
                 self.keeps_connection = False
             self._step = self._read_chunk_line
         elif lengths:
@@ -150,7 +152,7 @@ class ResponseParser:
 
     def _check_limit(self) -> None:
         if len(self._body) + self._left > self._limit:
-            raise AnswerTooLong(f"an answer of more than {self._limit} bytes")
+            raise AnswerTooLong(f"an answer has more than {self._limit} bytes")
 
     def _read_to_end(self) -> bool:
         self._body += self._buffer

@@ -58,7 +58,7 @@ def answer_http_error(request: IRequest, failure: Failure) -> bytes:
 
 
 def _do_nothing() -> None:
-    """Do nothing. Used instead of a method of the guard if there is no guard."""
+    """Do nothing. Replaces a method of :class:`~dmsg.net.web.guard.GuardedConnection` at a site without a guard."""
 
 
 def without_body(request: IRequest, body: bytes) -> bytes:
@@ -110,7 +110,8 @@ class BoundedRequest(TurnTaker, PlainRequest):
         return found
 
     def finish(self) -> None:
-        # The guard is notified first, because the next request may already be complete.
+        # The guard is notified first. The call of the base class may already process the next request, which reports to
+        # the guard as well.
         self._guard("request_is_answered")()
         super().finish()  # type: ignore[no-untyped-call]
 
@@ -131,7 +132,8 @@ class BoundedRequest(TurnTaker, PlainRequest):
         return bool(self._disconnected or self.channel is None)
 
     def _work(self) -> None:
-        # While the channel parses a piece, it already charges the time of that piece.
+        # While the channel parses a piece, it charges the owner for the whole time, including this call. So this call
+        # is not charged again.
         if self.channel.feeding:
             self._process()
         else:
@@ -218,14 +220,14 @@ class Requesters:
         return blocks_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))[0].name
 
     def charge(self, request: IRequest, requests: float) -> None:
-        """Charge ``requests`` more requests to the address of a request, because that request was worthless."""
+        """Charge ``requests`` more requests to the address that sent ``request``, because ``request`` was invalid."""
         self.limit.charge(self.address_of(request), requests, self._reactor.seconds())
 
 
 class GateOptions(TypedDict, total=False):
     """Optional arguments of :class:`Gate`."""
 
-    patience: Callable[[Request], float]
+    max_delay: Callable[[Request], float]
     posts: RateLimit | None
     is_post: Callable[[Request], bool]
     independent: bool
@@ -235,9 +237,9 @@ class GateOptions(TypedDict, total=False):
 class Gate(Resource):
     """Root resource of a site, which applies rate limits to all requests before they are routed.
 
-    :param patience: returns the maximum number of seconds for which a request may be delayed instead of refused.
-    :param posts: separate limit for requests for which ``is_post`` is true. An address that exceeds the general limit
-        is subject to the general limit even for these requests.
+    :param max_delay: returns the maximum number of seconds for which a request may be delayed instead of refused.
+    :param posts: separate rate limit of requests for which ``is_post`` is true. While an address exceeds the general
+        limit, the general limit applies to these requests, too.
     :param independent: whether ``posts`` applies even if the address exceeds the general limit.
     :param on_finished: called with a request, its status and its duration in seconds.
     """
@@ -251,7 +253,7 @@ class Gate(Resource):
         requesters: Requesters,
         on_refused: Callable[[str], None],
         *,
-        patience: Callable[[Request], float] = lambda request: 0.0,
+        max_delay: Callable[[Request], float] = lambda request: 0.0,
         posts: RateLimit | None = None,
         is_post: Callable[[Request], bool] = lambda request: False,
         independent: bool = False,
@@ -263,7 +265,7 @@ class Gate(Resource):
         self._limit = requesters.limit
         self._address_of = requesters.address_of
         self._refused = on_refused
-        self._patience = patience
+        self._max_delay = max_delay
         self._posts = posts
         self._is_post = is_post
         self._independent = independent
@@ -293,9 +295,9 @@ class Gate(Resource):
         address = self._address_of(request)
         crowded = self._open.crowded_block(address, MAX_WAITING_OF_ADDRESS)
         self._open.add(address)
-        finished = request.notifyFinish()
-        finished.addErrback(self._client_left, request)
-        finished.addBoth(self._done, address)
+        request.notifyFinish().addCallbacks(
+            self._done, self._client_left, callbackArgs=(address,), errbackArgs=(address, request)
+        )
         if crowded:
             self._refused("too_many_waiting")
             close_after(request)
@@ -305,7 +307,7 @@ class Gate(Resource):
         own = own and (self._independent or not self._limit.is_exhausted(address, now))
         limit = self._posts if own and self._posts is not None else self._limit
         room = not self._stopped and len(self._waiting) < MAX_WAITING and self._waiting_size < MAX_WAITING_SIZE
-        wait = limit.reserve(address, now, self._patience(request) if room else 0.0)
+        wait = limit.reserve(address, now, self._max_delay(request) if room else 0.0)
         if wait is None:
             self._refused("rate_limit")
             close_after(request)
@@ -325,8 +327,9 @@ class Gate(Resource):
     def _done(self, _: object, address: str) -> None:
         self._open.remove(address)
 
-    def _client_left(self, _: object, request: Request) -> None:
+    def _client_left(self, _: object, address: str, request: Request) -> None:
         """Drop a request whose client has disconnected, and report it with status 499."""
+        self._open.remove(address)
         self._forget(request)
         self._on_finished(request, 499, self._reactor.seconds() - request.began)  # type: ignore[attr-defined]
 
@@ -352,7 +355,7 @@ class Gate(Resource):
             b"/".join(segments).decode()
             (request.getHeader(b"host") or b"").decode("ascii")
         except UnicodeDecodeError:
-            # The path or host is refused here, because Klein would also fail to decode it and log a traceback.
+            # Such a path or host is refused here, because Klein would log a traceback when it fails to decode it.
             self._refused("bad_path")
             return answer(request, 400, "path or host is no text")
         try:
@@ -380,6 +383,6 @@ def gated_site(
     """
     gate = Gate(root, reactor, requesters, on_refused, **of_gate)
     site = BoundedSite(gate, **bounded_arguments(reactor, max_body, on_refused, IDLE_TIMEOUT))
-    # The gate replaces Twisted's access log, so that there is no log line for each request.
+    # The log method of the gate replaces Twisted's access log, so that there is no log line for each request.
     site.log = gate.log  # type: ignore[method-assign,assignment]  # All requests are of the class above.
     return site

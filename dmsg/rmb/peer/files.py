@@ -40,7 +40,7 @@ from dmsg.rmb.session.seal import ReceivedMessage
 
 FILE = "file"
 CHUNK = 512 * 1024
-"""Bytes of the file in one write."""
+"""Number of bytes of the file in one write."""
 MAX_SIZE = 4 * 1024 * 1024 * 1024
 """Maximum size of a file in bytes."""
 MAX_UPLOADS = 16
@@ -50,8 +50,8 @@ IDLE = 60.0
 NEGOTIATE_TIMEOUT = 30
 """Seconds that the receiver may take to accept or refuse a file."""
 SEEN_WRITES = 64
-"""Number of recent writes of an upload that are remembered to recognise repetitions. Repeating a write with an offset
-does no harm anyway."""
+"""Number of recent writes of an upload that are remembered to recognise repetitions. Only writes without an offset need
+this, because repeating a write with an offset does no harm."""
 MAX_SPANS = 1000
 """Maximum number of separate received parts of a file, with missing bytes between them."""
 MAX_OUTCOMES = 1000
@@ -84,7 +84,7 @@ class _Incoming:
         self.size = size
         self.command = command
         self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        # Half-open ranges of the received bytes, in order. They do not touch each other.
+        # Half-open ranges of the received bytes, in order. Adjacent ranges are merged.
         self.spans: list[tuple[int, int]] = []
         self.written = 0
         self.seen: deque[bytes] = deque(maxlen=SEEN_WRITES)
@@ -98,7 +98,7 @@ class _Incoming:
         :raises ValueError: the write is empty, exceeds the agreed size, or would make too many separate parts.
         """
         if signature in self.seen:
-            return  # This write is a repetition.
+            return  # The sender has repeated this write.
         self.seen.append(signature)
         at = self.written if offset is None else offset
         end = at + len(data)
@@ -127,19 +127,19 @@ def _has_bytes(path: str) -> bool:
         with open(path, "rb") as file:
             return bool(file.read(1))
     except OSError:
-        return False  # The error is ignored here, because sending the file will report it.
+        return False  # The error is ignored here, because the peer reports it when it opens the file to send it.
 
 
 Ask: TypeAlias = Callable[[str, LocalRequest, int, int, str], Coroutine[Deferred[object], object, None]]
 """Function that sends a request. Its arguments are the uid, the request, the timestamp, the lifetime in seconds, and
-the name of the module that handles the answers."""
+the name of the part of the peer that handles the answers."""
 
 
 class FileUploads:
     """Both sides of uploads: sends files to other peers, and receives files from them.
 
     :param directory: directory for received files; None refuses uploads.
-    :param ask: function that sends a request, and names the module that handles the answers.
+    :param ask: function that sends a request, and names the part of the peer that handles the answers.
     """
 
     def __init__(
@@ -201,9 +201,9 @@ class FileUploads:
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path}: not a regular file")
+            raise ValueError(f"{path}: this is not a regular file")
         if status.st_size > MAX_SIZE:
-            raise ValueError(f"{path}: more than {MAX_SIZE} bytes")
+            raise ValueError(f"{path}: this file has more than {MAX_SIZE} bytes")
         if not status.st_size and _has_bytes(path):
             # Files in /proc report size 0, so they would arrive empty.
             raise ValueError(f"{path}: the system does not report its size; send a copy of the file")
@@ -257,12 +257,12 @@ class FileUploads:
     def answered(self, uid: str, data: bytes, error: tuple[int, str] | None, tags: str) -> None:
         """Process an answer of the receiver of an upload that this peer sends.
 
-        :param tags: tags of the answer. A receiver of this package marks its answer to ``file.negotiate`` with them, so
-            that a repeated answer is not taken for the answer to ``file.close``.
+        :param tags: tags of the answer. A receiver of this package marks its answer to ``file.negotiate`` with tags, so
+            that a repetition of this answer is not mistaken for the answer to ``file.close``.
         """
         step, waiting = self._waiting.get(uid, ("", None))
         if waiting is None or waiting.called:
-            return  # Errors of single writes are ignored here, because the answer to the close repeats them.
+            return  # Errors of single writes are ignored here, because the answer to ``file.close`` repeats them.
         if step == "close" and tags == NEGOTIATED:
             return
         waiting.callback((data, error))
@@ -346,7 +346,7 @@ class FileUploads:
     def _write(self, key: tuple[int, str], received: ReceivedMessage) -> None:
         incoming = self._incoming.get(key)
         if incoming is None:
-            return  # No error is raised here, because the answer to the close reports it.
+            return  # The error is reported by the answer to ``file.close``.
         self._touch(key)
         match = _OFFSET.search(received.envelope.tags)
         incoming.write(int(match[1]) if match else None, received.payload, received.envelope.signature)
@@ -371,11 +371,12 @@ class FileUploads:
 
     def _finish(self, key: tuple[int, str], incoming: _Incoming, close: tuple[ReceivedMessage, Answer]) -> None:
         received, answer = close
-        # If one of these calls fails, the upload is cancelled, as after any other error.
+        # An exception of these calls cancels the upload, as any other error does.
         os.fsync(incoming.file)
         rename_to_new(incoming.part, incoming.path)
         try:
-            # Before that, a power failure could take back the file's name, although the sender has got its answer.
+            # The directory is synced before the sender gets its answer. Otherwise a power failure could undo the rename
+            # of a file that the sender considers stored.
             sync_directory(incoming.path.parent)
         except OSError:
             incoming.path.unlink(missing_ok=True)

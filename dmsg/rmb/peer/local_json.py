@@ -21,7 +21,7 @@ MAX_COMMAND = 256
 MAX_DESTINATIONS = 1000
 """Maximum number of destinations of one request."""
 MAX_JSON = 24 * 1024 * 1024
-"""Maximum size in bytes of a message in Redis."""
+"""Maximum size in bytes of a JSON message that programs and the peer exchange through Redis."""
 RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
 """Prefixes that no command may have. With them, ``msgbus.<command>`` would be one of the peer's own keys in Redis."""
 
@@ -86,13 +86,13 @@ class _Members:
         self.reply_to: str | None = None
         self.reference: str | None = None
         if len(raw) > MAX_JSON:
-            raise LocalError(f"more than {MAX_JSON} bytes")
+            raise LocalError(f"the message has more than {MAX_JSON} bytes")
         try:
             content = json.loads(raw)
         except (ValueError, RecursionError) as error:
-            raise LocalError(f"not JSON: {error}") from None
+            raise LocalError(f"the message is not JSON: {error}") from None
         if not isinstance(content, dict):
-            raise LocalError("not a JSON object")
+            raise LocalError("the message is not a JSON object")
         try:
             json.dumps(content, ensure_ascii=False).encode()
         except (UnicodeEncodeError, RecursionError):
@@ -179,14 +179,14 @@ def parse_response(raw: bytes) -> LocalResponse:
         and 0 <= error["code"] < 2**32
         and isinstance(error.get("message"), str)
     ):
-        raise members.wrong("err is not {code, message}")
+        raise members.wrong("err is not an object with a code and a message")
     uid = members.optional("ref")
     if not uid:
         raise members.wrong("ref is missing: it says which request this answers")
     try:
         destination = Session.parse(members.text("dst"))
     except ValueError as wrong:
-        raise members.wrong(f"dst: {wrong}") from None
+        raise members.wrong(f"dst is not valid: {wrong}") from None
     return LocalResponse(
         uid,
         b"" if error is not None and members.get("dat") is None else members.data(),
@@ -223,7 +223,7 @@ def incoming_request(
             "dat": b64encode(data).decode(),
             "tag": tags,
             "ret": reply_to,
-            "shm": schema or "",  # In the seed document this member is a text, never null.
+            "shm": schema or "",  # In the seed document ``shm`` is a text, never null.
             "now": timestamp,
         }
     )

@@ -86,7 +86,7 @@ class RmbPeer(Service):
         settings: PeerSettings,
         *,
         registry: TwinRegistry | None = None,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] | None = None,
         random: Random | None = None,
     ) -> None:
         """:raises IdentityError: the secret in ``settings`` is neither words nor a seed."""
@@ -100,7 +100,7 @@ class RmbPeer(Service):
             strict=settings.strict,
         )
         self._given_registry = registry
-        self._now = wall_clock
+        self._now = wall_clock or time.time
         self._random = random or Random()
         self._running: _Running | None = None
         self.drops: Counter[Drop] = Counter()
@@ -263,10 +263,11 @@ class RmbPeer(Service):
         await self._ask(uid, request, life.timestamp, min(life.expiration, SENT_EXPIRATION))
 
     async def _ask(self, uid: str, request: LocalRequest, timestamp: int, expiration: int, module: str = "") -> None:
-        """Send a request to all its destinations. Return when, for each destination, a relay has confirmed it or it has
-        failed.
+        """Send a request to all its destinations. Return when each of these messages has been confirmed by a relay or
+        has failed.
 
-        :param module: module of the peer that handles the answers; empty if they go to the client's reply list.
+        :param module: name of the part of the peer that handles the answers; empty if they go to the client's reply
+            list.
         """
         backlog = Backlog(
             uid=uid,

@@ -13,7 +13,7 @@ from dmsg.net.redis import redis_address
 def _directory(text: str) -> Path:
     path = Path(text).absolute()
     if not path.is_dir():
-        raise ValueError(f"{path}: not a directory")
+        raise ValueError(f"{path}: this is not a directory")
     return path
 
 
@@ -58,8 +58,8 @@ class PeerSettings:
     )
     strict: bool = option(
         False,
-        "Declare in the registry that all programs of this twin add the strict signature; messages without it are "
-        "then refused",
+        "Declare in the registry that all programs of this twin sign with the strict signature, too; receivers then "
+        "refuse messages of this twin without it",
         FLAG,
         group=KEY,
     )

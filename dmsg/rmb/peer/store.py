@@ -40,7 +40,7 @@ left."""
 QUEUE_TTL = 3600
 """Seconds without a new message after which a list is deleted."""
 BATCH = 100
-"""Maximum number of messages taken from a list in one call."""
+"""Maximum number of messages that one call takes from a Redis list."""
 BLOCK = 5
 """Seconds that a blocking read waits for a message."""
 RETRY = 0.5

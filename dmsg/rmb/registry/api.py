@@ -118,7 +118,7 @@ class RegistryAPI:
         try:
             content = json.loads(request.content.read())
         except (ValueError, RecursionError):
-            raise ValueError("not JSON") from None
+            raise ValueError("the request is not JSON") from None
         return self._table.put(Twin.from_dict(content)).addCallback(lambda twin: self._json(request, twin.as_dict()))
 
     @_app.route("/changes", methods=["GET"])

@@ -18,12 +18,12 @@ from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.twin import Twin
 
 TTL = 300.0
-"""Seconds for which an entry is valid. After that, the registry is asked again."""
+"""Seconds for which an entry is valid. After that, the registry is queried again."""
 NEGATIVE_TTL = 5.0
 """Seconds for which an id counts as unknown after the registry has reported that no twin has it."""
 DOUBT = 1.0
-"""Minimum seconds between two queries about the same unknown id, for a caller that uses
-:meth:`CachedRegistry.mark_stale`."""
+"""Age in seconds of an answer that an id is unknown. :meth:`CachedRegistry.mark_stale` drops only older answers of this
+kind from the cache."""
 STALE = 24 * 3600.0
 """Maximum age in seconds of an entry that is used while the registry is unavailable."""
 AWAY = 2.0
@@ -79,8 +79,8 @@ class CachedRegistry:
         return known[1]
 
     def mark_stale(self, twin: int) -> None:
-        """Make the next :meth:`get` of this twin ask the registry, if its cached answer is at least some seconds
-        old."""
+        """Make the next :meth:`get` of this twin query the registry, unless the cached answer is recent. An entry is
+        recent for ``negative_ttl`` seconds, the answer that the id is unknown for ``DOUBT`` seconds."""
         now = self._clock.seconds()
         known = self._known.get(twin)
         if known is not None and now - known[0] >= self._negative_ttl:
@@ -132,7 +132,8 @@ class CachedRegistry:
     def _remember(self, twin: int, value: Twin) -> None:
         before = self._known.get(twin)
         if before is not None and (before[1].account != value.account or value.counter < before[1].counter):
-            # This answer is outdated or forged: an id always belongs to the same account, and its counter only grows.
+            # The registry's answer is outdated or forged, because an id always belongs to the same account, and its
+            # counter only grows.
             _log.error(
                 "the registry gives another account or key for twin {twin} than before; check --registry",
                 twin=twin,
@@ -142,7 +143,7 @@ class CachedRegistry:
         remember(self._known, twin, (self._clock.seconds(), value), self._most)
 
     def _changed(self, twin: Twin) -> None:
-        # The cache may contain the id as unknown although it was registered since then.
+        # The cache may contain the id as unknown although it was registered meanwhile.
         if twin.id in self._known or twin.id in self._none:
             self._remember(twin.id, twin)
 

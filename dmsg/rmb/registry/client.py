@@ -80,7 +80,7 @@ class HTTPRegistry:
         except CancelledError:
             raise
         except TimeoutError:
-            raise RegistryUnavailable(f"{self.shown_url}: no answer within {timeout:g} s") from None
+            raise RegistryUnavailable(f"{self.shown_url}: the registry did not answer within {timeout:g} s") from None
         except ValueError:
             raise RegistryUnavailable(f"{self.shown_url}: the answer is not JSON") from None
         except RegistryUnavailable:
@@ -98,7 +98,7 @@ class HTTPRegistry:
         if response.code in (400, 401, 413):
             raise RegistryRefused(str(message or response.code))
         if response.code != 200 or not isinstance(content, dict):
-            raise RegistryUnavailable(f"{self.shown_url}: answered {response.code}")
+            raise RegistryUnavailable(f"{self.shown_url}: the registry answered with HTTP status {response.code}")
         return content
 
     def _parse_twin(self, content: object) -> Twin:

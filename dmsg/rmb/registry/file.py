@@ -71,7 +71,7 @@ class FileRegistry:
 
     def _parse(self, content: bytes) -> dict[int, Twin]:
         if len(content) > MAX_FILE:
-            raise RegistryUnavailable(f"{self.path}: more than {MAX_FILE} bytes")
+            raise RegistryUnavailable(f"{self.path}: this file has more than {MAX_FILE} bytes")
         twins: dict[int, Twin] = {}
         try:
             for one in json.loads(content)["twins"]:
@@ -82,7 +82,7 @@ class FileRegistry:
         except RegistryRefused as error:
             raise RegistryUnavailable(f"{self.path}: {error}") from None
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise RegistryUnavailable(f'{self.path}: not {{"twins": [...]}}') from None
+            raise RegistryUnavailable(f'{self.path}: this file is not {{"twins": [...]}}') from None
         return twins
 
     def _check_file(self) -> None:

@@ -36,8 +36,8 @@ class TableRegistry:
         try:
             self._db = open_database(path, 5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
-            # A number that a power cut took back would be given to the next account, and messages for the first twin
-            # would go to the second one.
+            # Each commit waits for the disk. Otherwise a power cut could undo the creation of a twin, and the next twin
+            # would get the same number and receive the messages for the first one.
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute(
                 """CREATE TABLE IF NOT EXISTS twins (

@@ -92,7 +92,8 @@ class Scale:
 
 
 def twox128(text: str) -> bytes:
-    """Return the TwoX hash of ``text``, 16 bytes: its xxHash64 with seed 0 and that with seed 1, each little endian."""
+    """Return the TwoX hash of ``text``, 16 bytes: its xxHash64 with seed 0, then the one with seed 1, each little
+    endian."""
     import xxhash
 
     return b"".join(xxhash.xxh64(text.encode(), seed=seed).intdigest().to_bytes(8, "little") for seed in (0, 1))
@@ -159,14 +160,16 @@ class TfchainRegistry:
             response = await asking.addTimeout(TIMEOUT, self._reactor)
             body = await read_body(response, MAX_ANSWER).addTimeout(TIMEOUT, self._reactor)
             if response.code != 200:
-                raise RegistryUnavailable(f"{self.shown_url}: answered {response.code}, {len(body)} bytes")
+                raise RegistryUnavailable(
+                    f"{self.shown_url}: the node answered with HTTP status {response.code} and {len(body)} bytes"
+                )
             answer = parse_json(body)
             result = answer["result"]
             return None if result is None else bytes.fromhex(result.removeprefix("0x"))
         except (CancelledError, RegistryUnavailable):
             raise
         except TimeoutError:
-            raise RegistryUnavailable(f"{self.shown_url}: no answer within {TIMEOUT:g} s") from None
+            raise RegistryUnavailable(f"{self.shown_url}: the node did not answer within {TIMEOUT:g} s") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise RegistryUnavailable(f"{self.shown_url}: the answer is not that of a node of tfchain") from None
         # When a connection is lost, Twisted raises exceptions of many types. So all types are caught.
@@ -195,7 +198,7 @@ class TfchainRegistry:
     async def _by_account(self, account: bytes) -> int:
         data = await self._storage(BY_ACCOUNT, account)
         if data is None:
-            raise TwinNotFound("no twin with this account")
+            raise TwinNotFound("there is no twin with this account")
         if len(data) != 4:
             raise RegistryUnavailable(f"{self.shown_url}: it stores numbers in a layout that is not known")
         return int.from_bytes(data, "little")

@@ -2,12 +2,12 @@
 
 The relay sends a ping after the messages. A message is confirmed, and so delivered, when the session has answered that
 ping. Sent messages that are not confirmed yet are in the *window*. When the window is full, further messages are
-appended to a queue in memory, the *backlog*.  When the backlog is full, the senders of further messages are paused: the
-relay first stops processing their messages, and then stops reading them (back-pressure).  The pause ends when the
-receiving session has caught up, or when it is disconnected because it confirmed nothing for a minute.  Senders of
+appended to a queue in memory, the *backlog*. When the backlog is full, the senders of further messages are paused: the
+relay first stops processing their messages, and then stops reading them (back-pressure). The pause ends when the
+receiving session has caught up, or when it is disconnected because it confirmed nothing for a minute. Senders of
 answers are not paused for a stalled session, because that session has requested the answers. A message whose
-confirmation takes longer than two seconds is also stored in the session's queue, in SQLite or Redis. So no message is
-lost when the relay is killed.
+confirmation takes longer than two seconds is also stored in the session's queue, in SQLite or Redis, from which it is
+delivered even if the relay is killed.
 
 The session pings the relay, too. The relay answers when every message that the session sent before the ping is
 *settled*: confirmed by its receiver, stored in a queue, accepted by another relay, or refused. A sender sends unsettled
@@ -39,24 +39,24 @@ WINDOW_SIZE = 4 * 1024 * 1024
 SPILL_AFTER = 2.0
 """Seconds without confirmation after which a sent message is also stored in the session's queue."""
 BACKLOG_MESSAGES, BACKLOG_SIZE = 4096, 8 * 1024 * 1024
-"""Number, and bytes, of the messages that are waiting for a connected session, in memory or in the stored queue, at
-which their senders are paused."""
+"""Limits of the messages that wait for a connected session, in memory and in the stored queue together: their number,
+and their bytes. At a limit, the senders of these messages are paused."""
 OVERHEAD = 300
-"""Bytes of memory that each message takes in addition to its data."""
+"""Number of bytes of memory that each message takes in addition to its data."""
 FEW_IN_WINDOW = 64
-"""Number of unconfirmed messages below which the next ping is delayed, for a session that logs an error for each
-ping."""
+"""Number of messages. A session that logs an error for each ping is pinged with a delay while fewer messages than this
+are unconfirmed."""
 
 
 class Delivery:
     """Messages to one connected session, in order.
 
-    Messages in the stored queue are older than those in the backlog (the queue in memory). So messages move from the
-    backlog to the window only when the stored queue is empty, and the backlog is stored only as a whole.
+    Messages in the stored queue are older than those in the backlog (the queue in memory). To keep this order, messages
+    move from the backlog to the window only when the stored queue is empty, and the backlog is stored only as a whole.
 
     :param backlog: number of waiting messages, in the backlog and the stored queue together, at which their senders are
         paused.
-    :param size: bytes of the waiting messages at which their senders are paused.
+    :param size: number of bytes of the waiting messages at which their senders are paused.
     :ivar appending: number of messages that :meth:`offer` refused and that are now being written to the stored queue.
     :ivar lazy: whether the session is a client of the reference implementation. Such a client does not recognise
         repeated messages, and logs an error for each ping, so it is pinged as rarely as possible.
@@ -118,14 +118,16 @@ class Delivery:
         self._size = 0
         self._sent = self._sent_size = 0
         self._confirmed = 0
-        # Number and bytes of the messages that were written to the connection or are confirmed.
+        # Number and bytes of the messages that count as delivered: they are confirmed, or were written to the
+        # connection of a trusted session.
         self._handed = self._handed_size = 0
         self._checking_delivered = False
         self._barrier = False
         self._after: QueueId | None = None
         self._reading = self._read_again = self._inside = self._more = False
         self._keeping = 0
-        # Ids, in the stored queue, of messages that are also in the window because their confirmation takes long.
+        # Ids of messages that are both in the stored queue and in the window: the confirmation of a sent message took
+        # long, so it was stored as well. Reads of the stored queue skip these messages.
         self._skip: set[QueueId] = set()
         self._backlog: deque[Message] = deque()
         self._backlog_messages = backlog
@@ -136,8 +138,8 @@ class Delivery:
         two checks."""
         self._marks = (0, 0)
         self._queued_count = self._queued_size = 0
-        """Number, and then bytes, of messages that were stored while the session was connected and were not read back
-        yet."""
+        """Number of messages that were stored while the session was connected and were not read back yet;
+        ``_queued_size`` is the number of their bytes."""
         self._paused: set[SessionBuffer] = set()
         self.appending = 0
         self.stalled = False
@@ -158,7 +160,8 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Bytes of memory that the messages in the window and the backlog take, including ``OVERHEAD`` for each."""
+        """Number of bytes of memory that the messages in the window and the backlog take, including ``OVERHEAD`` for
+        each."""
         return self._size + self._backlog_size + OVERHEAD * len(self)
 
     def start(self) -> None:
@@ -219,7 +222,10 @@ class Delivery:
         return len(self._backlog) >= 2 * self._backlog_messages or self._backlog_size >= 2 * BACKLOG_SIZE
 
     def _reaches_limit(self, part: int) -> bool:
-        """Whether the waiting messages reach the fraction 1 / ``part`` of the limit at which senders are paused."""
+        """Whether the waiting messages have reached a fraction of the limit at which senders are paused.
+
+        :param part: divisor of the limit; 1 for the limit itself.
+        """
         waiting, size = len(self._backlog) + self._queued_count, self._backlog_size + self._queued_size
         most = BACKLOG_SIZE if self._most_size is None else min(BACKLOG_SIZE, self._most_size)
         return waiting * part >= self._backlog_messages or size * part >= most
@@ -243,8 +249,8 @@ class Delivery:
             buffer.stop_waiting_for(self)
 
     def check(self) -> None:
-        """Store the window and the backlog in the queue if a message was in the backlog at this check and at the last
-        two. Called once a second."""
+        """Store the window and the backlog in the queue if the oldest message of the backlog was already in the backlog
+        two checks ago. Called once a second."""
         if self._backlog and self._backlogged - len(self._backlog) < self._marks[0]:
             self._spill_all()
         self._marks = (self._marks[1], self._backlogged)
@@ -298,7 +304,7 @@ class Delivery:
     def _check_delivered_later(self) -> None:
         if not self._checking_delivered:
             self._checking_delivered = True
-            self._store.hand_later(self)
+            self._store.count_delivered_later(self)
 
     def count_delivered(self) -> bool:
         """Mark as delivered the messages that were written to the connection of a trusted session.
@@ -309,17 +315,17 @@ class Delivery:
         if not self.is_trusted or self.closed:
             return True
         most = self._sent_size - self._carrier.unsent
-        handed = []
+        written = []
         for message in islice(self._window, self._handed - self._confirmed, None):
             if self._handed_size + len(message.data) > most:
                 self._checking_delivered = True
                 break
             self._handed += 1
             self._handed_size += len(message.data)
-            handed.append(message)
-        self._remove(handed)
-        for message in handed:
-            message.handed = True
+            written.append(message)
+        self._remove(written)
+        for message in written:
+            message.written = True
             message.settle()
         if self._checking_delivered:
             self._keep_all(islice(list(self._window), self._handed - self._confirmed, None), durable=True)
@@ -345,16 +351,15 @@ class Delivery:
         if self.lazy:
             self._store.ping_later(self)
         else:
-            self.ping_behind()
+            self.request_confirmation()
 
     @property
     def has_few_unconfirmed(self) -> bool:
         """Whether so few messages are unconfirmed that the ping after them can be delayed."""
         return len(self._window) < FEW_IN_WINDOW and self._size < WINDOW_SIZE // 2
 
-    def ping_behind(self) -> None:
-        """Send a ping after the messages. The session's answer confirms all messages that were sent before the
-        ping."""
+    def request_confirmation(self) -> None:
+        """Send a ping after the messages. The session's pong confirms all messages that were sent before the ping."""
         if self._window and not self.closed:
             self._carrier.barrier(self._sent)
             self._store.mark_busy(self)
@@ -465,7 +470,7 @@ class Delivery:
     def _keep_all(self, messages: Iterable[Message], *, durable: bool = False) -> None:
         """Store messages in the queue unless they are stored already.
 
-        :param durable: whether to store only messages whose senders never send a message again.
+        :param durable: whether to store only messages of senders that never repeat an unconfirmed message.
         """
         for message in messages:
             if message.queue_id is None and not message.keeping and (message.durable or not durable):
@@ -480,7 +485,7 @@ class Delivery:
         def kept(number: QueueId) -> None:
             message.queue_id = number
             message.settle()
-            if message.confirmed or (message.handed and self.is_trusted):
+            if message.confirmed or (message.written and self.is_trusted):
                 self._remove([message])
             else:
                 self._skip.add(number)
@@ -492,8 +497,8 @@ class Delivery:
                 self._read()
 
         def failed(failure: Failure) -> None:
-            # While a message is in the window, the relay's periodic check stores it later. After the close the window
-            # is empty, so the sender has to send the message again.
+            # The message could not be stored. While the message is in the window, the relay's periodic check tries
+            # again to store it. After the close there is no window, so the sender must send the message again.
             if self.closed:
                 message.lose()
 
@@ -507,7 +512,7 @@ class Delivery:
         left = [
             message
             for message in self._window
-            if message.queue_id is None and not message.keeping and not (message.handed and delivered)
+            if message.queue_id is None and not message.keeping and not (message.written and delivered)
         ]
         left += self._backlog
         self._window.clear()

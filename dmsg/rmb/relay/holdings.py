@@ -15,12 +15,12 @@ from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.websocket import TRY_LATER
 
 SMALL = 16 * 1024
-"""Bytes of memory below which a session is not reported."""
+"""Number of bytes of memory below which a session is not reported."""
 
 
 class SessionHoldings(MemoryWatch[RelaySession]):
-    """Memory of a relay, by twin. It consists of messages that wait for receivers, for the registry or for other
-    relays, of the buffered messages of paused senders, and of incomplete messages.
+    """Memory that a relay uses, counted for each twin. It consists of messages that wait for receivers, for the
+    registry or for other relays, of the buffered messages of paused senders, and of incomplete messages.
 
     Ending a session frees its memory: unconfirmed messages to the session go to its queue, and the session sends its
     own unconfirmed messages again. Messages to other relays are dropped, unless an attempt is in progress, and their

@@ -1,4 +1,4 @@
-"""Counter of the messages that the rate limit refuses, by twin, with a periodic log line about these twins."""
+"""Counter, for each twin, of the messages that the rate limit refuses, with a periodic log line about these twins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LimitLog:
     def log_refused(self, *, last: bool = False) -> None:
         """Log the messages refused since the last log line, at most once a minute.
 
-        :param last: whether to log them now in any case, because the relay stops.
+        :param last: whether to log them even if the minute is not over, because the relay stops.
         """
         now = self._clock.seconds()
         if not self._now or (now - self._since < LOG_INTERVAL and not last):

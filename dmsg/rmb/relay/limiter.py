@@ -14,8 +14,8 @@ WINDOW = 60
 MAX_TWINS = 100_000
 """Maximum number of twins whose counts are remembered. Above it, the twin whose last message is oldest is forgotten."""
 FREE_ANSWER = 4096
-"""Bytes of an answer that are not charged to the answering twin. Further bytes are charged, because that twin chooses
-the length of its answer."""
+"""Number of bytes of an answer that are not charged to the answering twin. Further bytes are charged, because that twin
+chooses the length of its answer."""
 
 
 @dataclass(slots=True)
@@ -44,21 +44,21 @@ class FixedWindow:
         return len(self._twins)
 
     def ask(self, twin: int, now: float) -> None:
-        """Note a request to ``twin``, so that its answer will not be charged.
+        """Note a request to ``twin``, so that the answer of ``twin`` will not be charged.
 
         :param twin: number of a twin that exists in the registry.
         """
         window = self._window_of(twin, now)
-        # Without this limit, a popular twin could collect uncharged answers and send them all at once.
+        # Without this maximum, a twin that receives many requests could send any number of uncharged answers at once.
         window.questions = min(window.questions + 1, self.count)
 
     def measure(self, twin: int, size: int, now: float, *, is_answer: bool = False) -> bool:
         """Count a message of ``size`` bytes, and return whether it is within the limit of ``twin``.
 
-        A message that is larger than a window's limit is not counted; any other message is, even if it is refused. For
-        an answer to a request, only the bytes beyond ``FREE_ANSWER`` count.
+        A message that is larger than a window's limit is not counted. Any other message is counted, even if it is
+        refused. For an answer to a request, only the bytes beyond ``FREE_ANSWER`` count.
         """
-        # Such a message is never allowed. Counting it would only use up the limit for smaller messages.
+        # A message above the limit is never allowed. Counting it would only use up the limit for smaller messages.
         if size > self.size:
             return False
         window = self._window_of(twin, now)
@@ -86,6 +86,6 @@ class FixedWindow:
         else:
             self._twins.move_to_end(twin)
             if window.number != number:
-                # The number of unanswered requests stays, because their answers may be sent in the new window.
+                # The number of unanswered requests is not reset, because their answers may be sent in the new window.
                 window.number, window.count, window.size = number, 0, 0
         return window

@@ -45,7 +45,7 @@ class LookupLines:
 
     :param on_answered: callback invoked for each message, in order. Its second argument is the registry's answer: the
         twin's entry, None for an unknown twin, or the failure.
-    :ivar looking: bytes of waiting messages of each session that sent some.
+    :ivar looking: number of bytes of the waiting messages, by the session that sent them.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LookupLines:
         self._on_answered(waiting, result)
 
     def forget_lost(self, session: RelaySession) -> None:
-        """Note that a session has ended, so that it is not resumed later."""
+        """Note that a session has ended, so that reading from it is not resumed later."""
         self._held.pop(session, None)
 
     def forget(self, session: RelaySession) -> None:

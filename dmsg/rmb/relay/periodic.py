@@ -13,15 +13,16 @@ from dmsg.rmb.socket.websocket import FAILED, GOING_AWAY, TRY_LATER
 from dmsg.rmb.twins.address import Session
 
 ROUND = 1.0
-"""Seconds between two rounds of checks."""
+"""Seconds between two rounds of a relay's periodic checks."""
 IDLE_PING = 30.0
 """Seconds without received data after which a session is pinged."""
 SILENT_AFTER = 75.0
 """Seconds without received data after which a session is ended."""
 STALLED_AFTER = 60.0
-"""Seconds without an expected confirmation after which a session is ended."""
+"""Seconds after which a session is ended if a confirmation is expected from it and none arrives."""
 UNFINISHED_FOR = 60.0
-"""Seconds within which a message must become complete after more than ``SMALL`` bytes of it have arrived."""
+"""Seconds after which a session is ended if one of its messages is incomplete, counted from the time when more than
+``SMALL`` bytes of the message have arrived."""
 PRESENT_EVERY = 30.0
 """Seconds between two announcements, to other processes on the same queue, of the sessions connected here."""
 POLLED = 1000
@@ -69,10 +70,11 @@ class PeriodicChecks:
                 delivery.stall()
                 session = switch.sessions.get(delivery.session)
                 here = session if session is not None and session.delivery is delivery else None
-                # A paused session's confirmations may follow its own messages, which wait for a receiver that does
-                # not read. So the paused session gets more time, until that receiver is ended.
-                patience = 2 * STALLED_AFTER if here is not None and here.is_paused else STALLED_AFTER
-                if now - delivery.since >= patience:
+                # The relay does not read from a paused session, so it may not have read the session's confirmations
+                # yet. A session is paused while the receiver of its messages does not read. So the paused session gets
+                # more time, until that receiver is ended.
+                limit = 2 * STALLED_AFTER if here is not None and here.is_paused else STALLED_AFTER
+                if now - delivery.since >= limit:
                     switch.evictions["back_pressure_timeout"] += 1
                     if here is not None:
                         here.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")

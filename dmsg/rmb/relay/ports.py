@@ -28,7 +28,7 @@ class Carrier(Protocol):
 
 
 class Store(Protocol[_Delivery_contra]):
-    """Interface of the relay for a delivery, which needs queues and timers."""
+    """Interface that the relay offers to a delivery: access to the stored queue, and timers."""
 
     def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
         """Store a message in the session's queue. The Deferred fires with the message's id."""
@@ -49,8 +49,9 @@ class Store(Protocol[_Delivery_contra]):
         """Record that the delivery has messages in its backlog, which is its queue in memory."""
 
     def ping_later(self, delivery: _Delivery_contra) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` after a short delay, which this object chooses."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.request_confirmation` after a short delay, which this object
+        chooses."""
 
-    def hand_later(self, delivery: _Delivery_contra) -> None:
+    def count_delivered_later(self, delivery: _Delivery_contra) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this reactor turn, and again until it
         returns True."""

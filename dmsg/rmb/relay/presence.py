@@ -86,7 +86,7 @@ class Presence:
 
     def remove(self, session: RelaySession) -> bool:
         """Remove a session that has ended. Return False, and remove nothing, if it has a newer connection."""
-        # A newer connection of the same session has replaced this one and must stay.
+        # If a newer connection of the same session has replaced this one, the newer one must not be removed.
         if self.sessions.get(session.session) is not session:
             return False
         del self.sessions[session.session]
@@ -96,14 +96,14 @@ class Presence:
         return True
 
     def named(self, name: str) -> RelaySession | None:
-        """Return the connected session with this name, written as in the queue; None if it is not connected."""
+        """Return the connected session whose queue has this name; None if the session is not connected."""
         try:
             return self.sessions.get(Session.parse(name))
         except ValueError:
             return None
 
     def is_here(self, name: str) -> bool:
-        """Whether the session with this name, written as in the queue, is connected."""
+        """Whether the session whose queue has this name is connected."""
         return self.named(name) is not None
 
     def wait_for_session(self, session: Session) -> Deferred[bool]:

@@ -15,8 +15,8 @@ MAX_RELAYS = 1000
 
 
 class Ranker:
-    """Ranking of relays by their failures in the last ``period`` seconds. Relays with equally many are in random
-    order."""
+    """Ranking of relays by their failures in the last ``period`` seconds. Relays with the same number of failures are
+    in random order."""
 
     def __init__(self, period: float = PERIOD, random: Random | None = None) -> None:
         self.period = period

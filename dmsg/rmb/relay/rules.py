@@ -31,7 +31,8 @@ class Action(Enum):
     """What a relay does with a message whose session is not connected to it."""
 
     QUEUE = auto()
-    """Store the message. Meanwhile, offer it to the twin's other relays, if there are any."""
+    """Store the message, and offer it to the twin's other relays, if there are any. A relay accepts an offered message
+    only if the session is connected to it."""
     FORWARD = auto()
     """Send the message to one of the twin's relays."""
     PROBE = auto()
@@ -43,7 +44,7 @@ class Action(Enum):
 class Decision:
     """Result of :meth:`Rules.route`.
 
-    :ivar relays: other relays to which the message may be sent, in no order.
+    :ivar relays: other relays to which to send or offer the message, in no particular order.
     """
 
     action: Action
@@ -106,7 +107,7 @@ class Rules:
                 window.ask(header.destination.twin, now)
 
     def charge(self, twin: int, messages: int, now: float) -> None:
-        """Charge ``messages`` messages to ``twin`` for other things that cost as much work, such as small fragments."""
+        """Charge ``messages`` messages to ``twin`` for other input that costs as much work, such as small fragments."""
         if self.limiter is not None:
             self.limiter.charge(twin, messages, now)
 
@@ -124,7 +125,7 @@ class Rules:
             raise MessageRefused(Drop.BAD_TIMES)
 
     def route(self, header: Header, twin: Twin | None) -> Decision:
-        """Decide what to do with a message of a session whose receiver is not connected here.
+        """Decide what to do with a message that a session has sent to a receiver that is not connected here.
 
         :param twin: registry entry of the destination; None if the registry has none.
         """
@@ -143,9 +144,9 @@ class Rules:
         return Decision(Action.QUEUE, others)
 
     def route_inbound(self, header: Header, twin: Twin | None) -> Decision:
-        """Decide what to do with a message from another relay. It is never forwarded a second time.
+        """Decide what to do with a message that another relay has forwarded. This relay does not forward it again.
 
-        If the action is QUEUE, the decision lists the relays to which the message may be offered.
+        If the action is QUEUE, the decision lists the relays to which the receiver may be connected.
         """
         if twin is None:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)

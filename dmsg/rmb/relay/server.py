@@ -43,7 +43,7 @@ from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 
 PART = 4
 """Divisor of the memory limit: messages to other relays may use 1 / ``PART`` of it, and so may incomplete messages."""
-TAKES_NOTHING = "the queue cannot store messages"
+QUEUE_NOT_WRITABLE = "the queue cannot store messages"
 """Value of ``status`` in ``/health`` while the queue cannot be written, for example because the disk is full."""
 CLOSE_WAIT = 2.0
 """Maximum seconds that the relay waits, when it stops, for sessions to confirm their messages. Unconfirmed messages
@@ -97,13 +97,13 @@ class RmbRelay(ListeningService):
         settings: RelaySettings,
         *,
         registry: TwinRegistry | None = None,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] | None = None,
         random: Random | None = None,
     ) -> None:
         super().__init__(reactor, settings.listen)
         self.settings = settings
         self._given_registry = registry
-        self._wall_clock = wall_clock
+        self._wall_clock = wall_clock or time.time
         self._random = random or Random()
         self._running: _Running | None = None
         self.memory = Memory(settings.memory)
@@ -121,14 +121,14 @@ class RmbRelay(ListeningService):
         queue = await open_queue(settings.queue, self._reactor, settings.queue_limits, durable=settings.durable)
         try:
             self._running = running = self._make(queue)
-        except BaseException:  # The registry, for example, could not be opened.
+        except BaseException:  # For example, the registry could not be opened.
             await queue.close()
             raise
         running.holdings.start()
         metrics = RelayMetrics(running.switch, self.memory).render
         shown = RmbRelayStatus(self, running.switch)
         token = self.settings.page_token
-        self._status = StatusPort(self._reactor, self.settings.metrics, token, shown, metrics, self.health)
+        self._status = StatusPort(self._reactor, self.settings.metrics, token, shown, lambda: metrics, self.health)
         await self._status.start()
         await self._listen(self._page(running.switch, metrics).make_site())
         running.round.clock = self._reactor
@@ -213,7 +213,8 @@ class RmbRelay(ListeningService):
         return Drop.TOO_MANY_SESSIONS
 
     def _make_place(self, twin: int) -> bool:
-        """Return whether ``twin`` may have another session.  At the limit, end a session of the twin that has most."""
+        """Return whether ``twin`` may have another session. At the limit, end a session of the twin with most
+        sessions."""
         switch = self._running_parts.switch
         if len(switch.sessions) < self.settings.max_sessions:
             return True
@@ -232,7 +233,7 @@ class RmbRelay(ListeningService):
         switch = self._running_parts.switch
         trouble = switch.queue.trouble
         return {
-            "status": "draining" if self._draining else "ok" if trouble is None else TAKES_NOTHING,
+            "status": "draining" if self._draining else "ok" if trouble is None else QUEUE_NOT_WRITABLE,
             **({} if trouble is None else {"queue": trouble}),
             "sessions": len(switch.sessions),
             "domains": sorted(self.settings.domains),
@@ -251,7 +252,7 @@ class RmbRelay(ListeningService):
         """Wait until sessions have confirmed their messages. Unconfirmed messages would be delivered a second time."""
         until = self._reactor.seconds() + CLOSE_WAIT
         for session in switch.sessions.values():
-            session.delivery.ping_behind()
+            session.delivery.request_confirmation()
         while self._reactor.seconds() < until:
             await deferLater(self._reactor, CHECK_INTERVAL)
             if not any(len(one.delivery) and not one.delivery.stalled for one in switch.sessions.values()):

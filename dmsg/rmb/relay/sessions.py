@@ -22,17 +22,19 @@ MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
 """Number, and bytes, of a session's unsettled messages at which the relay stops reading from the session."""
 
 SMALL = 64 * 1024
-"""Size in bytes up to which an incomplete message is not watched: its session is not in ``growing``."""
+"""Maximum size in bytes of an incomplete message that the relay does not watch. A session with a larger incomplete
+message is in ``growing``."""
 
 
 class SessionHost(Store[Delivery], Protocol):
     """Interface of the relay for its sessions.
 
-    :ivar durable: whether messages are stored before delivery if their session never sends a message again.
+    :ivar durable: whether messages are stored before delivery if they come from a session that never repeats an
+        unconfirmed message.
     :ivar backlog_messages: maximum number of messages that wait for a session before their senders are paused.
     :ivar backlog_size: maximum bytes of the messages that wait for a session before their senders are paused.
-    :ivar unfinished: bytes of all incomplete messages.
-    :ivar growing: sessions with a large incomplete message.
+    :ivar unfinished: number of bytes of all incomplete messages. :ivar growing: sessions with a large incomplete
+        message.
     :ivar parked: sessions whose messages were buffered while they were paused.
     """
 
@@ -114,7 +116,7 @@ class RelaySession:
         """Time at which a check first found the incomplete message; None if there is none."""
         self.lookups = 0
         self.messages_in = self.bytes_in = 0
-        """Number, and bytes, of messages that the session has sent since it connected."""
+        """Number of messages that the session has sent since it connected, and number of their bytes."""
         self.is_lost = False
 
     @property

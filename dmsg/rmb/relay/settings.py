@@ -45,20 +45,20 @@ class RelaySettings(PageSettings):
     queue: str = "sqlite::memory:"
     limit: tuple[int, int] | None = option(
         None,
-        "Messages and bytes per minute of each twin, as in --limit 1000,1048576 (or --limit 1000 1048576)",
+        "Messages and bytes that one twin may send per minute, as in --limit 1000,1048576 (or --limit 1000 1048576)",
         Text("two numbers", _two_numbers),
         group=LIMITS,
     )
     ranker_period: float = option(
         PERIOD,
-        "Seconds for which a failure of another relay counts against it",
+        "Seconds for which a failure lowers the rank of another relay",
         Number(1, 10**6, "seconds"),
         short="p",
         group=NETWORK,
     )
     max_sessions: int = option(
         100_000,
-        "Number of sessions at the same time",
+        "Maximum number of simultaneous sessions",
         Number(1, 10**7, "sessions"),
         default_text="100000, or less if file descriptors are limited",
         group=LIMITS,
@@ -80,8 +80,8 @@ class RelaySettings(PageSettings):
     token_reuse: bool = option(False, "Accept a token for more than one connection", FLAG, group=LIMITS)
     durable: bool = option(
         False,
-        "Store messages of clients that do not resend before delivering them, and confirm a stored message only once "
-        "it is on the disk",
+        "Store a message before its delivery if the sending client never sends a message again, and wait for the disk "
+        "before confirming any stored message",
         FLAG,
         group=STORAGE,
     )
@@ -89,7 +89,7 @@ class RelaySettings(PageSettings):
         None,
         "MiB to buffer in memory for all slow sessions together",
         Number(1, 2**20, "MiB"),
-        default_text="a quarter of the machine's",
+        default_text="a quarter of the machine's memory",
         group=LIMITS,
     )
     queue_limits: QueueLimits = field(default_factory=QueueLimits)

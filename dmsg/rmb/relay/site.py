@@ -40,8 +40,8 @@ from dmsg.rmb.twins.address import Session
 IDLE_TIMEOUT = 60
 """Seconds without data after which a connection that is not a websocket is closed."""
 CONNECT_BURST = 2000
-"""Number of websocket upgrades that one address may make in a burst, unless its configured rate per second is
-higher."""
+"""Number of websocket upgrades that one address may make in a burst. If the configured rate per second is higher, the
+rate is also the burst."""
 OTHER_RATE, OTHER_BURST = 50.0, 500.0
 """Number of other requests that one address may make per second, and in a burst: for metrics, health and unknown
 paths."""
@@ -111,7 +111,7 @@ class RelaySite(Resource):
 
     # --- routes ---
 
-    # Each route has its own return statement.
+    # This method exceeds Ruff's limit of return statements, because each route has its own.
     def render(self, request: Request) -> bytes | int:  # noqa: PLR0911
         upgrade = (request.getHeader(b"upgrade") or b"").lower()
         if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
@@ -237,7 +237,7 @@ class RelaySite(Resource):
         self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, resends=parsed.asks))
         return True
 
-    # Each refusal has its own return statement.
+    # This method exceeds Ruff's limit of return statements, because each refusal has its own.
     async def _upgrade_session(self, request: Request, parsed: token.Token) -> bytes | int:  # noqa: PLR0911
         session = parsed.session
         try:
@@ -293,7 +293,8 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
         full = self._verifier.too_many(address, self._reactor.seconds())
         if full is not None:
-            # The connection is closed. So an address that ignores the refusal must connect again for each message.
+            # The connection is closed. Otherwise an address that ignores the refusal could send message after message
+            # over the same connection.
             close_after(request)
             return self._answer_judged(request, full)
         only_connected = request.getHeader(ONLY_CONNECTED) is not None

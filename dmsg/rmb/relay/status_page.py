@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 import time
-from importlib.metadata import version
 from typing import Protocol
 
 from dmsg.base.memory import Memory
 from dmsg.base.units import human_count, human_size
+from dmsg.base.version import program_version
 from dmsg.pages.history import Growth
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
@@ -16,11 +16,10 @@ from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.relay.switch import Switch
 
-VERSION = version("dmsg")
 SHOWN_SESSIONS = 10
 """Maximum number of sessions in each table of the page."""
 NEARLY_FULL = 0.9
-"""Fraction of a limit from which on the page shows a warning."""
+"""Fraction of a limit. The page shows a warning if a value reaches this fraction."""
 
 
 class WatchedRelay(Protocol):
@@ -87,7 +86,7 @@ class RmbRelayStatus(StatusSource):
             Fact("Look-ups that needed the registry", f"{human_count(cache.misses)} of {human_count(asked)}"),
             Fact("Buffered for sessions", f"{human_size(relay.memory.total)} of {human_size(relay.memory.limit)}"),
             Fact("Queue", relay.settings.queue.partition(":")[0]),
-            Fact("Version", f"dmsg {VERSION}"),
+            Fact("Version", f"dmsg {program_version()}"),
         ]
 
     def problems(self) -> list[str]:

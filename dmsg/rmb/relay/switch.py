@@ -44,15 +44,15 @@ from dmsg.rmb.socket.websocket import BAD_DATA, GOING_AWAY, TOO_MUCH, TRY_LATER
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
-PING_BEHIND = 0.05
-"""Seconds between two pings that ask for confirmation, for sessions that log each ping."""
-PING_BEHIND_FEW = 1.0
-"""Maximum seconds by which a ping that asks for confirmation is delayed while few messages are unconfirmed."""
-HAND_AGAIN, HAND_SLOWLY = 0.02, 0.32
-"""Seconds before the first check whether a session's messages were written to its connection, and maximum seconds
-between two checks.
-
-The pause doubles until all messages were written.
+PING_DELAY = 0.05
+"""Seconds by which a ping that asks for confirmation is delayed. Only pings to clients of the reference implementation
+are delayed, because these clients log an error for each ping."""
+MAX_PING_DELAY = 1.0
+"""Maximum delay in seconds of a ping that asks a client of the reference implementation for confirmation. The ping is
+delayed repeatedly by ``PING_DELAY`` as long as few messages to the client are unconfirmed."""
+WRITE_CHECK_DELAY, MAX_WRITE_CHECK_DELAY = 0.02, 0.32
+"""Seconds between the first and the second check whether all messages of a session were written to its connection, and
+maximum seconds between two checks. The pause doubles with each check.
 """
 MAX_UNFINISHED = 256 * 1024 * 1024
 """Maximum bytes of all incomplete messages. Above it, the sessions with the largest ones are ended."""
@@ -88,7 +88,8 @@ class Switch:
     ) -> None:
         """Create a switch without sessions.
 
-        :param durable: whether messages are stored before delivery if their session never sends a message again.
+        :param durable: whether messages are stored before delivery if they come from a session that never repeats an
+            unconfirmed message.
         :param max_unfinished: maximum bytes of all incomplete messages.
         """
         self.durable = durable
@@ -117,8 +118,8 @@ class Switch:
         self.lookups = LookupLines(clock, registry, self._on_lookup)
         self.unfinished = 0
         """Number of bytes of all incomplete messages."""
-        # The backlog is shorter than the stored queue. Otherwise storing a whole backlog could evict the oldest
-        # messages of the queue.
+        # The limits of the backlog are at most half of those of the stored queue. Otherwise storing a whole backlog
+        # could evict the oldest messages of the queue.
         self.backlog_messages = max(1, min(BACKLOG_MESSAGES, queue.limits.messages // 2))
         self.backlog_size = queue.limits.size // 2
         self.federation = make_federation(self.presence.is_here, self._forwarded)
@@ -130,8 +131,8 @@ class Switch:
         """Register a session whose socket is open, and end an older connection of the same session."""
         before = self.presence.add(session)
         if before is not None:
-            # The end of the old connection stores its unconfirmed messages in the queue, which the new connection
-            # reads.
+            # When the old connection is ended, its unconfirmed messages are stored in the queue, and the new connection
+            # reads them from there.
             call_isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session replaced this one")
         session.heard_at = self._clock.seconds()
         self.queue.note_connected(str(session.session))
@@ -164,31 +165,31 @@ class Switch:
         self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
-        """Send a ping after the messages of a delivery, within ``PING_BEHIND`` seconds, or within ``PING_BEHIND_FEW``
-        seconds while few of them are unconfirmed. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
+        """Send a ping after the messages of a delivery, within ``PING_DELAY`` seconds, or within ``MAX_PING_DELAY``
+        seconds while few messages are unconfirmed. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
         if not self._to_ping:
-            self._clock.callLater(PING_BEHIND, self._ping_behind)
+            self._clock.callLater(PING_DELAY, self._request_confirmations)
         self._to_ping[delivery] = self._clock.seconds()
 
-    def _ping_behind(self) -> None:
+    def _request_confirmations(self) -> None:
         waiting, self._to_ping = self._to_ping, {}
         now = self._clock.seconds()
         for delivery, since in waiting.items():
-            if delivery.has_few_unconfirmed and now - since < PING_BEHIND_FEW and not delivery.closed:
+            if delivery.has_few_unconfirmed and now - since < MAX_PING_DELAY and not delivery.closed:
                 self._to_ping[delivery] = since
             else:
-                delivery.ping_behind()
+                delivery.request_confirmation()
         if self._to_ping:
-            self._clock.callLater(PING_BEHIND, self._ping_behind)
+            self._clock.callLater(PING_DELAY, self._request_confirmations)
 
-    def hand_later(self, delivery: Delivery, wait: float = HAND_AGAIN) -> None:
+    def count_delivered_later(self, delivery: Delivery, wait: float = WRITE_CHECK_DELAY) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this reactor turn, at whose end the sent
         messages are written.
 
         Part of the interface :class:`~dmsg.rmb.relay.ports.Store`.
 
-        :param wait: seconds before the next check, if messages are left. A check takes up to 0.15 ms, and there may be
-            many sessions that read nothing.
+        :param wait: seconds before the next check, if messages are left. The pause limits the cost of the checks: one
+            takes up to 0.15 ms, and there may be many sessions that read nothing.
         """
         if not self._to_check:
             self._clock.callLater(0, self._check_delivered)
@@ -198,7 +199,7 @@ class Switch:
         waiting, self._to_check = self._to_check, []
         for delivery, wait in waiting:
             if not delivery.count_delivered():
-                self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
+                self._clock.callLater(wait, self.count_delivered_later, delivery, min(2 * wait, MAX_WRITE_CHECK_DELAY))
 
     def note_waiting(self, delivery: Delivery) -> None:
         """Record that a delivery has messages in its backlog, which is its queue in memory. Part of the interface

@@ -20,7 +20,7 @@ from dmsg.rmb.session.uplink import MessageTooLarge
 from dmsg.rmb.twins.address import Session
 
 HANDLER_ERROR = 255
-"""Error code for an exception in a handler, as in the Go implementation of services."""
+"""Error code for an exception in a handler, as in services that are written in Go."""
 MAX_HANDLING = 1000
 """Maximum number of requests whose handlers run at the same time."""
 
@@ -71,7 +71,8 @@ class Handlers:
         self._handling = 0
 
     def add(self, command: str, handler: Handler) -> None:
-        """Register a handler for a command. The command ``module.*`` stands for every command of a module."""
+        """Register a handler for a command. The command ``calculator.*`` stands for every command that begins with
+        ``calculator.``."""
         self._handlers[command] = handler
 
     def _find(self, command: str) -> Handler | None:

@@ -49,7 +49,7 @@ class Profile:
         session.
     :ivar update: whether to register the relays and the encryption key of this twin.
     :ivar strict: whether to register that every program of this twin also makes the strict signature, which covers each
-        field separately. None leaves this mark in the registry as it is.
+        field separately. None leaves what the registry says about this unchanged.
     """
 
     identity: Identity
@@ -136,8 +136,8 @@ class Participant:
     async def settle(self, also: Callable[[], bool] = lambda: True) -> None:
         """Wait until all sent and received messages are confirmed, but at most ``SETTLE_WAIT`` seconds.
 
-        Unconfirmed messages are sent again later, and programs of the reference implementation do not recognise
-        repeated messages.
+        Unconfirmed messages would be sent again later, and programs of the reference implementation would process them
+        twice.
 
         :param also: function that returns whether a further condition is met; the wait lasts until it is.
         """

@@ -95,8 +95,8 @@ class ReceivedMessage:
 class ReplayWindow:
     """Replay window: remembers received messages by source, uid and kind, until they expire.
 
-    The number of messages of each twin is limited.  When the window is full, the twin with most messages loses the one
-    that expires first.  So a twin that fills the window only makes repetitions of its own messages possible.
+    The number of messages of each twin is limited. When the window is full, the twin with most messages loses the one
+    that expires first. So a twin that fills the window makes only repetitions of its own messages possible.
     """
 
     def __init__(self, limit: int = MAX_SEEN, of_twin: int = MAX_SEEN_OF_TWIN) -> None:
@@ -129,7 +129,7 @@ class ReplayWindow:
         return True
 
     def _forget(self, twin: int) -> None:
-        """Forget that message of a twin that expires first."""
+        """Forget the message of a twin that expires first."""
         known, heap = self._twins[twin]
         _, uid, kind = heapq.heappop(heap)
         del known[uid, kind]
@@ -212,7 +212,7 @@ class Seal:
         if len(envelope.uid) > MAX_UID or not envelope.uid:
             raise MessageRejected(Drop.BAD_PAYLOAD, f"uid must have 1 to {MAX_UID} characters")
         if not source.twin:
-            # Only messages of relays have no source, and only errors and pongs.
+            # Only errors and pongs that a relay made have no source.
             if kind == "error":
                 return ReceivedMessage(envelope, kind, source, b"", by_relay=True)
             if kind == "pong" and destination_of(envelope) == self.session:

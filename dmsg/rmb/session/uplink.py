@@ -38,15 +38,17 @@ MAX_OUTBOX = 20_000
 MAX_OUTBOX_SIZE = 256 * 1024 * 1024
 """Maximum bytes of the messages in a session's outbox."""
 PING_EVERY = 20.0
-"""Seconds after which a ping is sent if nothing was sent, or nothing was received."""
+"""Seconds without sent data, or without received data, after which a ping is sent."""
 SILENT_AFTER = 40.0
 """Seconds without received data after which a connection is closed."""
 STEADY_AFTER = 10.0
-"""Seconds that a connection must last before the next backoff starts from its shortest delay."""
+"""Seconds after which a connection counts as steady. When a steady connection is lost, the backoff starts again with
+its shortest delay."""
 MAX_UNHANDLED, MAX_UNHANDLED_SIZE = 1000, 64 * 1024 * 1024
 """Number, and bytes, of received but unprocessed messages at which reading from the relay pauses."""
 UNCONFIRMED_AFTER = 60.0
-"""Seconds without an expected confirmation after which a connection is closed, even if other data arrive."""
+"""Seconds after which a connection is closed if a confirmation is expected and none arrives, even if other data
+arrive."""
 
 _log = Logger()
 
@@ -244,7 +246,7 @@ class RelayLink:
     # --- outbound ---
 
     def send(self, message: Outgoing) -> None:
-        """Send a message, and after it a ping, unless the relay has not answered an earlier ping yet."""
+        """Send a message. Then send a ping, if the relay has answered all earlier pings."""
         assert self._socket is not None
         self._window.append(message)
         self._sent += 1
@@ -392,8 +394,8 @@ class Uplink:
         """
         message = Outgoing(data, until)
         if len(data) > MAX_MESSAGE:
-            # Every relay would close the connection because of this message, and the message would be sent again for
-            # ever.
+            # The message is refused here. Otherwise every relay would close the connection because of the message, and
+            # the message would be sent again for ever.
             message.confirmed.errback(MessageTooLarge(f"a message of {len(data)} bytes; {MAX_MESSAGE} are allowed"))
             return message.confirmed
         if self._held >= MAX_OUTBOX or self._size + len(data) > MAX_OUTBOX_SIZE:

@@ -11,8 +11,8 @@ from dmsg.rmb.socket.session_buffer import SessionBuffer
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
 """Number, and bytes, of a session's unsettled messages down to which reading from the session resumes."""
 MAX_PINGS = 16
-"""Maximum number of a session's unanswered pings. For each further ping, the oldest is never answered, as RFC 6455
-allows."""
+"""Maximum number of a session's pings that wait for their answer. Above it, the oldest ping is forgotten and never
+answered, as RFC 6455 allows."""
 
 
 class Message:
@@ -24,10 +24,10 @@ class Message:
     :ivar queue_id: id of the message in the receiver's queue, or None.
     :cvar is_answer: whether the message answers an earlier message of its receiver.
     :ivar keeping: whether the message is being written to the queue.
-    :ivar handed: whether the message was written to the connection of a receiver that answers pings.
+    :ivar written: whether the message was written to the connection of a receiver that answers pings.
     """
 
-    __slots__ = ("confirmed", "data", "handed", "keeping", "owner", "queue_id", "sender", "settled", "until")
+    __slots__ = ("confirmed", "data", "keeping", "owner", "queue_id", "sender", "settled", "until", "written")
     is_answer = False
 
     def __init__(
@@ -39,13 +39,13 @@ class Message:
         self.queue_id = queue_id
         self.sender = sender
         self.keeping = False
-        self.handed = False
+        self.written = False
         self.settled = False
         self.confirmed = False
 
     @property
     def durable(self) -> bool:
-        """Whether the message must be stored before delivery, because its sender does not send it again."""
+        """Whether the message must be stored before delivery, because its sender never repeats it."""
         return self.owner is not None and self.owner.durable
 
     def settle(self) -> None:
@@ -76,8 +76,8 @@ class Ledger:
         self.buffer: SessionBuffer | None = None
         """Buffer that pauses the session until a receiver has caught up; None for messages of another relay."""
         self.durable = False
-        """Whether messages of the session are stored before delivery, because the session never sends a message
-        again."""
+        """Whether messages of the session are stored before delivery, because the session never repeats an unconfirmed
+        message."""
         self.size = 0
         """Number of bytes of the unsettled messages."""
         self.relaxed: Callable[[], None] | None = None
@@ -112,7 +112,7 @@ class Ledger:
             relaxed()
 
     def ping(self, payload: bytes) -> None:
-        """Answer a ping as soon as all earlier messages are settled, at once if they are."""
+        """Answer a ping as soon as all earlier messages are settled; immediately, if they are settled already."""
         if not self._waiting:
             self._pong(payload)
             return

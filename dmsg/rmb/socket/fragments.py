@@ -1,7 +1,8 @@
 """Fragmented messages: messages that arrive in several frames (RFC 6455, section 5.4).
 
-Clients split a message where their write buffer is full; Go clients do so every 4 KiB. A fragment of one byte costs as
-much work as one of 4 KiB. So the number of a message's fragments is limited, and small fragments are counted.
+Clients split a message where their write buffer is full; clients written in Go do so every 4 KiB. A fragment of one
+byte costs as much work as one of 4 KiB. So the number of a message's fragments is limited, and small fragments are
+counted.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from dmsg.errors import DmsgError
 from dmsg.net.websocket.frames import BEGINNING, ENDING, FrameTooLarge, PieceBuffer
 
 MAX_FRAGMENTS = 16_384
-"""Maximum number of fragments of one message: four times as many as a Go client needs for the largest message."""
+"""Maximum number of fragments of one message: four times as many as a client written in Go needs for the largest
+message."""
 SMALL_FRAGMENT = 1024
 """Size in bytes below which a fragment counts as small, unless it is the last of its message."""
 OVERHEAD = 64
-"""Bytes that are counted for each fragment in addition to its payload, so that empty fragments are counted, too."""
+"""Number of bytes that are counted for each fragment in addition to its payload, so that empty fragments are counted,
+too."""
 
 
 class FragmentError(DmsgError):
@@ -38,8 +41,8 @@ class Fragments:
 
     @property
     def size(self) -> int:
-        """Bytes that are charged for the incomplete message in the memory account: its payload, and ``OVERHEAD`` for
-        each fragment."""
+        """Number of bytes that are charged for the incomplete message in the memory account: its payload, and
+        ``OVERHEAD`` for each fragment."""
         return self._pieces.size + OVERHEAD * self._count
 
     def add(self, first: int, payload: bytes) -> bytes | None:

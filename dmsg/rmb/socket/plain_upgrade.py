@@ -49,14 +49,15 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
 
     def connectionMade(self) -> None:
         self._factory.guard.add(self)
-        # A request calls these methods of its transport, to report its progress to the guard of its connection.
+        # A request calls these methods of its transport to report its progress to the guard, which closes connections
+        # with slow requests.
         for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
             setattr(self.transport, name, getattr(self, name))
         # The TCP connection below a TLS wrapper cannot be taken from the wrapper, so the site handles these requests.
         if isinstance(self.transport, ProtocolWrapper):
             self._open()
         else:
-            self._silence = self._factory.reactor.callLater(self._factory.patience, self._first_byte_late)
+            self._silence = self._factory.reactor.callLater(self._factory.first_byte_timeout, self._first_byte_late)
 
     def _first_byte_late(self) -> None:
         self._silence = None
@@ -69,7 +70,8 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
             silence.cancel()
 
     def request_is_taken(self) -> None:
-        """Remove the connection from the guard, because it becomes a session."""
+        """Remove the connection from the guard, which limits only connections that are not sessions. This connection
+        becomes a session."""
         self._cancel()
         self._factory.guard.remove(self)
 
@@ -83,12 +85,8 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
                     self.transport.protocol.dataReceived(upgrade.rest)
                 return
             self._open()
-        self.start_deadline()
         assert self._inner_protocol is not None
-        try:
-            self._inner_protocol.dataReceived(data)
-        except Exception:
-            self.failed()
+        self.deliver(data, self._inner_protocol)
 
     def _open(self) -> None:
         behind = self._factory.site.buildProtocol(self._address)
@@ -108,7 +106,7 @@ class PlainUpgradeFactory(Factory):
 
     :param take: function that makes a websocket of an upgraded connection. If it returns False, the site handles the
         request.
-    :param patience: seconds to wait for the first byte of a connection.
+    :param first_byte_timeout: seconds to wait for the first byte of a connection.
     """
 
     noisy = False
@@ -118,7 +116,7 @@ class PlainUpgradeFactory(Factory):
         site: Site,
         reactor: IReactorTime,
         take: Callable[[Upgrade, SocketTransport], bool],
-        patience: float,
+        first_byte_timeout: float,
         guard: Guard,
     ) -> None:
         """:param guard: limits connections that are not sessions, or are not sessions yet."""
@@ -126,7 +124,7 @@ class PlainUpgradeFactory(Factory):
         self.guard = guard
         self.reactor = reactor
         self.take = take
-        self.patience = patience
+        self.first_byte_timeout = first_byte_timeout
 
     def doStart(self) -> None:
         super().doStart()  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ MAX_BUFFERED_SIZE = 4 * 1024 * 1024
 BOTH_WAYS = 8
 """Factor that multiplies ``MAX_BUFFERED_SIZE`` while the session has messages to confirm."""
 OVERHEAD = 100
-"""Bytes that are counted for each buffered message in addition to its length."""
+"""Number of bytes that are counted for each buffered message in addition to its length."""
 AT_ONCE = 1000
 """Maximum number of messages processed in one reactor turn. Processing stops earlier if the twin's time
 in the turn is used up."""

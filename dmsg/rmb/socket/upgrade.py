@@ -87,7 +87,8 @@ _S = TypeVar("_S", bound=_ServerSocket)
 
 
 def _do_nothing() -> None:
-    """Do nothing, because this transport has no guard."""
+    """Do nothing. Replaces a method of :class:`~dmsg.net.web.guard.GuardedConnection` on a transport without a
+    guard."""
 
 
 class UpgradeResource:

@@ -60,7 +60,7 @@ class Receiver(Protocol):
     """Interface of the object that uses a socket and processes its events."""
 
     def opened(self, socket: Socket) -> None:
-        """The opening handshake is finished, and the socket can be used."""
+        """Called when the opening handshake is finished. The socket can now be used."""
 
     def received(self, data: bytes) -> None:
         """Process a binary message."""
@@ -72,7 +72,7 @@ class Receiver(Protocol):
         """Process the answer to a ping that this end sent."""
 
     def lost(self, reason: str) -> None:
-        """The connection is lost. Called once, even if the connection was never opened."""
+        """Called once when the connection is lost, even if its handshake was never finished."""
 
 
 class _Silence:
@@ -142,7 +142,7 @@ class Socket(HeldReading, TurnTaker):
         if self._frames is None:
             super().dataReceived(data)  # type: ignore[misc]
             return
-        if HoldReason.OVER in self.held_by:
+        if HoldReason.CLOSING in self.held_by:
             return
         if self._feeding is not None or not self._may_work():
             self._unread.append(data)
@@ -179,9 +179,10 @@ class Socket(HeldReading, TurnTaker):
         until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
         for steps, (first, content) in enumerate(messages, 1):
             self._take(first, content)
+            # If a callback has called ``forget``, the rest of the data is dropped.
             if self._feeding is not messages:
-                return  # A callback has called ``forget``, which drops the rest of the data.
-            # Limiting the number of frames alone is not enough, because a frame costs from 1 to 100 µs.
+                return
+            # Both the frames and the time are limited, because a frame costs from 1 to 100 µs.
             if steps >= STEPS or (share is not None and share.now() >= until):
                 self._next_turn()
                 return
@@ -311,8 +312,8 @@ class Socket(HeldReading, TurnTaker):
             self.transport.resumeProducing()
 
     def pauseProducing(self) -> None:
-        """Stop reading, because the other end does not read. While this lasts, neither its messages nor its pings are
-        processed."""
+        """Stop reading, because the other end does not read. Until reading resumes, neither messages nor pings of the
+        other end are processed."""
         self.hold(HoldReason.UNSENT)
 
     def resumeProducing(self) -> None:
@@ -387,7 +388,7 @@ class Socket(HeldReading, TurnTaker):
 
     def forget(self) -> None:
         """Stop reading, and free the incomplete message."""
-        self.hold(HoldReason.OVER)
+        self.hold(HoldReason.CLOSING)
         self._feeding = None
         self._drop_data()
 

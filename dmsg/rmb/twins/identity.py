@@ -83,8 +83,9 @@ def hex_seed(text: str) -> bytes:
 def _chain_code(junction: str) -> bytes:
     """Return the chain code of a junction, 32 bytes.
 
-    A number is encoded as 8 bytes little endian, a text in SCALE. Codes above 32 bytes are hashed; shorter ones are
-    padded with zeros.
+    A junction is one step of Substrate's key derivation: the name after ``/`` or ``//`` in the text of the secret.
+    A number is encoded as 8 bytes little endian. A text is encoded in SCALE, Substrate's binary format. An encoding of
+    more than 32 bytes is hashed, and a shorter one is padded with zeros.
     """
     if junction.isascii() and junction.isdigit() and int(junction) < 2**64:
         data = int(junction).to_bytes(8, "little")

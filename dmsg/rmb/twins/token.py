@@ -66,7 +66,7 @@ class Token:
     def check_signature(self, account: bytes) -> None:
         """Check that ``account`` has signed the token.
 
-        :raises TokenError: it has not.
+        :raises TokenError: the signature is not valid.
         """
         try:
             verify(self.signature, self.signed, account)
@@ -123,7 +123,7 @@ def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: 
 
 
 def _is_text(text: str) -> bool:
-    """Whether ``text`` can be encoded as UTF-8. JSON may contain unpaired surrogates, which an envelope cannot."""
+    """Whether ``text`` can be encoded as UTF-8. JSON may contain unpaired surrogates, but an envelope cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -135,7 +135,7 @@ class Twin:
             if len(self.relay.encode()) > MAX_RELAY:
                 raise RegistryRefused(f"relay has more than {MAX_RELAY} bytes")
             if len(self.relays) > MAX_RELAYS:
-                raise RegistryRefused(f"more than {MAX_RELAYS} relays")
+                raise RegistryRefused(f"a twin has more than {MAX_RELAYS} relays")
             for one in self.relays:
                 try:
                     check_relay(one)
@@ -169,7 +169,7 @@ class Twin:
         :raises RegistryRefused: members are missing or of the wrong type.
         """
         if not isinstance(content, dict):
-            raise RegistryRefused("not a JSON object")
+            raise RegistryRefused("the description of a twin is not a JSON object")
 
         def number(name: str, limit: int) -> int:
             value = content.get(name, 0)
@@ -195,7 +195,7 @@ class Twin:
         try:
             parsed = parse_account(account) if isinstance(account, str) else b""
         except IdentityError as error:
-            raise RegistryRefused(f"account: {error}") from None
+            raise RegistryRefused(f"account is not valid: {error}") from None
         if not parsed:
             raise RegistryRefused("account is missing")
         return cls(

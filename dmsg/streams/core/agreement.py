@@ -5,10 +5,10 @@ two keys and KK message 2 (seed document, TODO list). Each message contains an e
 that servers need not know.
 
 :class:`Proposal` is the initiator's side, and :class:`Offer` the responder's side. Each processes the payload of the
-other side, and returns the keys and the other side's hello. If it raises :exc:`~dmsg.errors.HandshakeError`, it cannot
-be used any more. The prologue of the handshake contains both keys in the order of their roles, so a message is valid
-only for these two clients in these roles. An unknown option in a hello is ignored, so that later versions can add
-options. An unknown critical option ends the handshake.
+other side, and returns the keys and the other side's hello. An object that has raised
+:exc:`~dmsg.errors.HandshakeError` cannot be used any more. The prologue of the handshake contains both keys in the
+order of their roles, so a message is valid only for these two clients in these roles. An unknown option in a hello is
+ignored, so that later versions can add options. But an unknown critical option ends the handshake.
 
 An authentic REQUEST may be a replay. So a responder that accepts an offer waits for the initiator's first frame
 (:mod:`dmsg.v2019.core.handshakes`). ``docs/protocol/secure-transport.md`` is the specification.
@@ -35,8 +35,8 @@ frames."""
 FEATURE = "secure1"
 """Mark in the version of a client's entry: the client supports secure transports."""
 UPGRADE_FEATURE = "upgrade1"
-"""Mark in the version of a client's entry: the client upgrades plain transports, for servers that carry no secure
-ones."""
+"""Mark in the version of a client's entry: the client upgrades plain transports to secure ones, for servers that carry
+only plain transports."""
 PREFACE_FRAMES = 4
 """Number of FWD frames without data by which a responder announces that it accepts an upgrade. An application of 2019
 does not see empty frames."""
@@ -75,8 +75,8 @@ class Resume:
     """Position of one end in a stream, for resuming the stream.
 
     :ivar token: 16 bytes that identify the stream.
-    :ivar generation: uint32, number of the attempt to move the stream to another transport. A REQUEST is refused unless
-        its generation is higher than the last one.
+    :ivar generation: uint32, number of the attempt to move the stream to another transport. A REQUEST is accepted only
+        if its generation is higher than that of the last accepted attempt.
     :ivar received: uint64, number of bytes of the stream that this end has received in order.
     :ivar hash: 32 bytes, rolling hash of these bytes.
     """
@@ -99,9 +99,9 @@ class Hello:
     :ivar token: 16 random bytes by which the stream can be resumed; None if the stream ends with its transport.
     :ivar resume: position of the sender in the stream to resume; None for a new stream.
     :ivar ended: reason for which the sender has closed the stream that the other end wants to resume; None otherwise.
-    :ivar tags: for a new stream: whether the sender can compute the rolling hashes over the tags of frames. They are
-        computed so if it is set in both hellos. Otherwise, as with programs before 0.2, they are computed over the
-        data.
+    :ivar tags: for a new stream: whether the sender can compute the rolling hashes over the tags of frames. If ``tags``
+        is set in both hellos, both ends compute the hashes over the tags. Otherwise, as with programs before 0.2, they
+        compute the hashes over the data.
     :ivar half_close: for a new stream: whether the sender supports half-close, which is used if it is set in both
         hellos.
     :ivar aes_gcm: for this transport: whether the sender prefers AES-256-GCM, which is used if it is set in both

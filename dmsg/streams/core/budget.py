@@ -17,9 +17,9 @@ WINDOW_BUDGET = 256 * 1024 * 1024
 class Budget:
     """Budget of bytes by which all receive windows together may grow.
 
-    A peer may take bytes only if, afterwards, at least as many bytes are left as the peer has. So the first peer gets
-    at most half of the budget, two peers that grow alternately get a third each, and some bytes are always left for
-    later peers.
+    A peer may take bytes only if, afterwards, the peer has no more bytes than are left in the budget. So the first peer
+    gets at most half of the budget, two peers that take bytes alternately get a third each, and some bytes are always
+    left for later peers.
     """
 
     __slots__ = ("_of", "left")
@@ -29,7 +29,8 @@ class Budget:
         self._of: Counter[bytes] = Counter()
 
     def take(self, peer: bytes, size: int) -> bool:
-        """Take ``size`` bytes for ``peer`` and return True. Return False if ``peer`` may not take as many."""
+        """Take ``size`` bytes for ``peer`` and return True. Return False, and take none, if ``peer`` may not take that
+        many."""
         if self._of[peer] + size > self.left - size:
             return False
         self.left -= size

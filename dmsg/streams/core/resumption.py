@@ -268,7 +268,9 @@ class ResumableEnd:
         self._end_given = False
         """Whether the application was told of the half-close over an earlier transport, so that no data may follow."""
         self.unproven: Agreement | None = None
-        """Result of comparing the positions; None unless the other end has still to prove that it has moved."""
+        """Result of comparing the positions of the two ends. It is stored from the start of a move until the other end
+        has proved that it has moved; None at other times.
+        """
         self.answers: dict[Transport, Answer] = NO_TABLE
         """Unconfirmed answers to RESUMEs, by the transport over which the other end may confirm them."""
         self._need_hashes()
@@ -322,7 +324,9 @@ class ResumableEnd:
         """Detach the stream from its transport, if it has one."""
         if self.unproven is not None:
             self.unproven = None
-            self.in_flight.pop()  # The frame that asked for the proof is dropped. It contains no data.
+            # The last frame in flight only requested a proof that the other end has moved the stream to this transport.
+            # It contains no data, so it is not sent again.
+            self.in_flight.pop()
         if self.transport is not None:
             self.transport.delivered = self.delivered
             self.transport.secure = None
@@ -332,8 +336,8 @@ class ResumableEnd:
             self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = self._next_open_key = _no_keys
             if not self.in_flight:
                 self.in_flight = NO_QUEUE
-            # The rolling hashes take the other half of the memory. The hash of a direction without data is freed as
-            # well, because it can be created again.
+            # The rolling hashes of the two directions take the other half of that memory. The hash of a direction
+            # without data is freed, too, because it can be created again.
             if not self.acknowledged:
                 self._sent_hash = _NO_HASH
             if not self.received:
@@ -347,7 +351,7 @@ class ResumableEnd:
         self._seal_rekey += rekey_after(self.cipher)
 
     def _rekey_opening(self) -> None:
-        """Change the key of the receiving direction. Called after the last message before nonce ``_open_rekey`` was
+        """Change the key of the receiving direction. Called when the last message before nonce ``_open_rekey`` has been
         decrypted."""
         opening = next_cipher(self._next_open_key)
         self._decrypt, self._decrypt_into = opening.decrypt, opening.decrypt_into

@@ -47,13 +47,12 @@ MAX_SECURE_DATA = 65492
 MAX_WINDOW = 32 * 1024 * 1024
 """Maximum bytes of one stream's receive window."""
 GROW_WITHIN = 4.0
-"""Maximum number of round trips in which the application must read a window's worth of bytes, so that the window
-doubles."""
+"""The window doubles if the application reads a window's worth of bytes within this many round trips."""
 EARLY_WINDOW = 2 * 1024 * 1024
 EARLY_GROW_WITHIN = 6.0
-"""Maximum number of round trips in which the application must read a window's worth of bytes, so that a window below
-``EARLY_WINDOW`` quadruples. At that time, the TCP connections that carry the stream are in slow start too, and a small
-window would keep them in it."""
+"""A window below ``EARLY_WINDOW`` quadruples if the application reads a window's worth of bytes within this many round
+trips. While the window is so small, the TCP connections that carry the stream are in slow start too, and a small window
+would keep them in it."""
 MIN_LIMIT = 64 * 1024
 """Minimum bytes to which the congestion window is reduced when a server's queue was full."""
 DIAGNOSE_SPAN = 64
@@ -90,7 +89,7 @@ class SecureEnd(ResumableEnd):
         has moved.
 
         Until the proof arrives (``prove``), nothing else is sent and unacknowledged data are kept. If this transport is
-        lost before, this end cannot know whether the responder has left its old transport.
+        lost before the proof, this end cannot know whether the responder has left its old transport.
 
         :returns: payload of a FWD without data, which the responder has to acknowledge.
         :raises SecureError: the two ends have different histories.
@@ -234,7 +233,7 @@ class SecureEnd(ResumableEnd):
             raise SecureError(CloseReason.BUFFER_FULL)
         if ends:
             self.remote_ended = True
-            # If no data are left, the application was already told of the half-close over an earlier transport.
+            # ``data`` is empty if this half-close was already delivered to the application over an earlier transport.
             if data:
                 self.consumed += size  # The byte counts as read at once, because no application reads it.
                 return None
@@ -269,8 +268,8 @@ class SecureEnd(ResumableEnd):
             sequence, digest, self.peer_window = _long_ack.unpack(plain)
         else:
             raise SecureError(CloseReason.BAD_FRAME)
-        # An outdated sequence gives a count of at least 2**15 in serial number arithmetic, which the next check
-        # rejects.
+        # The difference is computed modulo 2**16. For an outdated sequence, the difference is at least 2**15, and the
+        # next check rejects it.
         count = (sequence - self._acked_sequence) & 0xFFFF
         in_flight = self.in_flight
         if count > len(in_flight):
@@ -333,7 +332,8 @@ class SecureEnd(ResumableEnd):
         return plain
 
     def _diagnose(self, payload: bytes, associated: bytes) -> CloseReason:
-        """Return the most precise close reason for a frame that is not authentic. The transport ends in any case."""
+        """Return the most precise close reason for a frame that is not authentic. The transport ends, whatever the
+        reason is."""
         expected = self._open_nonce
         if len(payload) > DIAGNOSE_SIZE:
             # Large frames are not diagnosed, because invalid frames must not cause milliseconds of work each.

@@ -1,8 +1,9 @@
 """Back-pressure and queue limits for clients that read more slowly than others send to them. No I/O.
 
-A peer is *congested* while too many bytes are queued for it, because its connection accepts them too slowly. While all
-routes of a source lead to the congested peer, the relay pauses reading from that source. Other sources are not paused,
-so that no other pair of clients has to wait. The pause is limited in time. After it, a route may queue
+A peer is *congested* while too many bytes are queued for it, because its connection accepts them too slowly. The
+*sources* of a peer are the connections of the clients that send to it. While all routes of a source lead to the
+congested peer, the relay pauses reading from that source. Other sources are not paused, so that no other pair of
+clients has to wait. The pause is limited in time; after it, the peer is *stalled*. Then a route may queue
 ``ROUTE_QUEUE_LIMIT`` bytes, and all routes together ``PEER_QUEUE_LIMIT`` bytes. A route that exceeds its limit is
 closed with a reason; the other routes continue.
 """
@@ -18,11 +19,12 @@ ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
 PEER_QUEUE_LIMIT = 16 * 1024 * 1024
 """Number of bytes in a peer's queue above which routes that use more than an equal share of it are closed."""
 ANSWERS_MAXIMUM = 4 * 1024 * 1024
-"""Number of bytes by which control frames may make a peer's queue exceed ``PEER_QUEUE_MAXIMUM``. Other clients can fill
-the queue with data, but only the peer itself can provoke so many answers."""
+"""Number of bytes by which control frames may make a peer's queue exceed ``PEER_QUEUE_MAXIMUM``; above it, the peer is
+disconnected. Other clients can fill the queue up to ``PEER_QUEUE_MAXIMUM``, but only the peer itself can provoke so
+many answers beyond it."""
 PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
-"""Maximum bytes of a peer's queue for forwarded frames. A transport whose frames would exceed it is closed. If control
-frames exceed it by more than ``ANSWERS_MAXIMUM``, the peer's own connection is closed."""
+"""Maximum bytes of a peer's queue for forwarded frames. A transport whose frames would exceed this limit is closed. If
+control frames exceed this limit by more than ``ANSWERS_MAXIMUM``, the peer's own connection is closed."""
 
 
 class Congestion:
@@ -44,20 +46,20 @@ class Congestion:
                 route.back.queued = route.back.mark = 0
 
     def relieve(self, peer: RelayPeer) -> None:
-        """Mark a peer as no longer congested, because its queue is empty, and resume its sources."""
+        """Mark a peer as no longer congested, because its queue is empty, and resume reading from its sources."""
         peer.congested = False
         peer.stalled = False
         self._release_sources(peer)
 
     def stall(self, peer: RelayPeer) -> None:
-        """Resume the sources of a peer, because it has been congested for too long. From now on, only the queue limits
-        apply to it."""
+        """Mark a peer as stalled, because it has been congested for too long. Reading from its sources is resumed.
+        From now on, only the queue limits apply to what they send to the peer."""
         if peer.congested:
             peer.stalled = True
             self._release_sources(peer)
 
     def forget(self, peer: RelayPeer) -> None:
-        """Remove a peer that has disconnected, and resume the sources that were paused for it."""
+        """Remove a peer that has disconnected, and resume reading from the sources that were paused for it."""
         peer.congested = False
         self._release_sources(peer)
         if peer.paused_by is not None:
@@ -66,30 +68,31 @@ class Congestion:
 
     @staticmethod
     def reserve(route: Route, size: int) -> bool:
-        """Count ``size`` more bytes of ``route`` in the queue of its congested peer. Return False if they exceed a
-        limit, so that the caller must close the transport."""
+        """Count ``size`` more bytes of ``route`` in the queue of its congested peer. If they would exceed a limit,
+        count nothing and return False. The caller must then close the transport."""
         destination = route.peer
         queue = destination.port.queued()
-        if destination.sent - queue >= route.mark:  # All bytes that route.queued counts have been sent.
+        if destination.sent - queue >= route.mark:  # All bytes of route.queued are sent, so a new count begins.
             route.queued = 0
             route.mark = destination.sent
-        route.queued += size
+        queued = route.queued + size
         # Above the peer's limit, only routes with more than an equal share of the queue are closed, so that quiet
         # routes survive a flood by others.
         if (
-            route.queued > ROUTE_QUEUE_LIMIT
-            or queue > PEER_QUEUE_MAXIMUM
-            or (queue > PEER_QUEUE_LIMIT and route.queued > PEER_QUEUE_LIMIT // len(destination.routes))
+            queued > ROUTE_QUEUE_LIMIT
+            or queue + size > PEER_QUEUE_MAXIMUM
+            or (queue > PEER_QUEUE_LIMIT and queued > PEER_QUEUE_LIMIT // len(destination.routes))
         ):
             return False
+        route.queued = queued
         destination.sent += size
         return True
 
     @staticmethod
     def reserve_answer(peer: RelayPeer, size: int) -> bool:
-        """Count a control frame of ``size`` bytes in the queue of a congested peer. Return False if it exceeds the
-        limit."""
-        if peer.port.queued() > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
+        """Count a control frame of ``size`` bytes in the queue of a congested peer. If it would exceed the limit, count
+        nothing and return False."""
+        if peer.port.queued() + size > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
             return False
         peer.sent += size
         return True

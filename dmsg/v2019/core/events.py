@@ -71,8 +71,8 @@ class Resumed:
 
 @dataclass(slots=True)
 class DataReceived:
-    """Event: user data have arrived, never empty. Call ``ClientConnection.consumed`` once the application has read
-    them."""
+    """Event: user data have arrived, at least one byte. Call ``ClientConnection.consumed`` once the application has
+    read them."""
 
     transport: ClientTransport
     data: bytes

@@ -53,8 +53,9 @@ class SecureTable(TransportTable):
     """Table of one connection's transports that also runs the handshakes of secure transports.
 
     :param budget: memory budget from which receive windows grow; by default that of the process.
-    :param refusal: returns the reason to refuse a REQUEST before its handshake is computed, or None. It is called with
-        the initiator's key and ephemeral key. The ephemeral key is None in a plain REQUEST.
+    :param refusal: function that is called before the handshake of a REQUEST is computed, with the initiator's key and
+        ephemeral key. The ephemeral key is None in a plain REQUEST. The function returns the reason to refuse the
+        REQUEST, or None.
     """
 
     def __init__(
@@ -165,7 +166,8 @@ class SecureTable(TransportTable):
     def _upgrade(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
         """Process a frame of a transport that is being upgraded."""
         if frame_type == ACK and len(payload) == SEQUENCE_SIZE:
-            # The ACK is ignored. A remote that does not know the preface, a program of 2019, acknowledges its frames.
+            # The ACK is ignored. A remote of 2019 takes the preface (the frames that announce the upgrade) for data,
+            # and acknowledges it.
             return
         if frame_type != FWD or len(payload) < SEQUENCE_SIZE:
             self._fail(transport, CloseReason.BAD_FRAME, events)
@@ -229,8 +231,8 @@ class SecureTable(TransportTable):
                     events.append(DataEnded(transport))
             else:
                 count, tickets = end.open_ack(payload)
-                # One frame less is reported, because the frame that asked for the proof carries no data of the
-                # application.
+                # The number of acknowledged frames is reduced by one, because the frame that asked for the proof
+                # carries no data of the application.
                 events.append(AcknowledgedAll(transport, count - 1 if proved and count else count, tickets))
         except SecureError as error:
             self._fail(transport, error.reason, events)
@@ -309,8 +311,8 @@ class SecureTable(TransportTable):
         self.withdraw(transport)
         if answer.is_late or not answer.is_confirmed_by(frame_type, payload):
             if frame_type != CLOSE:
-                # The caller processes a CLOSE that confirms nothing. It ends only the transport, because any server may
-                # have sent it.
+                # The caller processes a CLOSE that confirms nothing. Such a CLOSE ends only the transport, because any
+                # server may have sent it.
                 self._fail(
                     transport, CloseReason.NO_SUCH_STREAM if answer.is_late else CloseReason.NOT_AUTHENTIC, events
                 )

@@ -23,12 +23,12 @@ class ConnectionPort(Port, Protocol):
     """Interface of a connection, through which the relay sends bytes to a peer.
 
     :ivar address: network address of the peer; empty if unknown.
-    :ivar places: address blocks that contain the peer, the widest first. Clients of one block share rates.
+    :ivar blocks: address blocks that contain the peer, the widest first. Clients of one block share rates.
     :ivar left_behind: number of queued bytes that were never sent. Set when the connection is lost.
     """
 
     address: str
-    places: Sequence[Hashable]
+    blocks: Sequence[Hashable]
     left_behind: int
 
 
@@ -43,7 +43,7 @@ class Route:
     accepted: bool = False
     """Whether the responder has sent ACCEPT."""
     carried: TransportRecord | None = None
-    """Record of the transport that belongs to the observer; None without an observer."""
+    """Observer's record of the transport; None without an observer."""
     frames: int = 0
     """Number of FWD and ACK frames over this route. ``wire`` is the number of their bytes, including headers."""
     acks: int = 0
@@ -51,12 +51,12 @@ class Route:
     wire: int = 0
     ack_wire: int = 0
     dropped: int = 0
-    """Number of bytes of user data that are counted in ``wire`` but were dropped. For the observer."""
+    """Number of bytes of user data that ``wire`` includes although they were dropped. The observer reports it."""
     tick: int = 0
-    """Tick up to which the frames of this route were reported to the observer. While this differs from the relay's
-    tick, further frames are reported."""
+    """Value of the relay's ``tick`` when frames of this route were last reported to the observer. Further frames are
+    reported as soon as the relay's ``tick`` has another value."""
     seen: int = 0
-    """Tick in which frames last used this route. For the observer."""
+    """Value of the relay's ``tick`` when frames last used this route. Only the observer needs it."""
     asked_at: float | None = None
     """Time at which a FWD was forwarded, from which the observer measures the round trip until the ACK. None while the
     observer waits for no ACK."""
@@ -113,7 +113,7 @@ def data_in(run: memoryview, secure: bool) -> int:
     """Return the number of bytes of user data in ``run``, which consists of whole frames."""
     position = data = 0
     overhead = SECURE_OVERHEAD if secure else SEQUENCE_SIZE
-    # The run ends at a frame boundary, so no frame exceeds its end.
+    # The run ends at a frame boundary, so every frame in it is complete.
     while position < len(run):
         frame_type, _, size = unpack_header(run, position)
         if frame_type == FWD:

@@ -2,7 +2,7 @@
 
 There is a token bucket for each connection and kind of control frame; a key may have a few connections. Above its rate,
 a REQUEST is refused with a reason, a PING or a stray frame gets no answer, and a receipt is discarded. A client that
-continues nevertheless is disconnected.
+still continues to exceed its rates is disconnected.
 
 Answers are not charged. The charge for the REQUEST that opened a transport also covers the transport's first ACCEPT and
 its CLOSE. Frames that other clients provoke are not charged either (:class:`~dmsg.base.policing.ProvokedFrames`).

@@ -21,7 +21,7 @@ evicted."""
 
 
 class KeptReceipts:
-    """Receipts that one client stores, by server."""
+    """Receipts that one client stores, grouped by the server to which they go."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[PubKey, list[tuple[int, int, bytes]]] = OrderedDict()

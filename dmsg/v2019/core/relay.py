@@ -55,7 +55,8 @@ from dmsg.v2019.core.wire import (
 )
 
 STRANGER_AFTER = 5.0
-"""Age in seconds above which a connection that has sent no instance is assumed to belong to another program."""
+"""Number of seconds. Of two connections with the same key, the older one is assumed to belong to another program if it
+was made longer ago than this, and its PINGs do not identify its program."""
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
@@ -63,8 +64,8 @@ EARLY_FRAMES = 16
 """Maximum number of FWD and ACK frames that are forwarded on a transport before it is accepted. Honest clients send
 none."""
 FIRST_BURST = 16
-"""Number of frames whose headers are compared in the first step. The number doubles as long as all headers are
-equal."""
+"""Number of consecutive frames that the first comparison of headers covers. The number doubles as long as all headers
+are equal."""
 
 
 class Relay(RouteTable):
@@ -83,7 +84,7 @@ class Relay(RouteTable):
         super().__init__(limits=limits, now=now, random=random, on_congested=on_congested, observer=observer)
         self._crowds = CrowdedRates()
         self.tick = 0
-        """Counter that the observer increments. Of each route, the first frames after an increment are reported to the
+        """Counter that the observer increments. After an increment, the next frames of each route are reported to the
         observer."""
         self.steps = 0
         """Number of frames of the last read that were processed one by one."""
@@ -121,8 +122,8 @@ class Relay(RouteTable):
         last_id = -1
         route: Route | None = None
         last_route: Route | None = None
-        # These variables belong to last_route: the index of its first frame, the position of that frame, and counts of
-        # ACKs.
+        # These variables belong to last_route: the index and position of its first frame, and the number and bytes of
+        # its ACKs.
         first = mark = acks = ack_bytes = 0
         view = memoryview(buffer)
         try:
@@ -361,14 +362,14 @@ class Relay(RouteTable):
     def _on_request(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
         allowed = self._allows(peer, Kind.REQUEST)
         if (used := peer.routes.get(own_id)) is not None:
-            # The reference overwrites the route, and leaves the other route of the old transport in its table. This
-            # relay closes the old transport at both ends.
+            # The id of the REQUEST is in use. The reference overwrites the route, and leaves the other route of the old
+            # transport in its table. This relay closes the old transport at both ends.
             self.drops[DropReason.ID_IN_USE] += 1
             self._close_both(peer, own_id, used, CloseReason.ID_IN_USE)
             return
         size = len(payload)
         responder = self.newest.get(payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE])
-        # The two keys may be followed only by the KK message of a secure transport.
+        # In a REQUEST, only the KK message of a secure transport may follow the two keys.
         length_fits = size == HANDSHAKE_PAYLOAD_SIZE or MIN_SECURE_REQUEST <= size <= MAX_HANDSHAKE_PAYLOAD
         if own_id & 1 or not length_fits or payload[:PUBKEY_SIZE] != peer.key:
             self._refuse(peer, own_id, b"", DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
@@ -414,8 +415,9 @@ class Relay(RouteTable):
         """Count a REQUEST, and return whether it is within the rate limit of its destination, which all requesters
         share."""
         rate, burst = self.limits.destination_rate, self.limits.destination_burst
-        path = (*peer.port.places, peer.key)
-        return not rate or self._crowds.take(responder.requests, path, rate, burst, self._now())
+        if not rate:
+            return True
+        return self._crowds.take(responder.requests, (*peer.port.blocks, peer.key), rate, burst, self._now())
 
     def _refuse(self, peer: RelayPeer, own_id: int, payload: bytes, reason: DropReason, byte: CloseReason) -> None:
         self.drops[reason] += 1

@@ -5,9 +5,9 @@ A :class:`~dmsg.v2019.core.peers.RelayPeer` is the record of one connection, who
 
 Invariants, checked by :meth:`RouteTable.check`:
 
-* a transport has a route at both of its ends or at neither (the 2019 reference
-  leaves one route behind, its defect 5);
-* ``newest`` names only connections that are in the table (its defect 12).
+* a transport has a route at both of its ends or at neither (the 2019 reference sometimes leaves one of the two routes
+  in its table);
+* ``newest`` names only connections that are in the table (in the 2019 reference it may name others).
 
 :mod:`dmsg.v2019.core.congestion` limits the bytes queued for slow receivers.
 """
@@ -116,8 +116,9 @@ class RouteTable(ConnectionTable[RelayPeer]):
             by = "server" if by_server else "src" if carried.forward is route else "dst"
             self.observer.ended(carried, reason, by)
         now = self._now()
-        # Each frame in flight to or from an end may provoke stray frames, for which that end must not be charged. An
-        # end that closed the transport itself has no further frames of its own in flight.
+        # A client is not charged for stray frames of this transport that it cannot avoid: frames that it has sent
+        # before it learns of the end, and answers to frames that reach it late. A client that closed the transport
+        # itself can only send such answers, because its CLOSE was its last frame.
         peer.provoked.add(route.back.frames + (_on_their_way(route) if by_server else 0), now)
         other.provoked.add(route.frames + _on_their_way(route), now)
         del peer.routes[own_id]
@@ -168,8 +169,8 @@ class RouteTable(ConnectionTable[RelayPeer]):
         self.congestion.relieve(peer)
 
     def stall(self, peer: RelayPeer) -> None:
-        """Resume the sources of a peer, because it has been congested for too long. From now on, only the queue limits
-        apply to it."""
+        """Mark a peer as stalled, because it has been congested for too long. Reading from its sources is resumed.
+        From now on, only the queue limits apply to what they send to the peer."""
         self.congestion.stall(peer)
 
     # --- frames that the table itself sends ---

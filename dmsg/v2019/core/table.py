@@ -89,12 +89,13 @@ RECEIVE_LIMIT = 4 * 1024 * 1024
 """Maximum bytes that a plain transport buffers for an application that does not read. A sender that exceeds the limit,
 although ACKs are withheld, loses the transport."""
 FRAME_OVERHEAD = 64
-"""Bytes that are counted for each unread frame in addition to its data, because its bookkeeping uses memory."""
+"""Number of bytes that are counted for each unread frame in addition to its data, because its bookkeeping uses
+memory."""
 MAX_INCOMING = 4096
 """Maximum number of transports of one connection that other clients have opened."""
 HANDSHAKES_A_TURN = 8
-"""Maximum number of handshakes that are computed after the frames of a read, and in each later reactor turn. So frames
-of open transports do not have to wait for many handshakes."""
+"""Maximum number of handshakes that are computed after the frames of a read, and in each later reactor turn. The limit
+keeps frames of open transports from waiting for many handshakes."""
 UNREAD_REQUESTS = 8192
 """Maximum number of REQUESTs of one connection whose handshake is not computed yet. Further REQUESTs are refused."""
 
@@ -145,7 +146,7 @@ class ClientConnection(SecureTable):
         self.has_frames_left = False
         """Whether the last read may have left whole frames unprocessed."""
 
-    # --- calls of the application ---
+    # --- called by the application ---
 
     def request(
         self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told_window: int = 0
@@ -354,7 +355,7 @@ class ClientConnection(SecureTable):
         elif transport is None:
             self._on_unknown(frame_type, transport_id, payload, events)
         elif frame_type == REQUEST and transport.state is not State.REQUESTED:
-            raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
+            raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "a REQUEST has an id that is in use")
         elif frame_type == CLOSE:
             self._on_close(transport, payload, events)
         else:
@@ -363,7 +364,7 @@ class ClientConnection(SecureTable):
     def _on_unknown(self, frame_type: int, transport_id: int, payload: bytes, events: list[Event]) -> None:
         if transport_id in self.unread_requests:
             if frame_type == REQUEST:
-                raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
+                raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "a REQUEST has an id that is in use")
             del self.unread_requests[transport_id]
             if frame_type != CLOSE:
                 self._refuse(transport_id, CloseReason.BAD_FRAME)
@@ -452,12 +453,12 @@ class ClientConnection(SecureTable):
         try:
             events.append(Draining(*parse_drain(payload)))
         except KeyFormatError as error:
-            raise RemoteProtocolError(DropReason.BAD_FRAME, f"malformed DRAIN: {error}") from None
+            raise RemoteProtocolError(DropReason.BAD_FRAME, f"a DRAIN frame is malformed: {error}") from None
 
     def _on_ping(self, payload: bytes) -> None:
         """Answer a PING of the other client on a direct link, as a server would."""
         if len(payload) > MAX_PING:
-            raise RemoteProtocolError(DropReason.BAD_FRAME, "malformed PING")
+            raise RemoteProtocolError(DropReason.BAD_FRAME, "a PING frame is malformed")
         self._outgoing.append(encode_frame(PONG, 0, payload))
 
     def _on_request(self, transport_id: int, payload: bytes, events: list[Event]) -> None:

@@ -38,7 +38,7 @@ FRAMES = BufferPool(HEADER_SIZE + MAX_FRAME_PAYLOAD, 16)
 """Pool of buffers for large encrypted frames, each in use until the link takes the frame at the end of the reactor
 turn."""
 LARGE = 16 * 1024
-"""Number of bytes of user data from which a frame gets a separate buffer. It equals ``DIRECT_SIZE`` of links: a link
+"""Minimum bytes of user data for a frame to get a separate buffer. The number equals ``DIRECT_SIZE`` of links: a link
 encrypts larger pieces directly, without joining them with others first."""
 
 
@@ -88,7 +88,8 @@ class TransportTable:
         self._random = random or Random()
         self._next_id = self._random.randrange(IDS_PER_SIDE) * 2 + self._parity
         self._outgoing: list[bytes | tuple[bytearray, int]] = []
-        """Frames to send: either pieces of bytes, or whole frames as (buffer of ``FRAMES``, length)."""
+        """Data to send, in order. An item is bytes (a frame, or a part of one), or a pair of a buffer from ``FRAMES``
+        and the length of the frame in it."""
         self.is_lost = False
         """Whether the connection is lost, so that no receipts can be sent over it."""
 

@@ -28,9 +28,9 @@ MAX_FRAME_PAYLOAD = MAX_PLAINTEXT - HEADER_SIZE
 MAX_FWD_DATA = MAX_FRAME_PAYLOAD - SEQUENCE_SIZE
 """Maximum bytes of user data in one FWD frame: 65508."""
 MAX_FRAME = HEADER_SIZE + 65535
-"""Maximum bytes of a frame, as far as its size field can express."""
+"""Maximum bytes of a frame that its size field can express."""
 HANDSHAKE_PAYLOAD_SIZE = 2 * PUBKEY_SIZE
-"""Bytes of the payload of a plain REQUEST or ACCEPT, which is two public keys: 66."""
+"""Size in bytes of the payload of a plain REQUEST or ACCEPT, which is two public keys: 66."""
 ID_COUNT = 0x10000
 IDS_PER_SIDE = ID_COUNT // 2
 MAX_PING = 64
@@ -47,8 +47,8 @@ the server sees it."""
 MAX_HANDSHAKE_PAYLOAD = 66 + 1024
 """Maximum bytes of a REQUEST or ACCEPT payload that contains the KK message of a secure transport."""
 MAX_CLOSE = 64
-"""Maximum bytes of a CLOSE payload that a server forwards as a whole. Of a longer payload, it forwards only the
-reason."""
+"""Maximum bytes of a CLOSE payload that a server forwards as a whole. If the payload is longer, the server forwards
+only the reason."""
 MIN_SECURE_REQUEST = 66 + 33 + 128 + 16
 """Minimum bytes of a REQUEST payload with a KK message: two keys, an ephemeral key, a hello and a tag."""
 MAX_HINTS = 16
@@ -58,7 +58,7 @@ RELAY_FEATURE = "relay1"
 RECEIPT_FEATURE = "receipt1"
 """Mark in the version of a server's entry: the server accepts RECEIPT."""
 SECURE_OVERHEAD = SEQUENCE_SIZE + 16
-"""Bytes that a FWD payload on a secure transport has besides user data: the sequence and the tag."""
+"""Number of bytes that a FWD payload on a secure transport has besides user data: the sequence and the tag."""
 UNREAD_LIMIT = 65535
 """Number of unread bytes above which a receiver withholds its ACKs, as in the 2019 reference."""
 
@@ -94,7 +94,8 @@ class FrameType(IntEnum):
     RECEIPT = 0x7
     """Sends the server a signed statement of the bytes that were delivered (:mod:`dmsg.telemetry.receipts`). Id 0."""
     NOTICE = 0x8
-    """Notifies a client, if its PINGs contain an instance. Id 0. Payload: ``code(1) || text``."""
+    """Tells a client that another program uses its key. Sent only to clients whose PINGs contain an instance: random
+    bytes that identify the running program. Id 0. Payload: ``code(1) || text``."""
     FWD = 0xA
     """Carries data. Payload: ``sequence(2) || data``, encrypted on a secure transport."""
     ACK = 0xB
@@ -153,7 +154,7 @@ def parse_drain(payload: bytes) -> tuple[int, list[PubKey]]:
     """
     keys = payload[2:]
     if len(payload) < 2 or len(keys) % PUBKEY_SIZE or len(keys) > MAX_HINTS * PUBKEY_SIZE:
-        raise KeyFormatError(f"{len(payload)} bytes are not a time and whole keys")
+        raise KeyFormatError(f"a DRAIN frame has 2 bytes for a time and then whole keys, not {len(payload)} bytes")
     servers = [PubKey(keys[start : start + PUBKEY_SIZE]) for start in range(0, len(keys), PUBKEY_SIZE)]
     return int.from_bytes(payload[:2], "big"), servers
 

@@ -27,9 +27,9 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
 TAG_TIMEOUT = 3.0
-"""Maximum seconds from the TCP connection to the arrival of the other end's tag."""
+"""Maximum seconds from the TCP connection of a direct link to the arrival of the other end's tag."""
 OK_TIMEOUT = 5.0
-"""Maximum seconds from the tags to the arrival of the other end's OK."""
+"""Maximum seconds from the exchange of the tags of a direct link to the arrival of the other end's OK frame."""
 MAX_LINKS = 32
 """Maximum number of direct links at one port, and also of handshakes in progress at that port."""
 LINKS_PER_ADDRESS = 4
@@ -178,4 +178,4 @@ class _DialledSession(ClientSession):
 
     def link_up(self, link: Link) -> None:
         super().link_up(link)
-        self.flush()  # As the caller, this end sends OK first.
+        self.flush()  # This end has opened the link, so it sends OK first.

@@ -96,7 +96,8 @@ def is_for_codes(name: Name) -> bool:
 
 
 def receiver_of(name: Name, nameplate: int) -> PubKey | None:
-    """Return the key of the receiver that asks for this name, or None if it asks for a code with another number.
+    """Return the receiver's key, which is a part of the name that the receiver asks for. Return None if the name is not
+    for the code with the number ``nameplate``.
 
     :raises BadMessage: the name is malformed.
     """

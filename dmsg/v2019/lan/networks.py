@@ -1,4 +1,4 @@
-"""Runs one object for each address of this machine, and starts and stops them as networks come and go."""
+"""Set of objects, one for each address of this machine, which are started and stopped as networks come and go."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CHECK_INTERVAL = 5.0
 
 
 class OnInterface(Protocol):
-    """Interface of an object that runs on one address."""
+    """Interface (protocol class) of an object that has sockets on one address of this machine."""
 
     def stop(self) -> Deferred[None]:
         """Close the sockets."""
 
 
 class Networks:
-    """Runner of one object for each address of this machine.
+    """Set of objects, one for each address of this machine. Objects are started and stopped as networks come and go.
 
     :param open_on: starts an object on one address.
     :param on_warning: called with a sentence if no object can be started on an address, once for each reason.
@@ -50,7 +50,7 @@ class Networks:
 
     @property
     def interfaces(self) -> list[Interface]:
-        """Addresses on which an object runs."""
+        """Addresses of this machine for which an object is running now."""
         return list(self._running)
 
     def _look(self) -> None:

@@ -37,7 +37,7 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams, let_close
 
 DIAL_TIMEOUT = 3
-"""Seconds within which a TCP connection on the same network must be open."""
+"""Timeout in seconds of an attempt to open a TCP connection on the same network."""
 ASK_AGAIN, ASK_AGAIN_MAX = 1.0, 4.0
 """Seconds between the first and the second question, and maximum seconds between two questions. The delay doubles with
 each question."""
@@ -139,7 +139,7 @@ class LanPeer:
             port.strangers.stop()
         if drops := self.drops:
             texts = ", ".join(f"{reason}: {number}" for reason, number in sorted(drops.items()))
-            _log.info("refused on the local networks: {drops}", drops=texts)
+            _log.info("packets were refused on the local networks: {drops}", drops=texts)
         self._running.clear()
 
     # --- methods that offers and searches call ---
@@ -162,8 +162,7 @@ class LanPeer:
         port = DirectPort(
             self._reactor, self._turn, self._streams, tickets, self._refused, is_admitted=interface.has_on_link
         )
-        # Each network that appears and disappears leaves a port behind. A closed port is dropped once the links that it
-        # accepted have ended.
+        # The port of a network that has disappeared stays in the list until the links that it accepted have ended.
         self._ports = [one for one in self._ports if one.numPorts or one.sessions]
         self._ports.append(port)
         return port
@@ -287,7 +286,7 @@ class LanSearch:
 
     @property
     def announcers(self) -> int:
-        """Number of keys announced so far to which the receiver connects."""
+        """Number of different keys, in the answers so far, to which the receiver may try to connect."""
         return self._question.announcers
 
     @property

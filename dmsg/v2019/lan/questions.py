@@ -64,7 +64,7 @@ class CodeQuestion:
 
     @property
     def announcers(self) -> int:
-        """Number of keys announced so far to which the receiver connects."""
+        """Number of different keys, in the answers so far, to which the receiver may try to connect."""
         return len({key for key, _ in self._places.values()})
 
     def receive(self, data: bytes, source: str, port: int, interface: Interface, now: float) -> Announcer | None:
@@ -97,8 +97,8 @@ class CodeQuestion:
         return self._admit(told, interface.scoped(source), interface)
 
     def _admit(self, told: Announcement, host: str, interface: Interface) -> Announcer | LanDrop:
-        """Record an announced key and address. Return the reason to ignore the answer if there are too many, or if this
-        address has already answered."""
+        """Record an announced key and address, and return the peer to try. Return the reason to ignore the answer if
+        there are too many keys or addresses, or if this address has already answered."""
         place = told.key, told.port
         if host in self._places:
             return LanDrop.REPEATED if self._places[host] == place else LanDrop.TOO_MANY

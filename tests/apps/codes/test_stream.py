@@ -27,6 +27,7 @@ from dmsg.apps.codes.stream import (
     CodeEnd,
     CodeExpired,
     CodeFactory,
+    CodeUsedUp,
 )
 from dmsg.apps.codes.words import EXAMPLE, Code
 from dmsg.discovery.lookup.nameplates import claim, find
@@ -208,6 +209,14 @@ class CodeStreamTests(CodeStreamCase):
         offer.agreed.addBoth(over.append)
         self.bob.listen(offer, PORT)
         return offer, agreed, over
+
+    def test_a_receiver_that_lost_against_another_one_learns_a_possible_reason(self) -> None:
+        for role, is_told in ((Role.RECEIVER, True), (Role.SENDER, False)):
+            end = CodeEnd(Clock(), role, CODE)
+            end.connectionLost()
+            error = self.failureResultOf(end.agreed, CodeUsedUp).value
+            self.assertIn("before the code was compared", str(error))
+            self.assertEqual("somebody else used the code" in str(error), is_told)
 
     def test_the_oldest_silent_stream_is_evicted_for_a_new_one(self) -> None:
         """However many: for one more the oldest goes that has said nothing."""

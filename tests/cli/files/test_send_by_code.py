@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
-from twisted.internet import reactor, threads
-from twisted.internet.defer import Deferred
+from twisted.internet import threads
 
 from dmsg.apps.codes.stream import TRIES
 from dmsg.apps.codes.words import EXAMPLE, Code
 from dmsg.apps.partial_files import part_name
 from dmsg.keys import SecKey, read_key_file, write_key_file
+from tests.cli.qr_reader import read_qr
 from tests.cli.test_commands import Command
 from tests.cli.test_tools import ToolCase
-from tests.forking import COMMAND
 from tests.support import asynchronous
 
 
@@ -40,32 +38,10 @@ class CodeCase(ToolCase):
 
     def at_terminal(self, *arguments: str) -> tuple[Command, Any]:
         """The same as a person sees it: one terminal for all."""
-        command = Command()
-        argv = [sys.executable, "-c", COMMAND, *arguments]
-        environment = {
-            **os.environ,
-            "COLUMNS": "100",
-            "LINES": "40",
-            "TERM": "xterm",
-            "DMSG_CONFIG": "config.toml",
-            **self.environment,
-        }
-        run: Any = reactor.spawnProcess
-        process = run(command, sys.executable, argv, env=environment, path=str(self.directory), usePTY=True)
-
-        def end() -> Any:
-            if process.pid is None:
-                return None
-            process.signalProcess("KILL")
-            done: Deferred[Any] = Deferred()
-            command.ended.addBoth(done.callback)
-            return done
-
-        self.addCleanup(end)
-        return command, process
+        return self.start_at_terminal(*arguments, environment=self.environment)
 
     async def ends(self, command: Command, status: int, *texts: str) -> None:
-        self.assertEqual(await command.ended, status, command.err)
+        self.assertEqual(await command.ended, status, command.out + command.err)
         text = (command.out + command.err).decode()
         for one in texts:
             self.assertIn(one, text)
@@ -187,6 +163,17 @@ class RefusingTests(CodeCase):
         self.assertEqual((self.directory / "inbox" / "a").read_bytes(), b"old")
 
     @asynchronous
+    async def test_what_overwrite_cannot_replace_is_not_said_to_need_overwrite(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        (self.directory / "inbox" / "a").mkdir()
+        sender, code = await self.sends("a")
+        status, _, err = await self.receives(code, "--yes", "--overwrite")
+        self.assertEqual(status, 1)
+        self.assertIn("a exists already: only a file replaces a file: remove it, or use --dir", err)
+        await self.ends(sender, 4, "a exists already")
+
+    @asynchronous
     async def test_a_closed_or_full_output_fails_at_both_ends(self) -> None:
         """The reader has closed the pipe, or the disk is full; both ends report the failure at once."""
         await self.network()
@@ -231,9 +218,9 @@ class RefusingTests(CodeCase):
             (("send", "nothing"), "nothing: No such file"),
             (("send", "a", "nobody"), "nobody: no such file, and no key"),
             (("send", "a", "a", "02" + "ab" * 32), "two of the given files are called a"),
-            (("send", "--text", "x", "a", "02" + "ab" * 32), "not both"),
+            (("send", "--text", "x", "a", "02" + "ab" * 32), "exclude each other"),
             (("send", "-", "a"), "standard input (-) can only be sent alone"),
-            (("send", "a", "--text", "x"), "not both"),
+            (("send", "a", "--text", "x"), "exclude each other"),
             (("send", "--text", "x" * 40_000), "32768 characters"),
             (("send", "a", "./a"), "two of the given files are called a"),
             (("send", ""), "a FILE argument is empty"),
@@ -264,8 +251,8 @@ class PersonTests(CodeCase):
         for answer, status in ((b"\n", 0), (b"n\n", 4)):
             sender, _ = self.at_terminal("send", "film.mkv", "--min-servers=1")
             code = (await self.said(sender, r"code: (\S+)"))[1]
-            # a QR of half blocks for a telephone
-            await self.said(sender, "▀")
+            await self.said(sender, "on the other machine")
+            self.assertEqual(read_qr(sender.out.decode()), code)
             receiver, typed = self.at_terminal("receive", code, "--dir", "inbox", "--min-servers=1")
             await self.said(receiver, r"film\.mkv, 1\.2 MB, from a stranger; take it\? \[Y/n\] ")
             typed.write(answer)
@@ -320,7 +307,7 @@ class PersonTests(CodeCase):
         transport: Any = sender.transport
         transport.write(b"\x1b]0;title\x07")
         self.assertEqual(await receiver.ended, 1)
-        self.assertIn(b"a terminal cannot take it", b" ".join(receiver.out.split()))
+        self.assertIn(b"not shown on a terminal", b" ".join(receiver.out.split()))
         self.assertNotIn(b"title", receiver.out)
         await self.ends(sender, 4, "standard output is a terminal")
 
@@ -344,11 +331,25 @@ class PersonTests(CodeCase):
         await self.said(receiver, r"take it\?")
         typed.write(b"\x03")
         self.assertEqual(await receiver.ended, 130)
+        # The shell's prompt gets a line of its own, after the ^C of the terminal.
+        self.assertTrue(receiver.out.endswith(b"^C\r\n"), receiver.out)
         self.assertEqual(await sender.ended, 4)
         self.assertIn("the other side gave up", sender.out.decode())
         self.assertNotIn("▀", sender.out.decode())
         for command in (receiver, sender):
             self.assertNotIn(b"Traceback", command.out)
+
+    @asynchronous
+    async def test_a_question_that_is_withdrawn_leaves_its_line(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        sender, typed = self.at_terminal("send", "a", "--no-qr", "--min-servers=1")
+        code = (await self.said(sender, r"code: (\S+)"))[1]
+        receiver, _ = self.at_terminal("receive", code, "--dir", "inbox", "--min-servers=1")
+        await self.said(receiver, r"take it\? \[Y/n\] ")
+        typed.write(b"\x03")
+        self.assertEqual(await receiver.ended, 4, receiver.out)
+        self.assertIn(b"[Y/n] \r\ndmsg: the other side gave up", receiver.out)
 
 
 class PairTests(CodeCase):

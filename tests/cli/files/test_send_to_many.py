@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sys
+from pathlib import Path
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from dmsg.apps.partial_files import part_name
 from dmsg.cli.params import DurationType
 from dmsg.clients.address_book import AddressBook
 from dmsg.clients.groups import Groups
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.files.test_send_by_code import CodeCase
 from tests.cli.json_output import check
+from tests.cli.test_commands import Command
+from tests.forking import COMMAND
 from tests.support import asynchronous
+from tests.testing.traced_files import is_available
+
+READING = ("read", "pread64", "readv", "preadv", "preadv2", "mmap", "sendfile", "splice", "copy_file_range")
+"""System calls by which a program may read a file."""
+_CALL = re.compile(r"^\d+ +(\w+)\(.*<[^>]*/([^/>]+)>.*\) += (\d+)", re.MULTILINE)
+"""Regular expression for a system call with the descriptor of a file, in the output of strace."""
+
+
+def bytes_read(trace: str, name: str) -> int:
+    """Return how many bytes of a file a traced program has read.
+
+    :raises AssertionError: the program has used a call whose result is not the number of bytes.
+    """
+    calls = [(call, int(result)) for call, file, result in _CALL.findall(trace) if file == name]
+    assert not [call for call, _ in calls if call == "mmap"], calls
+    return sum(result for _, result in calls)
 
 
 class ManyTests(CodeCase):
@@ -46,6 +69,54 @@ class ManyTests(CodeCase):
             self.assertEqual((one / "film.mkv").read_bytes(), content)
         status, _, _ = await self.receives(code, "--yes")
         self.assertEqual(status, 3)
+
+    @asynchronous
+    async def test_each_receiver_costs_at_most_one_reading_of_the_file(self) -> None:
+        """The system calls of the sender are counted.  The second receiver already has a part of the file."""
+        if not is_available():
+            raise SkipTest("strace is not here, or may not trace programs")
+        await self.network()
+        content = os.urandom(3_000_000)
+        (self.directory / "film.mkv").write_bytes(content)
+        (self.directory / "two").mkdir()
+        part = self.directory / "two" / part_name("film.mkv")
+        part.write_bytes(content[:1_000_000])
+        trace = self.directory / "trace"
+        sender = self.traced(
+            trace, "send", "--to-many", "--receivers=2", "--expires=60s", "film.mkv", "--min-servers=1"
+        )
+        code = (await self.said(sender, r"code: (\S+)"))[1]
+        self.assertEqual(bytes_read(trace.read_text(), "film.mkv"), 0, "the file is read for receivers only")
+        for name in ("one", "two"):
+            status, _, err = await self.run_command(
+                "receive", code, "--min-servers=1", f"--dir={name}", "--yes", **self.environment
+            )
+            self.assertEqual(status, 0, err)
+            self.assertEqual((self.directory / name / "film.mkv").read_bytes(), content)
+        await self.ends(sender, 0, "to receiver 1", "to receiver 2")
+        self.assertEqual(bytes_read(trace.read_text(), "film.mkv"), 2 * len(content))
+
+    def traced(self, trace: Path, *arguments: str) -> Command:
+        """Run the command, with a record of the system calls by which it may read files."""
+        command = Command()
+        tracer = [
+            "strace",
+            "-f",
+            "-qq",
+            "-y",
+            "-s",
+            "0",
+            "-e",
+            f"trace={','.join(READING)}",
+            "-o",
+            str(trace.absolute()),
+        ]
+        environment = {**os.environ, "DMSG_CONFIG": "config.toml", **self.environment}
+        argv = [*tracer, sys.executable, "-c", COMMAND, *arguments]
+        run: Any = reactor.spawnProcess
+        process = run(command, argv[0], argv, env=environment, path=str(self.directory))
+        self._end_with_test(command, process)
+        return command
 
     @asynchronous
     async def test_a_receiver_that_stands_still_does_not_slow_others(self) -> None:
@@ -82,6 +153,8 @@ class ManyTests(CodeCase):
         sender, code = await self.sends("--to-many", "--receivers=2", "--expires=3s", "a")
         self.assertEqual((await self.receives(code, "--yes"))[0], 0)
         await self.ends(sender, 3, "sent a to receiver 1: 1 B", "1 of 2 receivers used it")
+        self.assertIn(b"no further receiver is admitted: the code has expired", sender.err)
+        self.assertNotIn(b"nobody used the code", sender.err)
 
     @asynchronous
     async def test_with_verify_each_receiver_is_asked_for_and_one_is_turned_away(self) -> None:
@@ -135,6 +208,28 @@ class ManyTests(CodeCase):
         )
         self.assertEqual((status, check(("send",), out)), (3, 3), "two failures and the error")
         self.assertEqual((self.directory / "inbox" / "a").read_bytes(), b"a")
+
+    @asynchronous
+    async def test_both_sides_show_names_and_not_keys(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        book = AddressBook(self.directory / "names")
+        for name in ("ann", "bob"):
+            key = SecKey.from_seed(name.encode())
+            book.add(name, key.public)
+            write_key_file(self.directory / f"{name}.key", key)
+        receiving = ("receive", "--listen", "--allow=ann", "--key-file=bob.key", "--dir=inbox", "--min-servers=1")
+        bob = self.tool(*receiving)
+        await self.said(bob, r"receiving at (\S+)")
+        sending = ("send", "a", "bob", "--min-servers=1")
+        environment = {**self.environment, "DMSG_KEY_FILE": "ann.key"}
+        status, out, err = await self.run_command(*sending, **environment)
+        self.assertEqual((status, out.partition(":")[0]), (0, "sent a to bob"), err)
+        await self.said(bob, "received inbox/a from ann: 1 B")
+        status, _, err = await self.run_command(*sending, **environment)
+        self.assertEqual(status, 1, err)
+        self.assertIn("a is not sent to bob: ", err)
+        await self.said(bob, "the transfer from ann failed: a exists already")
 
     @asynchronous
     async def test_options_that_do_not_fit_are_one_line(self) -> None:

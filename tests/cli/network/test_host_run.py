@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
+import treq
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.network.host_run import HostSettings, NotAHost, checked_host
+from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.service.reached_at import REACHED_AT
 from dmsg.keys import SecKey
 from dmsg.net.carriers.names import Carrier
+from tests.cli.qr_reader import qr_rows, read_qr
 from tests.cli.test_commands import Command, CommandCase
 from tests.support import asynchronous
 
@@ -87,6 +92,7 @@ class SettingsTests(SynchronousTestCase):
         settings = self.settings("203.0.113.5")
         for arguments in (settings.discovery_arguments(), settings.server_arguments()):
             self.assertTrue([one for one in arguments if re.fullmatch(r"--metrics=tcp:\d+:interface=127.0.0.1", one)])
+            self.assertIn("--page-token=/state/page.token", arguments)
 
     def test_with_tls_the_server_reaches_discovery_over_loopback(self) -> None:
         settings = self.settings("relay.example.org", tls=(Path("/etc/c:1.pem"), Path("/etc/k.pem")))
@@ -140,16 +146,20 @@ class HostCase(CommandCase):
         super().setUp()
         self.discovery, self.server, self.status, _ = free_ports()
 
-    def host(self, *more: str) -> Command:
-        return self.start(
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments of ``dmsg host`` for this network."""
+        return (
             "host",
             "--public-address=127.0.0.1",
             f"--discovery-port={self.discovery}",
             f"--server-port={self.server}",
             f"--status-port={self.status}",
             "--directory=state",
-            *more,
         )
+
+    def host(self, *more: str) -> Command:
+        return self.start(*self.arguments, *more)
 
     async def until_said(self, command: Command, pattern: str, *, err: bool = False) -> re.Match[str]:
         """Wait for a text in the output of a command."""
@@ -188,6 +198,126 @@ class HostCase(CommandCase):
         raise AssertionError(f"process {process} goes on")
 
 
+class DoctorTests(HostCase):
+    """``dmsg doctor`` of a person who runs a network and has joined none."""
+
+    async def examined(self, *arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Run ``dmsg doctor`` for the user of the network; return its exit status and the last result of each check."""
+        status, out, err = await self.run_command("doctor", "--json", *arguments, **self.user(**environment))
+        self.assertEqual(err, "")
+        return status, {one["check"]: one for one in map(json.loads, out.splitlines())}
+
+    def user(self, **environment: str) -> dict[str, str]:
+        """Environment of the user, whose network is in the default directory."""
+        home = str(self.directory.absolute())
+        return {"XDG_DATA_HOME": home, "DMSG_NAMES": "names", "DMSG_DISCOVERY": "", **environment}
+
+    def hosting(self, *more: str) -> Command:
+        default = [one for one in self.arguments if not one.startswith("--directory")]
+        return self.start(*default, *more, **self.user())
+
+    @asynchronous
+    async def test_a_network_is_found_and_checked_without_its_url(self) -> None:
+        host = self.hosting("--name=club")
+        invitation = (await self.until_said(host, r"dmsg join (dmsg1\w+)"))[1]
+        status, found = await self.examined()
+        self.assertEqual((status, found["host"]["verdict"]), (0, "ok"), found)
+        self.assertIn(f"club, which you host, is up; others type: dmsg join {invitation}", found["host"]["text"])
+        self.assertEqual({found[one]["verdict"] for one in ("discovery", "server", "stream")}, {"ok"}, found)
+        _, found = await self.examined("-d", f"http://127.0.0.1:{self.discovery}")
+        self.assertNotIn("host", found, "the user has named what to check")
+        # The record is not for other users of the machine.
+        (record,) = self.directory.glob("dmsg/host/network.json")
+        self.assertEqual(stat.S_IMODE(record.stat().st_mode), 0o600)
+
+    @asynchronous
+    async def test_the_pages_are_for_the_user_alone(self) -> None:
+        """Other users of the machine cannot read the token, which the command does not print."""
+        tokens = set()
+        for _ in range(2):
+            host = self.hosting()
+            await self.until_said(host, r"dmsg join (dmsg1\w+)")
+            path = (await self.until_said(host, r"any user name and the password in (\S+)", err=True))[1]
+            token = Path(path).read_text().strip()
+            tokens.add(token)
+            self.assertEqual(stat.S_IMODE(Path(path).stat().st_mode), 0o600)
+            for port in (self.status, self.status + 1):
+                page = f"http://127.0.0.1:{port}/"
+                for auth, expected in ((None, 401), (("me", "x" * len(token)), 401), (("me", token), 200)):
+                    response = await treq.get(page, auth=auth, persistent=False)
+                    await response.content()
+                    self.assertEqual(response.code, expected, (page, auth is None))
+                for known in ("metrics", "health"):
+                    response = await treq.get(page + known, persistent=False)
+                    # What every user may read names nobody.
+                    self.assertNotRegex(await response.text(), r"0[23][0-9a-f]{64}|a[i-p][a-z2-7]{51}")
+                    self.assertEqual(response.code, 200)
+            os.kill(int(host.transport.pid), signal.SIGINT)  # type: ignore[union-attr]
+            await host.ended
+            self.assertNotIn(token, (host.out + host.err).decode())
+        self.assertEqual(len(tokens), 1, "a browser that has stored the password can open the page again")
+
+    @asynchronous
+    async def test_a_token_that_others_can_read_is_refused(self) -> None:
+        directory = self.directory / "dmsg" / "host"
+        directory.mkdir(parents=True)
+        (directory / "page.token").write_text("a token of 24 characters".replace(" ", "-"))
+        (directory / "page.token").chmod(0o644)
+        host = self.hosting()
+        self.assertEqual(await host.ended, 1)
+        self.assertRegex(host.err.decode(), r"^dmsg: \S+page.token is accessible by others .*do: chmod 600 .*\n$")
+        (directory / "page.token").chmod(0o600)
+        await self.until_said(self.hosting(), r"dmsg join (dmsg1\w+)")
+
+    @asynchronous
+    async def test_a_network_that_is_not_up_is_named_with_the_command_that_starts_it(self) -> None:
+        host = self.hosting()
+        invitation = (await self.until_said(host, r"dmsg join (dmsg1\w+)"))[1]
+        os.kill(int(host.transport.pid), signal.SIGINT)  # type: ignore[union-attr]
+        await host.ended
+        status, found = await self.examined()
+        self.assertEqual((status, found["host"]["verdict"]), (1, "wrong"), found)
+        self.assertIn("is not up", found["host"]["text"])
+        self.assertIn("`dmsg host`", found["host"]["advice"])
+        self.assertNotIn("discovery", found, "one fault is one result")
+        # For someone who uses another network, the end of this one may be intended.
+        url = await self.start_discovery()
+        _, found = await self.examined(DMSG_DISCOVERY=url)
+        self.assertEqual((found["host"]["verdict"], found["discovery"]["verdict"]), ("note", "wrong"))
+        status, _, err = await self.run_command("send", "film", **self.user(DMSG_AGENT="off"))
+        self.assertIn(f"the one that you host:   dmsg join {invitation}\n", err)
+
+    @asynchronous
+    async def test_an_invitation_that_leads_nowhere_from_inside_is_told_from_a_network_that_is_down(self) -> None:
+        """The address is that of a router, which does not forward connections from inside."""
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            address = f"https://127.0.0.1:{nobody.getsockname()[1]}"
+            host = self.hosting("--behind-proxy", address)
+            await self.until_said(host, r"dmsg join (dmsg1\w+)")
+            status, found = await self.examined()
+        self.assertEqual((status, found["host"]["verdict"]), (0, "note"), found)
+        self.assertIn("is up, but its invitation leads nowhere", found["host"]["text"])
+        self.assertIn(address, found["host"]["text"])
+        self.assertEqual(found["stream"]["verdict"], "ok")
+
+    @asynchronous
+    async def test_a_damaged_record_is_as_good_as_none(self) -> None:
+        (self.directory / "dmsg/host").mkdir(parents=True)
+        for content in (
+            "",
+            "[]",
+            "{}",
+            '{"invitation": "dmsg1aaaa", "local": "http://x"}',
+            '{"invitation": 7}',
+            "\0" * 9,
+        ):
+            (self.directory / "dmsg/host/network.json").write_text(content)
+            status, found = await self.examined()
+            self.assertEqual((status, found["discovery"]["text"]), (1, "no discovery is set"), content)
+            self.assertNotIn("that you host", found["discovery"]["advice"])
+
+
 class NetworkTests(HostCase):
     """Processes of a person who runs a network and of one who joins it."""
 
@@ -210,6 +340,28 @@ class NetworkTests(HostCase):
         status, _, err = await self.run_command(*arguments, DMSG_AGENT="off", DMSG_DISCOVERY="home")
         self.assertEqual(status, 0, err)
         self.assertEqual((self.directory / "inbox/film").read_bytes(), (self.directory / "film").read_bytes())
+
+    @asynchronous
+    async def test_a_terminal_of_24_rows_shows_the_invitation_below_its_qr_code(self) -> None:
+        host, _ = self.start_at_terminal(*self.arguments, size=(80, 24))
+        invitation = (await self.until_said(host, r"(dmsg join dmsg1[a-z2-7]+)\r\n"))[1]
+        text = host.out.decode()
+        self.assertEqual(read_qr(text), invitation)
+        rows = qr_rows(text)
+        below = text[text.rindex(rows[-1]) :].splitlines()[1:]
+        self.assertEqual(below, [invitation])
+        lines_of_invitation = -(-len(invitation) // 80)
+        self.assertLess(len(rows) + lines_of_invitation, 24, "one row is for the cursor")
+
+    @asynchronous
+    async def test_a_terminal_that_is_too_small_for_the_qr_code_shows_none(self) -> None:
+        """Nobody can read a part of the code, and its lines would move others away."""
+        for size in ((80, 20), (30, 50)):
+            host, process = self.start_at_terminal(*self.arguments, size=size)
+            await self.until_said(host, r"dmsg join dmsg1[a-z2-7]+\r\n")
+            self.assertNotIn("█", host.out.decode())
+            process.signalProcess("INT")
+            await host.ended
 
     @asynchronous
     async def test_a_peer_that_came_by_another_address_is_heard(self) -> None:
@@ -242,6 +394,17 @@ class NetworkTests(HostCase):
         (line,) = host.err.decode().splitlines()
         self.assertIn("server cannot start", line)
         self.assertIn("--server-port", line)
+
+    @asynchronous
+    async def test_the_server_of_a_network_registers_in_no_other_discovery(self) -> None:
+        """Another discovery has the port, so the server, whose process starts at the same time, must not run."""
+        url = await self.start_discovery()
+        self.discovery = int(url.rpartition(":")[2])
+        host = self.host()
+        self.assertEqual(await host.ended, 1)
+        self.assertIn(b"discovery cannot start", host.err)
+        self.assertNotIn(b"server: ", host.err)
+        self.assertEqual(await Lookup(reactor, url).available_servers(), [])
 
     @asynchronous
     async def test_an_invitation_leads_to_no_other_network(self) -> None:

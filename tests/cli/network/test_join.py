@@ -83,7 +83,7 @@ class ConfigurationTests(CommandCase):
         (self.directory / "config.toml").write_text('[networks.home]\nurl = "http://10.0.0.1:9090"\n')
         status, out, err = await self.run_command("discovery", "list", "--network", "home", DMSG_DISCOVERY="")
         self.assertEqual((status, out), (2, ""))
-        self.assertIn("[networks.home] needs a setting discovery", err)
+        self.assertIn("[networks.home] needs a setting 'discovery'", err)
 
     @asynchronous
     async def test_a_bad_invitation_is_one_line_and_nothing_is_written(self) -> None:

@@ -62,7 +62,7 @@ class StatementTests(CommandCase):
         self.assertEqual([json.loads(one)["bytes_ab"] for one in out.splitlines()], [20])
         write(self.own / "receipts-2.jsonl.gz", [line(one) for one in both(8, 50, 0)])
         _, err = await self.say("verify-statement", name, *key, "--inputs", "spool/one", status=1)
-        self.assertIn("1 of these files are not in the statement", err)
+        self.assertIn("1 files in spool/one are not in the statement", err)
         self.assertIn("credited 5,010, by the receipts 5,060", err)
         out, err = await self.say("verify-statement", name, "--key", OPERATOR.public.text)
         self.assertIn("has no line in the statement", err)
@@ -83,7 +83,7 @@ class StatementTests(CommandCase):
         await self.say("verify-statement", "lie.jsonl")
         _, err = await self.say("verify-statement", "lie.jsonl", *everything, status=1)
         self.assertIn("credited 9,010, by the receipts 5,010", err)
-        self.assertIn("the receipts that the statement names do not give this statement", err)
+        self.assertIn("a statement computed from the named files of receipts differs from this statement", err)
         # Somebody else's signature under the same lines
         (self.here / "other.jsonl").write_bytes(sign_statement(body, OTHER))
         await self.say("verify-statement", "other.jsonl", *everything)
@@ -95,7 +95,7 @@ class StatementTests(CommandCase):
             [line(one, server=OTHER) for one in both(6, 4000, 0, server=OTHER)],
         )
         _, err = await self.say("verify-statement", f"statement-{DAY}.jsonl", *everything)
-        self.assertIn("1 files of receipts of these days are in spool but not in the statement", err)
+        self.assertIn("1 files in spool have receipts of the statement's days, but are not in the statement", err)
         self.assertIn("credited 20, by the receipts 4,020", err)
         (self.own / "receipts-1.jsonl.gz").unlink()
         _, err = await self.say("verify-statement", f"statement-{DAY}.jsonl", *everything, status=1)

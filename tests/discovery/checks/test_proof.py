@@ -104,6 +104,6 @@ class ProofTests(TestCase):
         self.assertIn(
             "a network from which its entry was not posted", await looks._reason_against(entry, "1.1.1.1", True)
         )
-        self.assertEqual(looks.looked, 0)
+        self.assertEqual(looks.attempts, 0)
         self.assertNotEqual(await looks._reason_against(entry, "127.0.0.1", True), "")
-        self.assertEqual(looks.looked, 1)
+        self.assertEqual(looks.attempts, 1)

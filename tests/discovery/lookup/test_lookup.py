@@ -24,6 +24,13 @@ from tests.discovery.service.test_api import APICase, Fixed
 KEY = SecKey.from_seed(b"api")
 
 
+class Away:
+    """HTTP client of a discovery that refuses connections."""
+
+    def request(self, *_: Any, **__: Any) -> Any:
+        return fail(OSError("refused"))
+
+
 class LookupTests(APICase):
     """The client of discovery against the service."""
 
@@ -236,6 +243,13 @@ class LookupTests(APICase):
         self.failureResultOf(asking)
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.failureResultOf(Lookups([Says(self.clock), Says(self.clock)]).entry(KEY.public), EntryNotFound)
+        # The owner of an entry posts it to a discovery that has lost it, although another one fails.
+        away: Any = Lookup(self.clock, "http://away", http=Away())
+        for failing in ([away, Says(self.clock)], [Says(self.clock), away]):
+            self.failureResultOf(Lookups(failing).stored_entry(KEY.public), EntryNotFound)
+            self.assertIsNone(self.failureResultOf(Lookups(failing).entry(KEY.public)).check(EntryNotFound))
+        self.assertEqual(self.successResultOf(Lookups([away, honest]).stored_entry(KEY.public)), new)
+        self.assertIsNone(self.failureResultOf(Lookups([away]).stored_entry(KEY.public)).check(EntryNotFound))
         first = self.server_entry(b"s")
         second = replace(first, sequence=1, timestamp=2).sign(SecKey.from_seed(b"s"))
         several = Lookups([Says(self.clock, first), Says(self.clock, second), hanging])
@@ -299,11 +313,6 @@ class LookupTests(APICase):
 
     def test_writes_go_to_all_discoveries(self) -> None:
         """An absent discovery does not matter."""
-
-        class Away:
-            def request(self, *_: Any, **__: Any) -> Any:
-                return fail(OSError("refused"))
-
         away = Lookup(self.clock, "http://away", http=Away())
         lookups = Lookups([away, self.lookup])
         self.successResultOf(lookups.update(KEY, self.with_client))

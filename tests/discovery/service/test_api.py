@@ -18,7 +18,13 @@ from twisted.web.resource import Resource
 from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.entries.rules import Deletion, Terms
 from dmsg.discovery.service.api import DiscoveryAPI
-from dmsg.discovery.service.settings import CLIENT_TTL, ENTRY_TTL, OF_PLACE, REFRESHING_TTL, DiscoverySettings
+from dmsg.discovery.service.settings import (
+    CLIENT_TTL,
+    ENTRY_TTL,
+    MAX_ENTRY_BYTES_PER_ADDRESS,
+    REFRESHING_TTL,
+    DiscoverySettings,
+)
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.keys import SecKey
 from dmsg.telemetry.metrics import Metrics
@@ -244,8 +250,8 @@ class SeedPathTests(APICase):
     def test_entries_count_against_the_posting_block(self) -> None:
         """A block of IPv6 is one; who is beside discovery has no limit of its own: it may be a proxy."""
         for poster, place, most in (
-            ("1.2.3.4", "1.2.3.4", OF_PLACE),
-            ("2600:1:2:3:4::5", "2600:1:2:3::/64", OF_PLACE),
+            ("1.2.3.4", "1.2.3.4", MAX_ENTRY_BYTES_PER_ADDRESS),
+            ("2600:1:2:3:4::5", "2600:1:2:3::/64", MAX_ENTRY_BYTES_PER_ADDRESS),
             ("10.0.0.1", "10.0.0.1", math.inf),
             ("127.0.0.1", "127.0.0.1", math.inf),
         ):

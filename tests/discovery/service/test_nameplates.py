@@ -12,8 +12,8 @@ from dmsg.discovery.entries.nameplates import (
     LASTS,
     LOOK_BURST,
     LOOK_RATE,
+    MAX_PER_ADDRESS,
     MISSED,
-    OF_PLACE,
     Release,
 )
 from dmsg.discovery.lookup.lookup import Lookup
@@ -65,13 +65,13 @@ class AnswerTests(APICase):
 
     def test_an_address_with_too_many_nameplates_is_refused(self) -> None:
         self.api.client_of = lambda request: "192.0.2.77"  # not public
-        for number in range(OF_PLACE + 9):
+        for number in range(MAX_PER_ADDRESS + 9):
             self.assertEqual(self.request("POST", PATH, self.body(b"a%d" % number))[0], 200)
         self.api.client_of = lambda request: "8.8.8.8"
-        for number in range(OF_PLACE):
+        for number in range(MAX_PER_ADDRESS):
             self.assertEqual(self.request("POST", PATH, self.body(b"b%d" % number))[0], 200)
         self.assertEqual(
-            self.message("POST", PATH, self.body(b"one more")), (429, "8.8.8.8 has 32 nameplates, the limit")
+            self.message("POST", PATH, self.body(b"one more")), (429, "8.8.8.8 has 32 nameplates, which is the limit")
         )
         self.assertEqual(self.request("POST", PATH, self.body(b"b1"))[0], 200)
         self.assertIn("nameplates", self.metrics.render().decode())
@@ -80,10 +80,10 @@ class AnswerTests(APICase):
         """Whoever has a /48 of IPv6 has 65536 blocks of addresses."""
         blocks = iter(range(0, 65536, 16))
         self.api.client_of = lambda request: f"2600:1f:7:{next(blocks):x}::1"
-        for number in range(8 * OF_PLACE):
+        for number in range(8 * MAX_PER_ADDRESS):
             self.assertEqual(self.request("POST", PATH, self.body(b"c%d" % number))[0], 200)
         refused = self.message("POST", PATH, self.body(b"one more"))
-        self.assertEqual(refused, (429, "2600:1f:7::/48 has 256 nameplates, the limit"))
+        self.assertEqual(refused, (429, "2600:1f:7::/48 has 256 nameplates, which is the limit"))
         self.api.client_of = lambda request: "2600:1f:8::1"
         self.assertEqual(self.request("POST", PATH, self.body(b"another site"))[0], 200)
         self.clock.advance(LASTS)

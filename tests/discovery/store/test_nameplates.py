@@ -14,8 +14,8 @@ from zope.interface.verify import verifyObject
 
 from dmsg.discovery.entries.nameplates import (
     LASTS,
+    MAX_PER_ADDRESS,
     NONE_FREE,
-    OF_PLACE,
     TOO_MANY,
     candidates,
 )
@@ -204,4 +204,4 @@ class LimitTests(SynchronousTestCase):
                 store.nameplates.claim(f"{number:066x}", candidates(random), "p", math.inf, 0.0, LASTS)
             )
             self.assertGreater(claimed, 0)
-        self.assertEqual(OF_PLACE, 32)
+        self.assertEqual(MAX_PER_ADDRESS, 32)

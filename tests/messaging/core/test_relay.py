@@ -14,7 +14,7 @@ from dmsg.base.policing import DESTINATION_BURST
 from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.messaging.core import congestion
-from dmsg.messaging.core.congestion import HOLD, HOLD_AT, TAKES_NOTHING
+from dmsg.messaging.core.congestion import HOLD, HOLD_AT, STALLED_AFTER
 from dmsg.messaging.core.destinations import PEER_QUEUE_MAXIMUM
 from dmsg.messaging.core.dialect import Dialect, dialect_of
 from dmsg.messaging.core.peers import RelayPeer
@@ -48,7 +48,7 @@ class FakePort:
 
     def __init__(self, profile: Profile) -> None:
         self.sent = bytearray()
-        self.places: Sequence[Hashable] = ()
+        self.blocks: Sequence[Hashable] = ()
         self.waiting = 0
         self.stuck = False
         self.paused = False
@@ -397,7 +397,7 @@ class SlowReaderTests(RelayCase):
         self.channel(a, c, 1)
         self.stick(b)
         self.send(a, 0, HOLD_AT + 100_000)
-        for _ in range(int(TAKES_NOTHING / HOLD) + 2):
+        for _ in range(int(STALLED_AFTER / HOLD) + 2):
             self.now += HOLD
             self.relay.let_read(a)
             self.relay.check()

@@ -18,11 +18,12 @@ from dmsg.net.links.link import Link
 from dmsg.net.links.race import CarrierRace
 from dmsg.net.links.records import record_links
 from dmsg.net.tls_overhead import MAX_OVERHEAD
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import ACCEPT, FWD, OK, PING, PONG, REQUEST, encode_frame
 from tests.net.carriers.openssl import MISSING, TLS_1_2, OpenSSLClient
 from tests.net.support import PATIENCE
 from tests.net.test_carriers import CarrierCase, NginxCase, certificate
-from tests.support import RawClient, asynchronous
+from tests.support import asynchronous
 
 MESSAGE = 27
 """Bytes of a KeyUpdate message."""

@@ -19,12 +19,13 @@ from dmsg.net.links import places
 from dmsg.net.links.places import FEW_PLACES, GREEDY_PART, SEARCH_AGAIN
 from dmsg.servers.admission import Admission, KeyList
 from dmsg.testing.lab import Lab
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, DRAIN, OK, PING, REQUEST, Frame, encode_frame, parse_drain
 from dmsg.v2019.server import Server
 from tests.messaging.support import Network
-from tests.support import SERVER_KEY, Accepting, MemoryNetwork, RawClient, asynchronous
+from tests.support import SERVER_KEY, Accepting, MemoryNetwork, asynchronous
 
 
 def key(number: int) -> SecKey:

@@ -10,11 +10,12 @@ from twisted.internet.protocol import Protocol
 from dmsg.errors import DropReason
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT
 from dmsg.net.links.trusted_proxies import TrustedProxies
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import CLOSE, OK
 from tests.net.carriers.test_proxy_header import V4, version_2
 from tests.net.links.support import Carried, LinkCase
-from tests.support import SERVER_KEY, RawClient
+from tests.support import SERVER_KEY
 
 PROXY, WEB = "10.0.0.1", "10.0.0.2"
 CLIENT = b"PROXY TCP4 203.0.113.9 10.0.0.1 4711 443\r\n"

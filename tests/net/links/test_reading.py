@@ -11,7 +11,7 @@ from twisted.internet.tcp import Connection
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
+from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_into_shared_buffer
 from dmsg.net.socketopts import SEND_SIZE, queued_bytes, send_more, write_now
 
 
@@ -55,7 +55,7 @@ class ReadTests(SocketCase):
         self.taken: list[bytes] = []
         self.views: list[Any] = []
         self.size = READ_SIZE
-        self.assertTrue(read_kept(self.transport, self.take, self.most))
+        self.assertTrue(read_into_shared_buffer(self.transport, self.take, self.most))
 
     def most(self) -> int:
         return self.size
@@ -114,7 +114,7 @@ class ReadTests(SocketCase):
                 self.transport.doRead()
                 inner[0] = bytes(view)
 
-        read_kept(self.transport, take, self.most)
+        read_into_shared_buffer(self.transport, take, self.most)
         self.there.sendall(b"first!")
         self.transport.doRead()
         self.assertEqual(inner, [b"first!"])
@@ -125,10 +125,10 @@ class ReadTests(SocketCase):
 
         self.there.sendall(b"x")
         self.transport.doRead()
-        read_kept(self.transport, fail, self.most)
+        read_into_shared_buffer(self.transport, fail, self.most)
         self.there.sendall(b"x")
         self.assertRaises(RuntimeError, self.transport.doRead)
-        read_kept(self.transport, self.take, self.most)
+        read_into_shared_buffer(self.transport, self.take, self.most)
         self.there.sendall(b"y")
         self.transport.doRead()
         self.assertIs(self.views[0], self.views[-1])
@@ -145,11 +145,11 @@ class ReadTests(SocketCase):
                 pass
 
         other: Any = Other(self.there, self.protocol, self.reactor)
-        self.assertFalse(read_kept(other, self.take, self.most))
-        self.assertFalse(read_kept(StringTransport(), self.take, self.most))
+        self.assertFalse(read_into_shared_buffer(other, self.take, self.most))
+        self.assertFalse(read_into_shared_buffer(StringTransport(), self.take, self.most))
         secure: Any = Connection(self.there, self.protocol, self.reactor)
         secure.TLS = True
-        self.assertFalse(read_kept(secure, self.take, self.most))
+        self.assertFalse(read_into_shared_buffer(secure, self.take, self.most))
 
 
 class WriteTests(SocketCase):

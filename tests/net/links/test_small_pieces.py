@@ -20,11 +20,12 @@ from dmsg.net.links.small_pieces import BURST, RATE, REPAID, SMALL, SmallPieces
 from dmsg.net.turns import HoldReason
 from dmsg.net.websocket.frames import BEGINNING, BINARY, ENDING, MIDDLE, NO_MASK, PING, encode
 from dmsg.noise.records import OVERHEAD
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import ACCEPT, FWD, HEADER_SIZE, REQUEST, encode_frame
 from tests.net.links.support import Carried, LinkCase
 from tests.net.support import EntityCase
 from tests.net.test_carriers import certificate
-from tests.support import SERVER_KEY, RawClient, asynchronous
+from tests.support import SERVER_KEY, asynchronous
 
 RECORD = OVERHEAD + HEADER_SIZE
 """Bytes of the smallest record of 2019, without the two bytes of its length."""

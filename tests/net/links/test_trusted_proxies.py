@@ -14,10 +14,11 @@ from dmsg.net.links.places import FEW_PLACES
 from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.websocket.upgrade import plain_upgrade
 from dmsg.servers.holdings import LinkHoldings
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import CLOSE, OK
 from tests.net.links.support import REQUEST, Carried, LinkCase
-from tests.support import SERVER_KEY, RawClient
+from tests.support import SERVER_KEY
 
 PROXY = "10.0.0.1"
 

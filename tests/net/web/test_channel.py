@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import given, strategies as st
@@ -223,3 +224,48 @@ class ChannelTests(SynchronousTestCase):
 
     def test_no_other_protocol_over_TLS(self) -> None:
         self.assertEqual(Case().site.acceptableProtocols(), [b"http/1.1"])
+
+
+class _Writes(StringTransport):
+    """Transport that stores each write on its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:
+        self.writes.append(b"".join(data))
+
+
+class WriteTests(SynchronousTestCase):
+    """Writes of a response's head and body."""
+
+    def answers(self, request: bytes) -> tuple[Case, list[bytes]]:
+        case = Case()
+        transport = _Writes()
+        case.channel = case.site.buildProtocol(transport.getPeer())
+        case.channel.makeConnection(transport)
+        case.channel.dataReceived(request + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        return case, transport.writes
+
+    def test_head_and_body_are_one_write(self) -> None:
+        _, writes = self.answers(b"GET /here")
+        self.assertEqual(len(writes), 1)
+        head, _, body = writes[0].partition(b"\r\n\r\n")
+        self.assertTrue(head.startswith(b"HTTP/1.1 200 OK\r\n"))
+        self.assertEqual(body, b"/here \n")
+
+    def test_a_head_without_body_is_written(self) -> None:
+        _, writes = self.answers(b"HEAD /here")
+        self.assertTrue(b"".join(writes).endswith(b"\r\n\r\n"))
+
+    def test_a_head_does_not_wait_for_a_later_body(self) -> None:
+        case, writes = self.answers(b"GET /later")
+        case.page.waiting[0].write(b"")
+        self.assertTrue(b"".join(writes).startswith(b"HTTP/1.1 200 OK\r\n"))
+        self.assertTrue(b"".join(writes).endswith(b"\r\n\r\n"))
+        case.page.proceed()
+        self.assertTrue(b"".join(writes).endswith(b"\r\n0\r\n\r\n"))

@@ -16,7 +16,7 @@ from twisted.web.server import NOT_DONE_YET
 
 from dmsg.net.web.channel import HEADER_COST, MAX_HEADERS, MAX_PARAMETERS, MAX_TRAILERS
 from dmsg.net.web.guard import TIME_TO_ASK, WHOLE_WITHIN, GuardedFactory
-from dmsg.net.web.site import MAX_WAITING_OF_ADDRESS, Requesters, gated_site
+from dmsg.net.web.site import IDLE_TIMEOUT, MAX_WAITING_OF_ADDRESS, Requesters, gated_site
 from tests.support import TurnClock
 
 
@@ -112,6 +112,36 @@ class GuardTests(SynchronousTestCase):
         self.page.waiting[0].write(b"now")
         self.page.waiting[0].finish()
         self.assertIn(b"now", connection.value())
+
+    def test_a_connection_without_data_is_closed(self) -> None:
+        connection = self.connect(self.guard())
+        for _ in range(3):
+            connection.protocol.dataReceived(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            self.clock.advance(IDLE_TIMEOUT - 1)
+            self.assertFalse(connection.gone)
+        self.clock.advance(1)
+        self.assertTrue(connection.gone)
+        self.assertEqual((self.refused, self.clock.getDelayedCalls()), ([], []))
+
+    def test_the_idle_timeout_starts_after_a_slow_answer(self) -> None:
+        connection = self.connect(self.guard(), said=b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.clock.advance(IDLE_TIMEOUT * 3)
+        self.page.waiting[0].finish()
+        self.clock.advance(IDLE_TIMEOUT - 1)
+        self.assertFalse(connection.gone)
+        self.clock.advance(1)
+        self.assertTrue(connection.gone)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_whole_requests_make_no_timers(self) -> None:
+        connection = self.connect(self.guard())
+        timers = self.clock.getDelayedCalls()
+        for _ in range(5):
+            connection.protocol.dataReceived(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            self.assertEqual(self.clock.getDelayedCalls(), timers)
+        self.assertEqual(len(timers), 1)
+        connection.protocol.dataReceived(b"GET / HT")
+        self.assertEqual(len(self.clock.getDelayedCalls()), 2)
 
     def test_the_largest_block_of_addresses_loses_a_connection(self) -> None:
         """1,100 connections of a stranger that do not end their requests: somebody else gets in, and is answered."""

@@ -198,7 +198,7 @@ class QueueStore:
     def ping_later(self, delivery: Delivery) -> None:
         self.told.append("ping later")
 
-    def hand_later(self, delivery: Delivery) -> None:
+    def count_delivered_later(self, delivery: Delivery) -> None:
         self.told.append("hand later")
 
 
@@ -416,7 +416,7 @@ class HandingTests(SynchronousTestCase):
         self.assertFalse(self.current.is_trusted)
         self.current.offer(self.message(b"2"))
         self.assertEqual(list(self.store.kept.values()), [b"1", b"2"])
-        self.current.ping_behind()
+        self.current.request_confirmation()
         self.current.confirmed(2)
         self.assertEqual(self.store.kept, {})
         self.assertTrue(self.current.is_trusted)
@@ -878,10 +878,10 @@ class KeepingTests(SynchronousTestCase):
             self.assertFalse(self.current.has_few_unconfirmed)
         with mock.patch.object(delivery, "FEW_IN_WINDOW", 1):
             self.assertFalse(self.current.has_few_unconfirmed)
-        self.current.ping_behind()
+        self.current.request_confirmation()
         self.assertEqual((self.session.pings, self.store.told[-1]), ([1, 2, 3], "busy"))
         self.current.confirmed(3)
-        self.current.ping_behind()
+        self.current.request_confirmation()
         self.assertEqual((self.session.pings, self.current._barrier), ([1, 2, 3], False))
         for _ in range(delivery.FEW_IN_WINDOW):
             self.current.offer(self.message())

@@ -27,7 +27,7 @@ from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rules import MessageRefused, Rules
 from dmsg.rmb.relay.sessions import SMALL, RelaySession
-from dmsg.rmb.relay.switch import FRAGMENT_BURST, HAND_AGAIN, PING_BEHIND, PING_BEHIND_FEW, Switch
+from dmsg.rmb.relay.switch import FRAGMENT_BURST, MAX_PING_DELAY, PING_DELAY, WRITE_CHECK_DELAY, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 from tests.rmb.support import StrictClock
@@ -172,7 +172,7 @@ class WayTests(SwitchCase):
         self.send(a, B)
         a.ping_received(b"question")
         self.assertEqual(([one.uid for one in wire_b.got], wire_a.pongs), (["u"], []))
-        self.clock.advance(PING_BEHIND)
+        self.clock.advance(PING_DELAY)
         b = self.switch.sessions[Session(B)]
         b.pong_received(wire_b.pings[-1])
         self.assertEqual((wire_a.pongs, self.drops(), self.twins.asked), ([b"question"], {}, 0))
@@ -553,7 +553,7 @@ class _Lazy:
         self.has_few_unconfirmed, self.closed = few, closed
         self.pinged: list[float] = []
 
-    def ping_behind(self) -> None:
+    def request_confirmation(self) -> None:
         self.pinged.append(self._clock.seconds())
 
 
@@ -565,15 +565,15 @@ class PingLaterTests(SwitchCase):
         began = self.clock.seconds()
         for delivery in (few, many, closed, becomes_many):
             self.switch.ping_later(cast(Any, delivery))
-        for _ in range(4 * int(PING_BEHIND_FEW / PING_BEHIND)):
-            if self.clock.seconds() - began > PING_BEHIND_FEW / 2:
+        for _ in range(4 * int(MAX_PING_DELAY / PING_DELAY)):
+            if self.clock.seconds() - began > MAX_PING_DELAY / 2:
                 becomes_many.has_few_unconfirmed = False
-            self.clock.advance(PING_BEHIND / 2)
+            self.clock.advance(PING_DELAY / 2)
         waited = [[round(at - began, 2) for at in one.pinged] for one in (few, many, closed, becomes_many)]
-        self.assertEqual(waited[1:3], [[PING_BEHIND], [PING_BEHIND]])
+        self.assertEqual(waited[1:3], [[PING_DELAY], [PING_DELAY]])
         self.assertEqual(len(waited[0]), 1)
-        self.assertTrue(PING_BEHIND_FEW <= waited[0][0] <= PING_BEHIND_FEW + PING_BEHIND, waited)
-        self.assertTrue(PING_BEHIND_FEW / 2 <= waited[3][0] <= PING_BEHIND_FEW / 2 + 2 * PING_BEHIND, waited)
+        self.assertTrue(MAX_PING_DELAY <= waited[0][0] <= MAX_PING_DELAY + PING_DELAY, waited)
+        self.assertTrue(MAX_PING_DELAY / 2 <= waited[3][0] <= MAX_PING_DELAY / 2 + 2 * PING_DELAY, waited)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_a_call_for_the_next_turn_is_made_in_the_next_turn(self) -> None:
@@ -607,7 +607,7 @@ class CostTests(SwitchCase):
         self.assertEqual((self.switch.unfinished, self.drops()), (5 * SMALL + 1, {Drop.UNFINISHED: 1}))
 
 
-class HandLaterTests(SwitchCase):
+class CountDeliveredLaterTests(SwitchCase):
     def test_a_session_that_does_not_read_is_checked_with_backoff(self) -> None:
         """Fifty times a second, with a window of small messages, 140 of them took a whole core."""
 
@@ -620,22 +620,22 @@ class HandLaterTests(SwitchCase):
                 return not self.unread
 
         delivery = Unread()
-        self.switch.hand_later(cast(Any, delivery))
+        self.switch.count_delivered_later(cast(Any, delivery))
         self.clock.advance(0)
         self.assertEqual(delivery.looks, 1)
-        self.clock.pump([HAND_AGAIN] * 8)
-        self.assertEqual(delivery.looks, 4)  # The pauses are 1, 2 and 4 times HAND_AGAIN.
-        self.clock.pump([HAND_AGAIN] * 492)
+        self.clock.pump([WRITE_CHECK_DELAY] * 8)
+        self.assertEqual(delivery.looks, 4)  # The pauses are 1, 2 and 4 times WRITE_CHECK_DELAY.
+        self.clock.pump([WRITE_CHECK_DELAY] * 492)
         self.assertTrue(30 <= delivery.looks <= 40, delivery.looks)
         delivery.unread = False
-        self.clock.pump([HAND_AGAIN] * 20)
+        self.clock.pump([WRITE_CHECK_DELAY] * 20)
         looks = delivery.looks
-        self.clock.pump([HAND_AGAIN] * 100)
+        self.clock.pump([WRITE_CHECK_DELAY] * 100)
         self.assertEqual(delivery.looks, looks)
         # what is sent then is looked at soon again
         delivery.unread = True
-        self.switch.hand_later(cast(Any, delivery))
-        self.clock.pump([HAND_AGAIN] * 2)
+        self.switch.count_delivered_later(cast(Any, delivery))
+        self.clock.pump([WRITE_CHECK_DELAY] * 2)
         self.assertGreaterEqual(delivery.looks, looks + 2)
 
 
@@ -718,7 +718,7 @@ class IntakeTests(SwitchCase):
         b, wire = self.connect(B)
         taken = self.bring(B)
         self.assertNoResult(taken)
-        self.clock.advance(PING_BEHIND)
+        self.clock.advance(PING_DELAY)
         b.pong_received(wire.pings[-1])
         self.successResultOf(taken)
 
@@ -744,7 +744,7 @@ class IntakeTests(SwitchCase):
         taken = self.bring(B, only_connected=True)
         self.assertNoResult(taken)
         b, wire = self.connect(B)
-        self.clock.advance(PING_BEHIND)
+        self.clock.advance(PING_DELAY)
         b.pong_received(wire.pings[-1])
         self.successResultOf(taken)
 

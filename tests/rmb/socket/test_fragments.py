@@ -106,7 +106,7 @@ class _Counting:
     def seconds_left(self, owner: object) -> float:
         return 0.002
 
-    def used(self, owner: object, seconds: float) -> None:
+    def used(self, owner: object, seconds: float, now: float | None = None) -> None:
         self.taken.append(seconds)
 
     def wait(self, one: Any) -> None:

@@ -187,7 +187,7 @@ class TwinTests(SynchronousTestCase):
 
     def test_errors_of_a_twin_name_the_field(self) -> None:
         for field, value, said in (
-            ("account", "5xyz", "account: "),
+            ("account", "5xyz", "account is not valid: "),
             ("account", None, "account is missing"),
             ("account", 5, "account is missing"),
             ("relay", 5, "relay is not a text"),

@@ -16,11 +16,12 @@ from dmsg.errors import CloseReason
 from dmsg.streams.core.agreement import Hello, Proposal, Resume
 from dmsg.streams.core.resumption import END_DATA, INITIAL_WINDOW, is_authentic, pack_nonce
 from dmsg.streams.core.secure import SecureEnd
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer
 from dmsg.v2019.incoming import MAX_ANSWERS
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
-from tests.support import KEYS, SERVER_KEY, RawClient
+from tests.support import KEYS, SERVER_KEY
 from tests.v2019.test_half_close import HalfCase
 
 A, B = KEYS["A"], KEYS["B"]

@@ -17,9 +17,10 @@ from dmsg.base.policing import ANSWER_FACTOR, BURST_SECONDS, FLOOD_FACTOR
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE, TOLD_PER_ADDRESS
 from dmsg.servers.admission import CHECK_INTERVAL, HOOK_CACHE_TIME, Admission, Hook, KeyList, ListError
+from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.policing import PING_RATE, Kind, Limits, Policer
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
-from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
+from tests.support import KEYS, SERVER_KEY, MemoryNetwork
 
 
 class PoliceTests(SynchronousTestCase):

@@ -38,7 +38,7 @@ class FakePort:
     def __init__(self) -> None:
         self.data = b""
         self.address = ""
-        self.places: Sequence[Hashable] = ()
+        self.blocks: Sequence[Hashable] = ()
         self.waiting = 0
         self.left_behind = 0
         self.paused = 0
@@ -367,7 +367,27 @@ class CongestionTests(RelayCase):
             for number in range(40):
                 if 2 * number in self.peers[0].routes:
                     self.fill(0, 2 * number, 60_000)
-        self.assertLess(self.ports[1].waiting, PEER_QUEUE_MAXIMUM + 70_000)
+        self.assertLess(self.ports[1].waiting, PEER_QUEUE_MAXIMUM + 1000)
+
+    def test_bytes_are_reserved_up_to_the_limits_exactly(self) -> None:
+        """Bytes that are refused are not counted, so that smaller ones still have room."""
+        self.open(0, 1, 2)
+        self.congest(1)
+        route, peer, congestion = self.peers[0].routes[2], self.peers[1], self.relay.congestion
+        for limit, reserve in (
+            (PEER_QUEUE_MAXIMUM, lambda size: congestion.reserve(route, size)),
+            (PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM, lambda size: congestion.reserve_answer(peer, size)),
+        ):
+            self.ports[1].waiting = limit - 10
+            before = route.queued, peer.sent
+            self.assertFalse(reserve(11))
+            self.assertEqual((route.queued, peer.sent), before)
+            self.assertTrue(reserve(10))
+        self.ports[1].waiting = 0
+        route.queued, route.mark = ROUTE_QUEUE_LIMIT - 10, peer.sent + 1
+        self.assertFalse(congestion.reserve(route, 11))
+        self.assertEqual(route.queued, ROUTE_QUEUE_LIMIT - 10)
+        self.assertTrue(congestion.reserve(route, 10))
 
     def test_data_of_unaccepted_requests_is_not_queued(self) -> None:
         """Forty requests and as many windows behind them: the receiver is slow, and loses nothing for it."""

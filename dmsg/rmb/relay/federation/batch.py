@@ -6,8 +6,8 @@ The reference implementation sends one message per POST, and relays of this pack
 the flags means the same as the header ``X-Rmb-Only-Connected`` of a single message; the other bits are zero.
 
 The answer begins at once, with status 200. It has a line ``NUMBER STATUS`` in ASCII for each message, sent as soon as
-its outcome is known. The number is the index of the message, counted from 0. The status is the one that a POST of this
-message alone would have got.  So no message waits for another message whose receiver is slow.
+its outcome is known, so that no message waits for another message whose receiver is slow. The number is the index of
+the message, counted from 0. The status is the one that a POST of this message alone would have got.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ OFFER = b"x-rmb-batch"
 """Header by which a relay says in its answers that it accepts batches."""
 CONTENT_TYPE = "application/x-rmb-batch"
 MAX_BATCH = 32
-"""Maximum number of messages in a batch. Verifying so many takes three milliseconds, for which the relay does nothing
-else."""
+"""Maximum number of messages in a batch. Verifying a full batch takes three milliseconds, during which the relay does
+nothing else."""
 MAX_BATCH_SIZE = 1024 * 1024
 """Maximum bytes of the envelopes in a batch. A larger envelope is sent in a request by itself."""
 LONGEST_LINE = 16
-"""Maximum length of a line of an answer in bytes."""
+"""Maximum length in bytes of a line in the answer to a batch."""
 
 _HEAD = Struct(">BI")
 _ONLY_CONNECTED = 1

@@ -34,16 +34,14 @@ from dmsg.rmb.relay.ranker import Ranker
 PASSES = 3
 """Number of times that all relays of a twin are tried in turn before the message waits for a retry."""
 PASS_DELAY = 0.1
-"""Seconds between the first and the second pass over the relays, doubled before the third. Up to half is added at
-random."""
+"""Seconds between the first and the second pass over the relays. The pause before the third pass is twice as long. A
+random time of up to half the pause is added to each pause."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
 """Maximum number, and bytes, of messages that are being forwarded. Further messages are only put into the queue."""
 TAKE_UP_BELOW = MAX_ITEMS // PART - BATCH
-"""Number of messages being forwarded below which the federation queue is read at once, not only by the next periodic
-check.
-
-A batch from the queue then fits into the limit of one sender.
-"""
+"""While fewer messages than this are being forwarded, the federation queue is read again at once, without waiting for
+the next periodic check. A whole batch from the queue can then be added without exceeding the limit of one sender, even
+if one twin sent all these messages."""
 PASSED_OVER_FOR = 10.0
 """Maximum seconds until the queue is read again from its beginning, if messages in it were skipped. A message is
 skipped while its sender has too many messages that are being forwarded.
@@ -83,7 +81,7 @@ class _Item:
 class Federation:
     """Forwarding of messages to other relays.
 
-    :ivar asking: requests to other relays, which the offers of stored messages use, too.
+    :ivar asking: requests to other relays. The offers of stored messages use the same object.
     :param is_connected: function that returns whether the session with this name is connected here now.
     :param on_finished: callback for messages that were read from the queue. Its arguments are the message and the text
         of an error, or None if a relay accepted the message.
@@ -172,8 +170,8 @@ class Federation:
         keeping.addCallbacks(kept, lambda failure: item.done(mail, FULL))
 
     def _has_room(self, item: _Item) -> bool:
-        """Whether one more message may be forwarded now, by the limit of all messages and that of its sender, a
-        ``PART``-th of it."""
+        """Whether one more message may be forwarded now. Two limits apply: the limit of all messages, and the limit of
+        the message's sender, which is a ``PART``-th of the first."""
         sender = item.mail.sender
         return (
             len(self._items) < MAX_ITEMS
@@ -230,7 +228,7 @@ class Federation:
         self._next()
 
     def sizes(self) -> dict[int, int]:
-        """Return the bytes of the messages that are being forwarded, by the twin that sent them."""
+        """Return, for each sending twin, the number of bytes of its messages that are being forwarded."""
         return dict(self._size_of)
 
     def give_up(self, sender: int) -> None:
@@ -305,8 +303,8 @@ class Federation:
         keeping.addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
-        """Store messages that take long, retry those that are due, and read further ones from the queue. Called every
-        second."""
+        """Store messages that take long, retry those whose delay is over, and read further ones from the queue. Called
+        every second."""
         now = self._reactor.seconds()
         self.offers.round()
         for item in list(self._items):

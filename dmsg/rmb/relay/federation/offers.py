@@ -32,7 +32,7 @@ class _Offers:
 
 
 class Offers:
-    """Stored messages that one relay offers to other relays, by receiving session.
+    """Stored messages that one relay offers to other relays, grouped by receiving session.
 
     :param is_connected: function that returns whether the session with this name is connected here now.
     """
@@ -58,7 +58,7 @@ class Offers:
         self._is_connected = is_connected
 
     def round(self) -> None:
-        """Offer the next message of each session whose retry is due. Called every second."""
+        """Offer the next message of each session whose delay before the next attempt is over. Called every second."""
         now = self._reactor.seconds()
         for session in list(self._offers):
             self._offer_next(session, now)

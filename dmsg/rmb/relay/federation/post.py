@@ -32,8 +32,8 @@ ONLY_CONNECTED = b"x-rmb-only-connected"
 """Header that asks a relay to refuse the message if the session is not connected. The reference implementation ignores
 it."""
 AT_ONCE = 2
-"""Number of unanswered requests to one relay from which on further messages wait ``GATHER`` seconds, to be sent
-together."""
+"""Number of unanswered requests. While at least this many requests to one relay are unanswered, further messages to the
+relay wait ``GATHER`` seconds, to be sent together."""
 GATHER = 0.002
 """Seconds for which messages are collected for a batch. A full batch is sent at once."""
 REMEMBERED = 1000
@@ -230,7 +230,7 @@ class Poster:
             try:
                 await statuses.finished.addTimeout(POST_TIMEOUT, self._reactor)
             except (TimeoutError, CancelledError):
-                pass  # The answer has ended, so messages without a status get the status 0.
+                pass  # The HTTP answer did not name all messages in time. The others get the status 0 (no answer).
             return
         if response.code != 503:
             # The relay at this URL no longer accepts batches, so the messages are sent one by one.

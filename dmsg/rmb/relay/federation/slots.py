@@ -100,7 +100,8 @@ class Slots(Generic[Item]):
     def __init__(self, takes_many: Callable[[str], bool] = lambda relay: False) -> None:
         self._takes_many = takes_many
         self._waiting: dict[_Kind, _Lines[Item]] = {kind: _Lines() for kind in _Kind}
-        # Items that could not begin, by the limit that blocks them: that of a set of relays, or that of a sender.
+        # Items whose attempts could not begin. The key is the limit that blocks the items: that of a set of relays, or
+        # that of a sender.
         self._blocked: dict[Hashable, _Lines[Item]] = {}
         self._attempts: dict[Item, _Attempt] = {}
         self._of_kind: Counter[_Kind] = Counter()
@@ -132,7 +133,8 @@ class Slots(Generic[Item]):
             if item in self._attempts:
                 continue
             if kind is not self._kind(relays):
-                # The kind of these relays has changed since the item was added, so the item is queued again.
+                # Since the item was added, these relays have become quick or slow, or have begun or ceased to accept
+                # batches. So the item is queued again for their present kind.
                 self.add(item, relays, sender)
                 continue
             part = sender, kind
@@ -161,7 +163,7 @@ class Slots(Generic[Item]):
         return None
 
     def done(self, item: Item, seconds: float | None) -> None:
-        """End the attempt of an item.
+        """Record that the attempt to send an item has ended, and how quickly a relay answered.
 
         :param seconds: seconds until a relay answered; None if none answered.
         """
@@ -183,7 +185,7 @@ class Slots(Generic[Item]):
             self._quick.pop(relays, None)
 
     def cancel(self, item: Item) -> None:
-        """End the attempt of an item, without recording whether the relays answered."""
+        """Record that the attempt to send an item has ended, but not how quickly a relay answered."""
         attempt = self._attempts.pop(item)
         part = attempt.sender, attempt.kind
         decrement(self._of_kind, attempt.kind)

@@ -45,7 +45,8 @@ class UnverifiedTwins:
             remember(self._until, decode(data).source.twin, self._seconds() + UNVERIFIED_FOR, MAX_UNVERIFIED)
 
     async def refuses(self, data: bytes) -> bool:
-        """Whether the source of a message is a twin of the table that has not signed the message."""
+        """Whether to refuse a message, because its source is a twin in the table and the signature is not that
+        twin's."""
         if not self._until:
             return False
         envelope = decode(data)

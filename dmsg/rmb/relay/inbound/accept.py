@@ -34,8 +34,8 @@ class InboundAcceptor:
         ledger = Ledger(lambda payload: taken.callback(None))
         mail = Mail(data, header.until(switch.now()), ledger, header)
         ledger.add(mail)
-        # This ping is answered, which fires ``taken``, when the message is settled. So messages of relays follow the
-        # same rule as messages of sessions.
+        # The ledger answers this ping, and so fires ``taken``, when the message is settled. Messages of sessions are
+        # confirmed by the same rule.
         ledger.ping(b"")
         receiver = switch.sessions.get(header.destination)
         if receiver is not None and receiver.delivery.is_crowded and not mail.is_answer:
@@ -43,7 +43,8 @@ class InboundAcceptor:
             # paused, so it must send the message again later.
             taken.errback(MessageRefused(Drop.BUSY))
             return taken
-        # The other relay deletes the message when it gets the answer, so it is answered only after the confirmation.
+        # The other relay deletes the message when it gets the answer. So the answer is sent only after the
+        # confirmation.
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
             return taken

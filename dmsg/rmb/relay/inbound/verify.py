@@ -23,13 +23,16 @@ from dmsg.rmb.twins.identity import verify
 from dmsg.rmb.twins.twin import Twin
 
 INTAKE_RATE, INTAKE_BURST = 5000.0, 10_000.0
-"""Messages per second, and in a burst, that other relays may send from one address or block of addresses."""
+"""Maximum number of messages per second, and in a burst, that other relays may send from one address or block of
+addresses."""
 INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
-"""Messages, and bytes, per minute that are accepted from other relays for one sending twin."""
+"""Maximum number of messages, and of their bytes, per minute that are accepted from other relays for one sending
+twin."""
 MAX_TAKEN = 65_536
 """Maximum number of accepted messages that are remembered until they expire, so that repetitions are recognised."""
 WORTHLESS = 20
-"""Number of messages that one malformed or wrongly signed message counts as in the rate limit of its address."""
+"""Number by which a malformed or wrongly signed message counts in the rate limit of its address, where any other
+message counts as one."""
 MAX_INTAKE = 1024
 """Maximum number of messages from other relays that are processed at the same time."""
 
@@ -96,7 +99,7 @@ class InboundVerifier:
         finally:
             self.under_way -= 1
 
-    # Each verdict has its own return statement.
+    # This function exceeds Ruff's limit of return statements, because each verdict has its own.
     async def _process(self, data: bytes, only_connected: bool) -> tuple[Verdict, bool]:  # noqa: PLR0911
         switch = self._switch
         try:

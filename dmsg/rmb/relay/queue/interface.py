@@ -81,17 +81,17 @@ class QueueWatcher(Protocol):
     """Callbacks by which a queue notifies its relay."""
 
     def dropped(self, session: str, number: int) -> None:
-        """The ``number`` oldest messages of a session were deleted, because its queue was full."""
+        """Called when the ``number`` oldest messages of a session were deleted, because its queue was full."""
 
     def appended_elsewhere(self, name: str) -> None:
-        """Another process has appended a message to the queue with this name."""
+        """Called when another process has appended a message to the queue with this name."""
 
     def connected_elsewhere(self, name: str) -> None:
-        """The session with this name has connected to another process."""
+        """Called when the session with this name has connected to another process."""
 
 
 class RelayQueue(Interface):
-    """Interface of all queues of a relay, by session."""
+    """Interface of the object with all queues of a relay, one for each session."""
 
     limits: QueueLimits = Attribute("Limits of the stored messages.")
     trouble: str | None = Attribute(

@@ -1,11 +1,11 @@
 """Queues of relays in Redis, under the same keys as in the reference implementation. Several processes may share them.
 
-``stream:<twin>[:<sid>]`` is the stream of a session, with one field ``_``. ``relay.federation.stream`` is the stream
-for other relays, with the field ``msg``. This package adds:
+``stream:<twin>[:<sid>]`` is the Redis stream of a session, with one field ``_``. ``relay.federation.stream`` is the
+Redis stream for other relays, with the field ``msg``. This package adds:
 
 - ``rmb.session:<twin>[:<sid>]``: names the process to which a session is connected.
 
-- ``rmb.until``: a sorted set of all stored messages, by the second in which they expire.
+- ``rmb.until``: a sorted set of all stored messages, in the order in which they expire.
 
 - ``rmb.kept``: a hash with the number of stored bytes, in all and of each sender.
 
@@ -59,12 +59,10 @@ EXPIRE = 3600
 """Seconds without a new message after which a queue is deleted."""
 GROUP = "federation"
 ABANDONED_AFTER = 60
-"""Seconds after which a message that a process has taken and not finished is given to the next process that asks.
-
-This may be the same process.
-"""
+"""Seconds after which a message that a process has read but not finished is returned again, to the next process that
+reads the queue. This may be the same process."""
 FEDERATION_LENGTH = 100_000
-"""Maximum number of messages in the stream for other relays."""
+"""Maximum number of messages in the Redis stream ``FEDERATION_STREAM``, the queue of messages for other relays."""
 PRESENCE = 75
 """Seconds for which a session counts as connected after its last announcement."""
 APPEND_BATCH = 100
@@ -73,7 +71,7 @@ script runs."""
 BATCH_SIZE = 4 * 1024 * 1024
 """Maximum bytes appended in one call. The last message may exceed it."""
 POLLED = 1000
-"""Maximum number of sessions polled in one call."""
+"""Maximum number of sessions whose queues are polled in one call."""
 RETRY_FOR = 5.0
 """Maximum seconds for which an append is repeated while Redis is unavailable."""
 RETRY_EVERY = 0.2
@@ -454,7 +452,7 @@ class RedisQueue:
             self._redis.eval(_PRESENT, keys, [self._name, str(PRESENCE)]).addErrback(lambda _: None)
 
     def note_absent(self, session: str) -> None:
-        # The script keeps the key if another process has registered the session meanwhile.
+        # The script does not delete the key if another process has registered the session meanwhile.
         self._redis.eval(_ABSENT, [PRESENT + session], [self._name]).addErrback(lambda _: None)
 
     def release_federation(self) -> None:

@@ -13,7 +13,7 @@ AT_ONCE = 500
 
 
 class Removals:
-    """Ids of delivered messages that must still be deleted, by session.
+    """Ids of delivered messages that must still be deleted, grouped by the session of their queue.
 
     :ivar forgotten: number of ids that were forgotten above the maximum.
     """
@@ -45,7 +45,7 @@ class Removals:
             self._ids.pop((session, number), None)
 
     def oldest(self) -> dict[str, list[QueueId]]:
-        """Return the ids remembered for longest, at most ``AT_ONCE``, by session."""
+        """Return the ids remembered for longest, at most ``AT_ONCE``, grouped by the session of their queue."""
         found: dict[str, list[QueueId]] = {}
         for (session, number), _ in zip(self._ids, range(AT_ONCE), strict=False):
             found.setdefault(session, []).append(number)

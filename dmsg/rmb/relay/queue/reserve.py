@@ -9,14 +9,14 @@ import os
 from contextlib import suppress
 
 RESERVE = 8 * 1024 * 1024
-"""Bytes that are reserved on the disk for the queue of a relay."""
+"""Number of bytes that are reserved on the disk for the queue of a relay."""
 LEAST = 64 * 1024
-"""Smallest useful size of the reserve in bytes, if the disk has no space for all of it."""
+"""Smallest useful size in bytes of the reserve of disk space, if the disk has no space for all of ``RESERVE``."""
 SUFFIX = "-reserve"
 
 
 class Reserve:
-    """File of a fixed size. It is emptied when its space is needed.
+    """File that only occupies disk space. It is emptied when the queue needs the space.
 
     :param path: path of the database. The reserve is a file in the same directory.
     """
@@ -30,7 +30,7 @@ class Reserve:
         """Reserve the space, or as much of it as the disk has.
 
         :param unused: bytes of free pages in the database, which count as free space.
-        :returns: whether all of the space is reserved, and free space of half that size is left.
+        :returns: whether all of the space is reserved, and half as much space is still free in addition.
         """
         if self._grow(self._size):
             more = self._size // 2 - unused

@@ -36,7 +36,7 @@ from dmsg.rmb.relay.queue.reserve import Reserve
 EXPIRED = 1000
 """Maximum number of expired messages that are removed in one call."""
 RETRY_EVERY = 1.0
-"""Seconds between two attempts to write to a file that could not be written."""
+"""Seconds between two attempts to write to the file, while writing fails."""
 
 _log = Logger()
 
@@ -325,7 +325,7 @@ class SQLiteQueue:
         # Readers must skip these messages until the deletion is committed. Otherwise they would be delivered twice.
         self._removals.add(session, ids)
         if self.trouble is not None:
-            return  # The next retry deletes all remembered messages together.
+            return  # The ids are remembered; the next retry deletes all these messages together.
         try:
             self._begin()
             self._delete(session, ids)

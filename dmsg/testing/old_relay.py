@@ -1,4 +1,4 @@
-"""Relay with the rules of the 2019 server, as far as recorded exchanges show them."""
+"""Server that behaves like a server of 2019, as far as recorded exchanges show its behaviour."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE, PING, REQUEST, encode_close
+from dmsg.v2019.server import Server
+
+VERSION = "0.0.1"
+"""Field ``version`` of the entries of programs of 2019."""
 
 
 class OldRelay(Relay):
     """Relay that ends a connection after a PING, and that refuses, without a reason, a REQUEST that is not 66 bytes
     long or that is for a client that is not connected.
 
-    Payloads of other frames are passed on as they are, as in ``payloads_are_not_checked`` and ``close_payloads`` of
-    ``tests/vectors/server_rules.json``.
+    Payloads of other frames are forwarded unchanged, as in the recorded exchanges ``payloads_are_not_checked`` and
+    ``close_payloads``.
     """
 
     pings = 0
@@ -30,3 +34,12 @@ class OldRelay(Relay):
             self._answer(peer, encode_close(own_id, 0))
             return
         super()._receive_control(peer, frame_type, own_id, payload)
+
+
+def make_old(server: Server, version: str = VERSION) -> None:
+    """Let a server that has not started yet follow the rules of 2019.
+
+    :param version: field ``version`` of its entry.
+    """
+    server.factory.relay.__class__ = OldRelay
+    server.registration._mark = lambda _: version  # noqa: SLF001  # A server of today always says what it offers.

@@ -1,0 +1,51 @@
+"""Random walks of programs that use agents through faults."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+
+from dmsg.agent.programs import ProgramConnection
+from dmsg.testing.agent_streams import STATES
+from dmsg.testing.agent_walk import FAULTS, draw_plan, follow
+from dmsg.testing.walk_coverage import WalkCoverage
+from tests.testing.walks import WalkCase
+
+STEPS = 20
+SEEDS = range(3)
+WALKS = [partial(follow, draw_plan(seed, STEPS)) for seed in SEEDS]
+
+
+class AgentWalkTests(WalkCase):
+    """Walks with fixed seeds."""
+
+    def test_every_stream_delivers_or_ends(self) -> None:
+        faults: set[str] = set()
+        delivered = 0
+        coverage = WalkCoverage(FAULTS, STATES)
+        for walk in WALKS[:2]:
+            done = walk()
+            delivered += done.amount
+            faults.update(done.faults)
+            assert done.coverage is not None
+            coverage.add(done.coverage)
+        self.assertGreater(delivered, 1_000_000)
+        self.assertLessEqual(faults, set(FAULTS))
+        self.assertLessEqual({"opening", "idle"}, {cell.state for cell in coverage.reached})
+
+    def test_a_seed_repeats_a_walk(self) -> None:
+        one, two = (follow(draw_plan(1, 10)) for _ in range(2))
+        self.assertEqual((one.trace.count, one.trace.digest()), (two.trace.count, two.trace.digest()))
+
+    def test_a_program_that_ends_the_streams_of_others_is_found(self) -> None:
+        lost = ProgramConnection.connectionLost
+
+        def lose_all(connection: ProgramConnection, reason: Failure = connectionDone) -> None:
+            lost(connection, reason)
+            for bridge in list(connection._agent.bridges):
+                bridge.program_lost()
+
+        self.patch(ProgramConnection, "connectionLost", lose_all)
+        self.found("has ended for no reason", WALKS)

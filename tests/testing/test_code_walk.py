@@ -1,0 +1,123 @@
+"""Random walks of transfers by codes through faults, and short walks that lead to one fault on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.pake import WrongCode
+from dmsg.apps.codes.stream import CodeFactory
+from dmsg.apps.parcels.destination import Destination
+from dmsg.apps.parcels.walk import OfferedFiles
+from dmsg.testing.code_programs import STATES
+from dmsg.testing.code_walk import (
+    EVERY_KIND,
+    FAULTS,
+    FULL_DISK,
+    KILL_RECEIVER,
+    LARGE,
+    LENGTHEN,
+    OVERWRITE,
+    REPLACE_PARTLY_RECEIVED,
+    draw_plan,
+    follow,
+)
+from dmsg.testing.limited_destination import _LimitedFile
+from dmsg.testing.plan import Plan, Step
+from dmsg.testing.walk_command import Done
+from dmsg.testing.walk_coverage import WalkCoverage
+from tests.testing.walks import WalkCase
+
+SEEDS = (0, 1, 3)
+SHORTEST = 3
+"""Seed of the shortest of these walks."""
+STEPS = 30
+CONTENT = "the receiver has another content"
+
+
+@cache
+def _walk(seed: int) -> Done:
+    return follow(draw_plan(seed, STEPS))
+
+
+def _led_to(fault: str) -> Iterator[partial[Done]]:
+    """Yield walks in which each of two pairs of people sends something large, and a fault waits for both of them."""
+    both = (0, LARGE), (1, LARGE)
+    for seed in range(6):
+        steps = Step((), fault, seed), Step((), fault, seed + 100), Step(both, "", seed, 12.0), Step((), "", 0, 12.0)
+        yield partial(follow, Plan(seed, steps))
+
+
+class CodeWalkTests(WalkCase):
+    """Walks with fixed seeds."""
+
+    def test_every_transfer_finishes_whole(self) -> None:
+        faults: set[str] = set()
+        finished = 0
+        coverage = WalkCoverage(EVERY_KIND, STATES)
+        for seed in SEEDS:
+            done = _walk(seed)
+            finished += done.amount
+            faults.update(done.faults)
+            assert done.coverage is not None
+            coverage.add(done.coverage)
+        self.assertGreater(finished, 10)
+        self.assertLessEqual({"kill receiver", "cut", "guess", "replace source"}, faults)
+        self.assertLessEqual(faults - {"lies"}, set(FAULTS))
+        self.assertLessEqual({REPLACE_PARTLY_RECEIVED, LENGTHEN, OVERWRITE, FULL_DISK}, coverage.kinds)
+        self.assertEqual({cell.state for cell in coverage.reached}, set(STATES))
+
+    def test_a_seed_repeats_a_walk(self) -> None:
+        one, two = _walk(SHORTEST), follow(draw_plan(SHORTEST, STEPS))
+        self.assertEqual((one.trace.count, one.trace.digest()), (two.trace.count, two.trace.digest()))
+
+    def test_a_sender_that_counts_no_guesses_is_found(self) -> None:
+        ended = CodeFactory._ended
+
+        def forgive(factory: CodeFactory, result: Any, end: Any) -> None:
+            wrong = isinstance(result, Failure) and result.check(WrongCode)
+            factory.tries += bool(wrong and factory.tries > 1)
+            ended(factory, result, end)
+
+        self.patch(CodeFactory, "_ended", forgive)
+        self.found("wrong guesses were answered", [partial(follow, draw_plan(seed, STEPS)) for seed in SEEDS])
+
+
+class LedWalkTests(WalkCase):
+    """Walks that lead to one fault."""
+
+    def test_a_transfer_that_begins_anew_is_found(self) -> None:
+        def forget(place: Destination, item: Any) -> Any:
+            yield from clear(place, item)
+            return 0
+
+        clear = Destination.clear
+        self.patch(Destination, "clear", forget)
+        self.found("bytes were sent to complete a file that lacked", _led_to(KILL_RECEIVER))
+
+    def test_a_file_that_an_earlier_transfer_has_left_is_found(self) -> None:
+        self.patch(Destination, "_take_away_others", lambda place, entry, inside, known: iter(()))
+        self.found("and the sender never had just these", _led_to(REPLACE_PARTLY_RECEIVED))
+
+    def test_a_longer_file_in_place_of_the_offered_one_is_found(self) -> None:
+        def open_any(offered: OfferedFiles, index: int) -> Any:
+            return offered._open_offered(offered._walked.checked.entries[index])
+
+        self.patch(OfferedFiles, "open", open_any)
+        self.found(CONTENT, _led_to(LENGTHEN))
+
+    def test_a_mixed_file_that_is_not_reported_is_found(self) -> None:
+        self.patch(OfferedFiles, "has_changed", lambda offered, index, file: False)
+        self.found(CONTENT, _led_to(OVERWRITE))
+
+    def test_the_rest_of_a_short_write_that_is_lost_is_found(self) -> None:
+        def claim_all(file: _LimitedFile, data: Any) -> int:
+            write(file, data)
+            return len(data)
+
+        write = _LimitedFile.write
+        self.patch(_LimitedFile, "write", claim_all)
+        self.found(CONTENT, _led_to(FULL_DISK))
