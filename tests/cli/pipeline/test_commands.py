@@ -13,6 +13,7 @@ from dmsg.cli.pipeline.commands import analytics
 from dmsg.keys import SecKey
 from dmsg.telemetry import verify
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
+from tests.cli.json_output import check, document
 from tests.cli.test_commands import CommandCase
 from tests.support import asynchronous
 
@@ -61,6 +62,22 @@ class AnalyticsTests(CommandCase):
         done = CliRunner().invoke(analytics, ("verify", *directories))
         self.assertEqual(done.exit_code, 1)
         self.assertRegex(done.stderr, "^dmsg: no room [^\\n]* make room and repeat the command[^\\n]*\\n$")
+
+    @asynchronous
+    async def test_a_run_prints_the_fields_of_the_schema(self) -> None:
+        """Fields of a run without new events, which needs no Java; a stream prints the same without two of them."""
+        if importlib.util.find_spec("pyspark") is None:
+            raise SkipTest("Spark is not installed")
+        (self.directory / "spool").mkdir()
+        command = ("analytics", "run", "--spool", "spool", "--out", "tables", "--json")
+        status, out, err = await self.run_command(*command)
+        self.assertEqual((status, err), (0, ""))
+        self.assertEqual(check(command, out), 1)
+        commands = document()["$defs"]["commands"]
+        of_run, of_stream = (commands[name] for name in ("analytics run", "analytics stream"))
+        self.assertEqual({*of_run["properties"]} - {"seconds", "receipts_refused"}, {*of_stream["properties"]})
+        for fields in (of_run, of_stream):
+            self.assertEqual([*fields["properties"]], fields["required"])
 
     @asynchronous
     async def test_a_java_failure_is_one_line_with_the_cause(self) -> None:
