@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from dmsg.base.printable import shorten
-from dmsg.cli.output import EXIT_INTERRUPTED, fail
+from dmsg.cli.output import EXIT_INTERRUPTED, fail, state
 from dmsg.directories import cache_directory
 from dmsg.errors import DmsgError, WrongUse, needs_extra
 
@@ -194,20 +194,23 @@ def tables_option(text: str = "Directory or URI of the tables.") -> Callable[[_C
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Context manager that shows a progress bar.
+    """Context manager that shows a progress bar at a terminal, unless ``--quiet`` was given.
 
     It yields a function to call with the name of the present step, the amount done, and the total amount or None.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description:<28}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        # Without this, rich ends with an empty line wherever standard error is no terminal.
+        disable=state.quiet or not console.is_terminal or console.is_dumb_terminal,
     )
     with bar:
         task = bar.add_task("", total=None)
