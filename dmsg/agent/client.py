@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFact
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from dmsg.agent.connections import AWAY, PATIENCE, AgentConnections, StreamConnection
+from dmsg.agent.connections import ANSWER_TIMEOUT, AWAY, AgentConnections, StreamConnection
 from dmsg.agent.listening import AgentListeningPort
 from dmsg.agent.local_stream import OpenedStream
 from dmsg.agent.socket_path import FoundAgent
@@ -93,8 +93,8 @@ class AgentClient:
         return self._wait(timeout, published=True)
 
     def _wait(self, timeout: float | None, *, published: bool) -> Deferred[None]:
-        request = {"do": "wait", "published": published, "timeout": timeout or PATIENCE}
-        answer = Deferred.fromCoroutine(self._connections.ask(request, (timeout or PATIENCE) + PATIENCE))
+        request = {"do": "wait", "published": published, "timeout": timeout or ANSWER_TIMEOUT}
+        answer = Deferred.fromCoroutine(self._connections.ask(request, (timeout or ANSWER_TIMEOUT) + ANSWER_TIMEOUT))
         return answer.addCallback(lambda _: None)
 
     # --- streams ---
@@ -142,7 +142,7 @@ class AgentClient:
                     ) from None
                 await deferLater(self._reactor, RETRY_DELAY)
                 continue
-            return await self._connections.with_timeout(connection.started, timeout + PATIENCE)
+            return await self._connections.with_timeout(connection.started, timeout + ANSWER_TIMEOUT)
 
     # --- services ---
 

@@ -21,7 +21,7 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
 from dmsg.net.socket_endpoints import UNIXEndpoint
 
-PATIENCE = 10.0
+ANSWER_TIMEOUT = 10.0
 """Seconds to wait for an answer that the agent can compute at once."""
 CLOSING = 2.0
 """Seconds that a program, when it ends, waits for its streams that are closing."""
@@ -63,10 +63,10 @@ class AgentConnections:
 
         return opened.addCallback(ask)
 
-    async def ask(self, request: Mapping[str, object], patience: float = PATIENCE) -> Answer:
+    async def ask(self, request: Mapping[str, object], timeout: float = ANSWER_TIMEOUT) -> Answer:
         """Send a request and return its answer.
 
-        :param patience: seconds to wait for the answer.
+        :param timeout: seconds to wait for the answer.
         :raises DmsgError: the agent reports a failure, is not running, or did not answer in time.
         """
         connection = LineConnection()
@@ -75,14 +75,14 @@ class AgentConnections:
         except AWAY:
             raise DmsgError(f"the agent at {self.path} has stopped") from None
         try:
-            return await self.with_timeout(connection.answered, patience)
+            return await self.with_timeout(connection.answered, timeout)
         finally:
             if connection.transport is not None:
                 connection.transport.loseConnection()
 
-    def with_timeout(self, answered: Deferred[_T], patience: float = PATIENCE) -> Deferred[_T]:
-        """Add a timeout to a Deferred, and return it.  After ``patience`` seconds it fails with DmsgTimeout."""
-        return answered.addTimeout(patience, self.reactor, _no_answer)
+    def with_timeout(self, answered: Deferred[_T], timeout: float = ANSWER_TIMEOUT) -> Deferred[_T]:
+        """Add a timeout to a Deferred, and return it.  After ``timeout`` seconds it fails with DmsgTimeout."""
+        return answered.addTimeout(timeout, self.reactor, _no_answer)
 
 
 def _no_answer(result: _T | Failure, seconds: float) -> _T | Failure:

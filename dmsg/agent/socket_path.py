@@ -32,7 +32,7 @@ from dmsg.keys import PubKey
 
 MAX_PATH = 100
 """Maximum bytes of the socket's path; the system allows 107."""
-PATIENCE = 2.0
+ANSWER_TIMEOUT = 2.0
 """Seconds to wait for an answer that the agent can compute at once."""
 _CREDENTIALS = struct.Struct("3i")
 
@@ -118,30 +118,30 @@ def is_socket(path: Path) -> bool:
     return True
 
 
-def ask(path: Path, request: dict[str, object], *, patience: float = PATIENCE) -> Answer:
+def ask(path: Path, request: dict[str, object], *, timeout: float = ANSWER_TIMEOUT) -> Answer:
     """Send a request and return the first line of its answer.  Blocks.
 
-    :param patience: seconds to wait for the answer.
+    :param timeout: seconds to wait for the answer.
     :raises OSError: no answer came.
     :raises DmsgError: the agent reports a failure.
     """
-    for answer in lines(path, request, patience=patience, limit=MAX_STATUS):
+    for answer in lines(path, request, timeout=timeout, limit=MAX_STATUS):
         return answer
     raise ConnectionResetError(None, "the agent closed the connection without an answer")
 
 
 def lines(
-    path: Path, request: dict[str, object], *, patience: float = PATIENCE, limit: int = MAX_LINE
+    path: Path, request: dict[str, object], *, timeout: float = ANSWER_TIMEOUT, limit: int = MAX_LINE
 ) -> Iterator[Answer]:
     """Send a request, and yield the lines of the answer until the agent closes the connection.  Blocks.
 
-    :param patience: seconds to wait for each line.
+    :param timeout: seconds to wait for each line.
     :param limit: maximum bytes of a line.
     :raises OSError: the agent is not running, or did not send a line in time.
     :raises DmsgError: the agent reports a failure.
     """
     reader = Reader()
-    with closing(open_socket(path, patience)) as channel:
+    with closing(open_socket(path, timeout)) as channel:
         channel.sendall(encode_line(request))
         while True:
             try:
@@ -156,20 +156,20 @@ def lines(
             except WireError as error:
                 raise AgentError(f"agent at {path}: {error}") from None
             except TimeoutError:
-                raise TimeoutError(None, f"the agent did not answer within {patience:g} s") from None
+                raise TimeoutError(None, f"the agent did not answer within {timeout:g} s") from None
             raise_error(answer)
             yield answer
 
 
-def open_socket(path: Path, patience: float = PATIENCE) -> socket.socket:
+def open_socket(path: Path, timeout: float = ANSWER_TIMEOUT) -> socket.socket:
     """Return a socket that is connected to the agent.
 
-    :param patience: timeout of the socket's operations, in seconds.
+    :param timeout: timeout of the socket's operations, in seconds.
     :raises OSError: the connection failed.
     """
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        channel.settimeout(patience)
+        channel.settimeout(timeout)
         channel.connect(os.fspath(path))
     except OSError:
         channel.close()

@@ -72,7 +72,7 @@ SMALL_BYTES = 64 * 1024 * 1024
 """Total size of the unread files in bytes below which reading them is a small job."""
 SMALL_EVENTS = 500_000
 """Number of events of the days to recompute below which computing the tables is a small job."""
-PATIENCE = 3600.0
+CLAIM_TIMEOUT = 3600.0
 """Maximum seconds that a stream waits for another run to finish."""
 
 Progress = Callable[[str, int, int], None]
@@ -213,17 +213,17 @@ class Pipeline:
             on_claim(claim)
 
     def _wait_for_claim(self, stop: Event) -> Claim:
-        """Claim the right to write to the tables. If another run is writing, try again for :data:`PATIENCE` seconds, or
-        until ``stop`` is set.
+        """Claim the right to write to the tables. If another run is writing, try again for
+        :data:`CLAIM_TIMEOUT` seconds, or until ``stop`` is set.
 
         :raises TablesBusy: the other run has not finished by then.
         """
-        patience = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + CLAIM_TIMEOUT
         while True:
             try:
                 return self.lake.claim()
             except TablesBusy:
-                if stop.wait(1.0) or time.monotonic() > patience:
+                if stop.wait(1.0) or time.monotonic() > deadline:
                     raise
 
     def _bronze_rows(self, lines: DataFrame, origin: str, number: int, now_ms: int, *, checked: bool) -> DataFrame:

@@ -45,18 +45,18 @@ def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSetti
     return replace(settings, agent=found) if mine and _is_suitable(settings, found) else settings
 
 
-def ask_agent(agent: FoundAgent, request: dict[str, object], patience: float) -> Iterator[Answer]:
+def ask_agent(agent: FoundAgent, request: dict[str, object], timeout: float) -> Iterator[Answer]:
     """Send a request to the agent, and yield the lines of its answer.  No reactor is needed, so Ctrl-C ends the call at
     once.
 
-    :param patience: seconds to wait for each line of the answer.
+    :param timeout: seconds to wait for each line of the answer.
     :raises SystemExit: the request failed; an error line was printed.
     """
     from dmsg.agent.socket_path import lines
     from dmsg.keylock import this_program
 
     try:
-        yield from lines(agent.path, {**request, "program": this_program()}, patience=patience)
+        yield from lines(agent.path, {**request, "program": this_program()}, timeout=timeout)
     except (DmsgError, OSError) as error:
         fail(error)
 

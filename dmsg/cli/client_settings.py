@@ -67,8 +67,8 @@ class ClientSettings:
         """
         ctx = click.get_current_context(silent=True)
         chosen = ctx is not None and ctx.get_parameter_source("resume_timeout") is not ParameterSource.DEFAULT
-        patience = self.resume_timeout if chosen else min(self.resume_timeout, RESUME_OF_NEW_KEYS)
-        return replace(self, key_file=None, agent=None, resume_timeout=patience)
+        resume_timeout = self.resume_timeout if chosen else min(self.resume_timeout, RESUME_OF_NEW_KEYS)
+        return replace(self, key_file=None, agent=None, resume_timeout=resume_timeout)
 
     def load(self) -> None:
         """Import the modules that the client needs."""

@@ -34,7 +34,7 @@ from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, make_pool
 from dmsg.v2019.client import Client
 
-PATIENCE = 10.0
+CHECK_TIMEOUT = 10.0
 """Seconds to wait for each answer."""
 CLOCK_OFF = 30.0
 """Seconds by which the local clock may differ from that of a discovery."""
@@ -205,7 +205,7 @@ async def _hosted(reactor: Reactor, examination: Examination, hosted: HostedNetw
 
 async def _failure(reactor: Reactor, url: str, server: PubKey) -> str:
     """Return why a discovery does not answer with the entry of a server; empty if it does."""
-    lookup = Lookup(reactor, url, timeout=PATIENCE)
+    lookup = Lookup(reactor, url, timeout=CHECK_TIMEOUT)
     try:
         await lookup.entry(server)
     except EntryNotFound:
@@ -219,7 +219,7 @@ async def _failure(reactor: Reactor, url: str, server: PubKey) -> str:
 
 async def _discovery(reactor: Reactor, examination: Examination, url: str, servers: dict[str, Entry]) -> None:
     await _time_there(reactor, examination, url)
-    lookup = Lookup(reactor, url, timeout=PATIENCE)
+    lookup = Lookup(reactor, url, timeout=CHECK_TIMEOUT)
     try:
         began = reactor.seconds()
         listed = await lookup.available_servers()
@@ -276,12 +276,12 @@ async def _invitation(examination: Examination, lookup: Lookup) -> None:
 
 async def _time_there(reactor: Reactor, examination: Examination, url: str) -> None:
     began, wall = reactor.seconds(), time.time()
-    client = WebClient(reactor, make_pool(reactor, persistent=False), PATIENCE)
-    asking = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
+    client = WebClient(reactor, make_pool(reactor, persistent=False), CHECK_TIMEOUT)
+    asking = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=CHECK_TIMEOUT)
     try:
         response = await cancellable(asking)
         took = reactor.seconds() - began
-        await cancellable(read_body(response, ANSWER).addTimeout(PATIENCE, reactor))
+        await cancellable(read_body(response, ANSWER).addTimeout(CHECK_TIMEOUT, reactor))
     except CancelledError:
         raise
     except Exception:  # The next check reports why discovery does not answer.
@@ -344,14 +344,14 @@ async def _server(reactor: Reactor, examination: Examination, client: Client, en
     name = f"server {entry.key.short} at {entry.server.address}"
     try:
         began = reactor.seconds()
-        session = await client.server_session(entry.key).addTimeout(PATIENCE, reactor)
+        session = await client.server_session(entry.key).addTimeout(CHECK_TIMEOUT, reactor)
         took = reactor.seconds() - began
         if session.pings.known:
-            took = min([await session.ping(PATIENCE) for _ in range(3)])
+            took = min([await session.ping(CHECK_TIMEOUT) for _ in range(3)])
     except CancelledError:
         raise
     except Exception as error:
-        why = shorten(str(error)) or f"no answer within {PATIENCE:g} s"
+        why = shorten(str(error)) or f"no answer within {CHECK_TIMEOUT:g} s"
         advice = "clients use other servers; if the server is yours, read its log and check that its port is open"
         examination.print_result(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
         return False
@@ -363,10 +363,10 @@ async def _server(reactor: Reactor, examination: Examination, client: Client, en
 
 async def _stream(reactor: Reactor, examination: Examination, asking: Client, answering: Client) -> None:
     try:
-        await answering.when_published(PATIENCE)
-        stream = stream_of(await asking.probe(answering.public_key, timeout=PATIENCE))
+        await answering.when_published(CHECK_TIMEOUT)
+        stream = stream_of(await asking.probe(answering.public_key, timeout=CHECK_TIMEOUT))
         began = reactor.seconds()
-        await stream.send(b"", PATIENCE)
+        await stream.send(b"", CHECK_TIMEOUT)
         took = reactor.seconds() - began
         stream.loseConnection()
     except CancelledError:
@@ -414,7 +414,7 @@ async def _entry(reactor: Reactor, examination: Examination, urls: Sequence[str]
         ways = 0
         for server in map(PubKey.from_hex, entry.client.delegated_servers):
             try:
-                probed = await client.probe(key.public, timeout=PATIENCE, via=server)
+                probed = await client.probe(key.public, timeout=CHECK_TIMEOUT, via=server)
             except CancelledError:
                 raise
             except Exception as error:

@@ -22,7 +22,7 @@ def clock_time(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-def patience_of(client: object) -> float:
+def resume_timeout_of(client: object) -> float:
     """Return the seconds after which a lost stream of a client ends.  A client that works through the agent does not
     know them, so the default is returned.
     """
@@ -32,7 +32,7 @@ def patience_of(client: object) -> float:
 
 @contextmanager
 def watch_connection(
-    reactor: Reactor, transport_of: Callable[[], object], patience: float, print_notice: Callable[[str], None]
+    reactor: Reactor, transport_of: Callable[[], object], resume_timeout: float, print_notice: Callable[[str], None]
 ) -> Iterator[None]:
     """Context manager that prints a notice when a stream has lost its connection for some time, and another when it is
     back.
@@ -40,7 +40,7 @@ def watch_connection(
     The first notice says until when the command waits.
 
     :param transport_of: function that returns the stream, or None while there is none.
-    :param patience: seconds after which a lost stream ends.
+    :param resume_timeout: seconds after which a lost stream ends.
     :param print_notice: function that prints a notice.
     """
     away = False
@@ -50,7 +50,7 @@ def watch_connection(
         since = getattr(transport_of(), "away_since", None)
         if not away and since is not None and (gone := reactor.seconds() - since) >= NOTICE_AFTER:
             away = True
-            until = clock_time(max(0.0, patience - gone))
+            until = clock_time(max(0.0, resume_timeout - gone))
             print_notice(f"the other side is away; waiting for it until {until}, Ctrl-C gives up")
         elif away and since is None:
             away = False

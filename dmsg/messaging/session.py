@@ -347,7 +347,7 @@ class ClientSession(Session):
         # The timeout grows with the number of bytes sent, because CloseChannel is queued after them at the server and
         # the receiver.
         sent = stream.sent_bytes if stream is not None else 0
-        patience = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
+        timeout = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
 
         def late() -> None:
             if self._link is not None and (self._link.unsent() or self._holding):
@@ -361,7 +361,7 @@ class ClientSession(Session):
                 # Without ChannelClosed, this side cannot know whether the remote has received all data.
                 stream.carrier_closed(CloseReason.UNCONFIRMED)
 
-        self._closing[channel] = self._reactor.callLater(patience, late)
+        self._closing[channel] = self._reactor.callLater(timeout, late)
 
     def _end_now(self, channel: ClientChannel) -> None:
         timer = self._closing.pop(channel, None)

@@ -21,7 +21,7 @@ NAME = ".seen.sqlite"
 """Name of the database, in the directory of the checked receipts."""
 GENERATION_DAYS = 30
 """Minimum number of days for which a receipt stays in the database. It is removed after at most twice as many days."""
-PATIENCE = 60.0
+LOCK_TIMEOUT = 60.0
 """Maximum seconds to wait for another process that has locked the database."""
 _QUESTIONS = ("SELECT file FROM young WHERE receipt = ?", "SELECT file FROM old WHERE receipt = ?")
 _TABLES = {
@@ -54,7 +54,7 @@ class ReceiptsSeen:
         self._path = path
         day = int((time.time() if now is None else now) // 86400)
         try:
-            self._base = open_database(path, PATIENCE)
+            self._base = open_database(path, LOCK_TIMEOUT)
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = NORMAL")
             self._base.execute("BEGIN IMMEDIATE")

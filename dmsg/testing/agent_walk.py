@@ -54,7 +54,7 @@ LAST_SIZE = 300_000
 """Number of bytes that each of the two ends sends over a stream that is opened at the end of a walk."""
 RESTARTS = (0.0, 0.5, 3.0, 20.0)
 """Seconds after which a killed agent or program is started again."""
-PATIENCE = 400.0
+SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 LEFT_OUT = frozenset({"poison", "clock jump", "slow reader", "reader resumes"})
 """Faults that a walk of agents leaves out, or implements itself."""
@@ -178,7 +178,7 @@ class AgentWalk:
             return condition()
 
         try:
-            self.lab.network.run_until(checked, PATIENCE)
+            self.lab.network.run_until(checked, SETTLE_TIMEOUT)
         except PromiseBroken:
             raise
         except AssertionError as error:

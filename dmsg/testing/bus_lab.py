@@ -155,13 +155,13 @@ class BusLab:
         self.twins[name] = client
         return client
 
-    def settle(self, patience: float = 60.0) -> None:
+    def settle(self, timeout: float = 60.0) -> None:
         """Advance the clock until all twins are connected to a relay.
 
-        :raises AssertionError: this takes more than ``patience`` seconds of the lab's time.
+        :raises AssertionError: this takes more than ``timeout`` seconds of the lab's time.
         """
-        online = [Deferred.fromCoroutine(twin.when_online(patience)) for twin in self.twins.values()]
-        self.network.run_until(lambda: all(one.called for one in online), patience)
+        online = [Deferred.fromCoroutine(twin.when_online(timeout)) for twin in self.twins.values()]
+        self.network.run_until(lambda: all(one.called for one in online), timeout)
 
     def kill(self, name: str) -> None:
         """Kill the program on a host, like ``kill -9``: what a relay's queue has not committed is lost."""

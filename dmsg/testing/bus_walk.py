@@ -33,7 +33,7 @@ STEPS = 60
 COMMAND = "note"
 EXPIRES = 1500.0
 """Seconds for which a caller waits. A walk and its recovery take less, so no call may fail."""
-PATIENCE = 400.0
+SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 UNANSWERED = 40
 """Maximum number of unanswered calls of a twin. A twin that has so many makes no further call."""
@@ -114,7 +114,7 @@ class BusWalk:
             self._do(step)
         self._faults.repair()
         try:
-            self.lab.network.run_until(lambda: not any(call.is_open for call in self._calls.values()), PATIENCE)
+            self.lab.network.run_until(lambda: not any(call.is_open for call in self._calls.values()), SETTLE_TIMEOUT)
         except AssertionError as error:
             left = [str(call) for call in self._calls.values() if call.is_open]
             raise AssertionError(f"{error}: {len(left)} calls are lost: {'; '.join(left[:5])}") from error

@@ -61,7 +61,7 @@ LARGE = 2_000_000
 seconds, so most faults happen during one."""
 REACTION = 0.5
 """Seconds that a person in a walk takes before the next action."""
-PATIENCE = 800.0
+SETTLE_TIMEOUT = 800.0
 """Maximum seconds of the lab's time in which everything must finish after the last fault."""
 LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes"})
 """Faults that a walk of codes leaves out."""
@@ -205,7 +205,7 @@ class CodeWalk:
         for pair in self._pairs:
             pair.want(LARGE, self._random)
         try:
-            self.lab.network.run_until(self._all_finished, PATIENCE)
+            self.lab.network.run_until(self._all_finished, SETTLE_TIMEOUT)
         except AssertionError as error:
             left = [[(one.name, one.state) for one in pair.programs] for pair in self._pairs if not pair.is_idle]
             raise type(error)(f"{error}: {len(left)} transfers are left: {left}") from error

@@ -50,7 +50,7 @@ STRANGER = "stranger"
 STEPS = 60
 DELAY = 0.01
 """Seconds that a packet between a program and discovery takes at first."""
-PATIENCE = 120.0
+SETTLE_TIMEOUT = 120.0
 """Maximum seconds of the lab's time that each program may need to post after the faults."""
 NETWORK = ("delay", "loss", "reorder", "partition", "heal", "heal", "wall clock", "wall clock", "bandwidth")
 FORGERIES = ("replay an entry", "replay an entry", "forge an entry", "forge a deletion")
@@ -278,11 +278,11 @@ class DiscoveryWalk:
 
     def _post_at_last(self, name: str) -> None:
         record = self._records[name]
-        end = self.lab.clock.seconds() + PATIENCE
+        end = self.lab.clock.seconds() + SETTLE_TIMEOUT
         while self.lab.clock.seconds() < end:
             before = record.acknowledged
             posting = self._post(name)
-            self.lab.network.run_until(lambda posting=posting: posting.called, PATIENCE)  # type: ignore[misc]
+            self.lab.network.run_until(lambda posting=posting: posting.called, SETTLE_TIMEOUT)  # type: ignore[misc]
             self.check()
             if record.acknowledged > before:
                 return

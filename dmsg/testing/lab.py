@@ -181,16 +181,16 @@ class Lab:
         self.clients[name] = client
         return client
 
-    def settle(self, patience: float = 60.0) -> None:
+    def settle(self, timeout: float = 60.0) -> None:
         """Advance the clock until the entries of all clients are published.
 
-        :param patience: maximum seconds of the lab's time.
+        :param timeout: maximum seconds of the lab's time.
         :raises AssertionError: this takes longer.
         """
         published = [client.when_published() for client in self.clients.values()]
         for deferred in published:
             deferred.addErrback(lambda _: None)
-        self.network.run_until(lambda: all(deferred.called for deferred in published), patience)
+        self.network.run_until(lambda: all(deferred.called for deferred in published), timeout)
 
     def kill(self, name: str) -> None:
         """Kill the entity on a host, like ``kill -9``."""
@@ -202,11 +202,11 @@ class Lab:
         """Stop a server in an orderly way, so that it drains."""
         self.servers.pop(name).stopService()
 
-    def result(self, deferred: Deferred[Any], patience: float = 60.0) -> Any:
+    def result(self, deferred: Deferred[Any], timeout: float = 60.0) -> Any:
         """Advance the clock until a Deferred fires. Return its result or raise its failure."""
         results: list[object] = []
         deferred.addBoth(results.append)
-        self.network.run_until(lambda: results, patience)
+        self.network.run_until(lambda: results, timeout)
         (result,) = results
         if isinstance(result, Failure):
             result.raiseException()

@@ -32,7 +32,7 @@ PIECE = 1000
 """Size in bytes of a piece of data that an end sends."""
 FRAME = 60_000
 """Size in bytes of the data of a frame that a lying end sends."""
-PATIENCE = 5.0
+NOTICE_TIMEOUT = 5.0
 """Maximum seconds of the lab's time until the attacked end has noticed a lie."""
 
 
@@ -107,11 +107,11 @@ class LyingEnds:
             raise PromiseBroken(f"a stream did not continue after a request that was refused: {kind}")
 
     def _until(self, condition: Callable[[], object]) -> None:
-        """Advance the clock until a condition holds, at most ``PATIENCE`` seconds."""
+        """Advance the clock until a condition holds, at most ``NOTICE_TIMEOUT`` seconds."""
         # The clock is advanced by 0, which flushes the streams.
         self._lab.clock.advance(0)
-        end = self._lab.clock.seconds() + PATIENCE
-        self._lab.network.run_until(lambda: condition() or self._lab.clock.seconds() >= end, 2 * PATIENCE)
+        end = self._lab.clock.seconds() + NOTICE_TIMEOUT
+        self._lab.network.run_until(lambda: condition() or self._lab.clock.seconds() >= end, 2 * NOTICE_TIMEOUT)
 
     # --- lies ---
 

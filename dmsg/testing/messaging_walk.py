@@ -36,7 +36,7 @@ CHANNELS = 6
 UNACKNOWLEDGED = 1_000_000
 """Number of bytes that an end of a channel may have sent and the other end not received yet. At this number, the end
 sends no more."""
-PATIENCE = 400.0
+SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes"})
 """Faults that do not apply to the Messaging System."""
@@ -92,7 +92,7 @@ class MessagingWalk:
         self._faults.repair()
         try:
             lab.network.run_until(
-                lambda: all(end.is_settled and end.other.is_settled for end in self._accepting), PATIENCE
+                lambda: all(end.is_settled and end.other.is_settled for end in self._accepting), SETTLE_TIMEOUT
             )
         except AssertionError as error:
             raise AssertionError(f"{error}: {self._hanging()}") from error

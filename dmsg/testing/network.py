@@ -113,15 +113,15 @@ class Network:
             following = next((time for call in calls if (time := call.getTime()) > now), end)
             self.clock.advance(max(0.0, min(following, end, now + step) - now) or step)
 
-    def run_until(self, condition: Callable[[], _Result], patience: float = 120.0) -> _Result:
+    def run_until(self, condition: Callable[[], _Result], timeout: float = 120.0) -> _Result:
         """Advance the clock until a condition is true, and return the value of the condition.
 
-        :raises AssertionError: the condition is not true within ``patience`` seconds of this clock.
+        :raises AssertionError: the condition is not true within ``timeout`` seconds of this clock.
         """
-        end = self.clock.seconds() + patience
+        end = self.clock.seconds() + timeout
         while not (result := condition()):
             if self.clock.seconds() >= end:
-                raise AssertionError(f"did not happen within {patience:g} s of the lab's time")
+                raise AssertionError(f"did not happen within {timeout:g} s of the lab's time")
             self.run(0.05)
         return result
 

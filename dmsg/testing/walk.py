@@ -29,7 +29,7 @@ from dmsg.testing.walk_liars import LyingSecond, WalkLiars
 from dmsg.testing.walk_streams import WalkStreams
 from dmsg.v2019.client import Client
 
-PATIENCE = 400.0
+SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 REACHABLE_AFTER = 1.2 * REFRESH_EVERY + 200.0
 """Maximum seconds between the repair of all faults and the time at which each client is reachable again. A discovery
@@ -114,12 +114,12 @@ class Walk:
         self._faults.repair()
         self._liars.repent(but_the_last=self.plan.unrepentant)
         try:
-            self.lab.network.run_until(self._streams.is_all_there, PATIENCE)
+            self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
             self._streams.check_reachable(Random(f"last {self.seed}"), REACHABLE_AFTER)
             old = self.old_programs
             if old is not None:
                 finished = old.finished
-                self.lab.network.run_until(lambda: old.is_ahead_of(finished), PATIENCE)
+                self.lab.network.run_until(lambda: old.is_ahead_of(finished), SETTLE_TIMEOUT)
             self._check_load()
         except AssertionError as error:
             raise type(error)(f"{error}: {self._state()}") from error

@@ -106,14 +106,14 @@ class WalkStreams:
         one.connect(two.public_key, Fixed(talker), port).addCallbacks(opened, failed)
         return talker
 
-    def check_reachable(self, random: Random, patience: float) -> None:
+    def check_reachable(self, random: Random, timeout: float) -> None:
         """Check that a client can open a stream to another one, after some attempts, and that data arrives.
 
-        :param patience: maximum seconds of the lab's time.
+        :param timeout: maximum seconds of the lab's time.
         :raises AssertionError: no stream could be opened in this time.
         """
         pair = random.sample(sorted(self._clients), 2)
-        end = self._lab.clock.seconds() + patience
+        end = self._lab.clock.seconds() + timeout
         talker = self._connect(*pair)
         pause = 1.0
         while self._lab.clock.seconds() < end:

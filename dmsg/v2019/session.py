@@ -170,8 +170,8 @@ class ClientSession(Session):
             self.is_doubtful = False
 
         self.is_doubtful = True
-        patience = max(WAKE_TIMEOUT, WAKE_ROUND_TRIPS * (self.round_trip or 0.0))
-        self.ping(patience).addCallbacks(answered, lambda _: self._server_stalled())
+        timeout = max(WAKE_TIMEOUT, WAKE_ROUND_TRIPS * (self.round_trip or 0.0))
+        self.ping(timeout).addCallbacks(answered, lambda _: self._server_stalled())
 
     def _send_ping(self, name: bytes) -> None:
         self.core.ping(name)

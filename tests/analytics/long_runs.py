@@ -35,7 +35,7 @@ from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
 TRANSPORTS = int(os.environ.get("TRANSPORTS", "1000000"))
 """Number of transports; each has two events."""
 LAST_DAY = date.today() - timedelta(1)
-PATIENCE = 1800.0
+TIMEOUT = 1800.0
 SUBMITTED = """
 from dmsg.analytics.session import make_session
 session = make_session()
@@ -46,7 +46,7 @@ DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "anal
 
 def analytics(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    done = subprocess.run([*DMSG, *map(str, arguments)], text=True, capture_output=True, timeout=PATIENCE, **options)
+    done = subprocess.run([*DMSG, *map(str, arguments)], text=True, capture_output=True, timeout=TIMEOUT, **options)
     if done.returncode:
         raise AssertionError(f"{arguments}: {done.stderr}")
     return done
@@ -165,16 +165,16 @@ class WritersTests(LongCase):
         environment = {**os.environ, "JAVA_HOME": str(find_java())}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         first = subprocess.Popen(commands[0], env=environment, **pipes)
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while not any(out.rglob("*.parquet")) and time.monotonic() < until:
             time.sleep(0.005)
         # The first run writes. It is stopped, because otherwise it may end before the second one begins.
         first.send_signal(signal.SIGSTOP)
         try:
-            second = subprocess.run(commands[1], env=environment, timeout=PATIENCE, check=False, **pipes)
+            second = subprocess.run(commands[1], env=environment, timeout=TIMEOUT, check=False, **pipes)
         finally:
             first.send_signal(signal.SIGCONT)
-        said = first.communicate(timeout=PATIENCE)
+        said = first.communicate(timeout=TIMEOUT)
         # Which run is refused depends on whether the first one had already announced its transaction.
         ends = sorted(((first.returncode, said[1]), (second.returncode, second.stderr)))
         self.assertEqual([status for status, _ in ends], [0, 1], ends)
@@ -263,7 +263,7 @@ class ClusterTests(ProcessCase):
             ],
             text=True,
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
             env=self.environment,
         )
@@ -281,7 +281,7 @@ class ClusterTests(ProcessCase):
             ],
             text=True,
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
             env=self.environment,
         )

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SkipTest
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.store import Store
 from dmsg.analytics.table_queries import rows_of
-from tests.analytics.long_runs import DMSG, PATIENCE, ProcessCase, analytics, simulate
+from tests.analytics.long_runs import DMSG, TIMEOUT, ProcessCase, analytics, simulate
 
 PACKAGE = "org.apache.hadoop:hadoop-aws:3.5.0"
 """Spark's file system for S3, of the release of Hadoop that this release of Spark contains."""
@@ -125,7 +125,7 @@ class ObjectStoreTests(ProcessCase):
         # Workers with the same address would read each other's files; workers on two machines cannot.
         settings = ("--conf=spark.executor.memory=900m", "--conf=spark.shuffle.readHostLocalDisk=false")
         arguments = [*self.run_command(), "--master", master, *settings]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.as_here()
 
@@ -136,7 +136,7 @@ class ObjectStoreTests(ProcessCase):
         self.put([path for path in files if path not in later])
         # A run is killed while it writes. Two others continue it at the same time, and one of the two is refused.
         killed = subprocess.Popen(self.run_command(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while "Contents" not in self.client.list_objects_v2(Bucket=BUCKET, Prefix="tables/silver/"):
             self.assertIsNone(killed.poll(), killed.stderr and killed.stderr.read())
             self.assertLess(time.monotonic(), until)
@@ -147,17 +147,17 @@ class ObjectStoreTests(ProcessCase):
             subprocess.Popen(self.run_command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
-        said = [process.communicate(timeout=PATIENCE) for process in two]
+        said = [process.communicate(timeout=TIMEOUT) for process in two]
         self.assertEqual(sorted(process.returncode for process in two), [0, 1], said)
         (told,) = [text for process, (_, text) in zip(two, said, strict=True) if process.returncode]
         self.assertIn(f"another run writes to {OUT}", told.splitlines()[-1])
         # More events.
         self.put(later)
-        subprocess.run(self.run_command(), check=True, capture_output=True, text=True, timeout=PATIENCE)
+        subprocess.run(self.run_command(), check=True, capture_output=True, text=True, timeout=TIMEOUT)
         self.as_here()
         before = self.rows(OUT)
         # Commands that need no Spark.
         for arguments in (["attention"], ["top"], ["optimize"], ["report", "--html", str(self.root / "report.html")]):
-            done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=PATIENCE)
+            done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=TIMEOUT)
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.rows(OUT), before)

@@ -207,9 +207,11 @@ class ErrorTests(SynchronousTestCase):
         self.assertEqual(output.describe(caught.exception), "bob: not connected within 3 s")
 
 
-class PatienceTests(SynchronousTestCase):
+class ResumeTimeoutTests(SynchronousTestCase):
     def test_peers_with_temporary_keys_are_awaited_briefly(self) -> None:
-        """Killed, he cannot come back with it; and whoever asks for more patience has it."""
+        """A peer that is killed has lost its temporary key, so it cannot resume its streams. A given ``--resume`` is
+        used as it is.
+        """
         for words, expected in (((), 30.0), (("--resume", "90"), 90.0), (("--resume", "4"), 4.0)):
             found: list[float] = []
 

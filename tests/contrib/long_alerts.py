@@ -33,7 +33,7 @@ from tests.support import asynchronous
 DASHBOARD = ROOT / "contrib" / "grafana" / "dmsg.json"
 FEW = 46
 """Descriptors of a process that has hardly one left."""
-PATIENCE = 300.0
+TIMEOUT = 300.0
 """Seconds for all alerts."""
 
 
@@ -54,7 +54,7 @@ class FiringTests(EntityCase):
         self.addCleanup(causing.stop)
         port = await self.prometheus(prometheus, targets)
         waiting = set(ALERTS)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         starts = 0
         running: subprocess.Popen[bytes] | None = None
         while waiting and time.monotonic() < deadline:

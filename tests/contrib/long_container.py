@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
 BASE, IMAGE = "localhost/dmsg-test-base", "localhost/dmsg-test"
-PATIENCE = 900.0
+TIMEOUT = 900.0
 """Seconds for one step."""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a step of the container file."""
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT)
 
 
 class ImageTests(SynchronousTestCase):

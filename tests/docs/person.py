@@ -23,7 +23,7 @@ from tests.docs.needs import CLONE
 from tests.ports import free_port
 from tests.redis import redis_server
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds that a single step may take on a busy machine."""
 LONG = 900.0
 """Seconds that a command may take that installs or computes something."""
@@ -105,7 +105,7 @@ class Running:
             self._over = True
             self._changed.notify_all()
 
-    def until(self, wanted: str, patience: float = PATIENCE) -> re.Match[str]:
+    def until(self, wanted: str, timeout: float = TIMEOUT) -> re.Match[str]:
         """Wait until the output matches a pattern.
 
         :raises Unexpected: the output never matches.
@@ -116,7 +116,7 @@ class Running:
             return regex.search(self.said) or self._over
 
         with self._changed:
-            self._changed.wait_for(found, patience)
+            self._changed.wait_for(found, timeout)
         match = regex.search(self.said)
         if match is None:
             raise Unexpected(f"{self.text}\ndid not say {wanted!r}, but:\n{self.said}")
@@ -126,12 +126,12 @@ class Running:
     def said(self) -> str:
         return self.output.decode(errors="replace")
 
-    def finish(self, patience: float) -> int:
+    def finish(self, timeout: float) -> int:
         """Wait until the program has ended and its output is read; return its status."""
         try:
-            status = self.process.wait(patience)
+            status = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise Unexpected(f"{self.text}\nis not done after {patience:g} s:\n{self.said}") from None
+            raise Unexpected(f"{self.text}\nis not done after {timeout:g} s:\n{self.said}") from None
         with self._changed:
             self._changed.wait_for(lambda: self._over, 5)
         return status
@@ -141,7 +141,7 @@ class Running:
         for number in (how, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
-                self.process.wait(PATIENCE)
+                self.process.wait(TIMEOUT)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
             break
@@ -261,7 +261,7 @@ class Person:
             running = self.start(text, Path(CLONE) if in_clone and CLONE else None, command.terminal)
             assert running.process.stdin is not None
             running.process.stdin.close()
-            status = running.finish(LONG if {"clone", "java"} & set(needs) else PATIENCE)
+            status = running.finish(LONG if {"clone", "java"} & set(needs) else TIMEOUT)
         self._look(command, running)
         if status:
             raise Unexpected(f"{text}\nended with status {status}:\n{running.said}")
@@ -322,10 +322,10 @@ class Person:
 
     def wait_for(self, text: str) -> None:
         """Run a command of the page's fixtures repeatedly until it succeeds."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             running = self.start(text)
-            if running.finish(PATIENCE) == 0:
+            if running.finish(TIMEOUT) == 0:
                 return
             if time.monotonic() > deadline:
                 raise Unexpected(f"{text}\ndid not succeed:\n{running.said}")

@@ -15,7 +15,7 @@ from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.client import Client
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
-PATIENCE = 20.0
+TIMEOUT = 20.0
 """Seconds that a busy machine may take for anything; no test waits for all of them to pass."""
 
 
@@ -59,7 +59,7 @@ class EntityCase(TestCase):
         client = family(reactor, options.pop("key", None) or SecKey.generate(), [url], **options)
         client.startService()
         self.addCleanup(client.stopService)
-        await client.when_published(PATIENCE)
+        await client.when_published(TIMEOUT)
         return client
 
     async def raw_client(self, server: Any, key: SecKey | None = None, source: str = "127.0.0.1") -> RawClient:
@@ -73,11 +73,11 @@ class EntityCase(TestCase):
         client.take()
         return client
 
-    async def until(self, condition: Any, patience: float = PATIENCE) -> Any:
+    async def until(self, condition: Any, timeout: float = TIMEOUT) -> Any:
         """Wait for the condition to become true; the condition is checked after each turn of the reactor."""
-        deadline = reactor.seconds() + patience
+        deadline = reactor.seconds() + timeout
         while not (result := condition()):
             if reactor.seconds() > deadline:
-                self.fail(f"did not happen within {patience} s")
+                self.fail(f"did not happen within {timeout} s")
             await deferLater(reactor, 0.005)
         return result

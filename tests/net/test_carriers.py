@@ -42,7 +42,7 @@ from dmsg.v2019 import pings
 from dmsg.v2019.core.wire import CLOSE, OK, PONG, encode_frame
 from tests.net.links.support import Carried
 from tests.net.nginx import STREAM_MODULE, part, tcp_proxy, web_server
-from tests.net.support import LOOPBACK, PATIENCE, EntityCase
+from tests.net.support import LOOPBACK, TIMEOUT, EntityCase
 from tests.support import Accepting, Recorder, asynchronous
 
 SILENCE_TIMEOUT = 60.0
@@ -392,7 +392,7 @@ class NginxTests(NginxCase):
         """Connect a client through nginx from an address, and wait for the server's first frame or the end."""
         client = RawClient(SecKey.generate(), key or server._key.public)
         tcp = TCP4ClientEndpoint(reactor, "127.0.0.1", port, bindAddress=(source, 0))
-        endpoint = over_carrier(reactor, tcp, "127.0.0.1", port, Carrier("wss", port), encrypted=True, timeout=PATIENCE)
+        endpoint = over_carrier(reactor, tcp, "127.0.0.1", port, Carrier("wss", port), encrypted=True, timeout=TIMEOUT)
         with contextlib.suppress(WebSocketError):  # The server may refuse the request itself.
             await endpoint.connect(Factory.forProtocol(lambda: client))
             self.addCleanup(lambda: client.closed or client.transport.abortConnection())  # type: ignore[union-attr]

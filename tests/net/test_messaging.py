@@ -25,7 +25,7 @@ from tests.cli.test_commands import CommandCase
 from tests.messaging.stock import StockChannel, StockClient
 from tests.messaging.support import RawClient
 from tests.messaging.test_old_clients import ERAS
-from tests.net.support import HEALTH, LOOPBACK, PATIENCE, EntityCase
+from tests.net.support import HEALTH, LOOPBACK, TIMEOUT, EntityCase
 from tests.support import Accepting, Recorder, asynchronous
 
 
@@ -151,9 +151,9 @@ class NetworkTests(MessagingCase):
         await self.until(lambda: mine.lost)
         # visits are made where the other one is found; the entry says where that is
         await self.until(lambda: server._key.public not in bob.servers and bob.servers)
-        await bob.when_published(PATIENCE)
+        await bob.when_published(TIMEOUT)
         alice._entries.forget()
-        again: Any = await alice.connect(bob.public_key, Accepting(), timeout=PATIENCE)
+        again: Any = await alice.connect(bob.public_key, Accepting(), timeout=TIMEOUT)
         again.transport.write(b"again")
         await self.until(lambda: again.data == b"again")
 
@@ -249,7 +249,7 @@ class NetworkTests(MessagingCase):
         )
         bob = strings.shared_client(reactor, url, key_file, Profile.SEED, None, False)
         self.addCleanup(self._forget)
-        await bob.when_published(PATIENCE)
+        await bob.when_published(TIMEOUT)
         client = clientFromString(reactor, f"dmsg-messaging:{bob.public_key}:discovery={escaped}:timeout=10")
         protocol: Any = await client.connect(Accepting())
         protocol.transport.write(b"by string")

@@ -14,7 +14,7 @@ import tempfile
 import time
 from typing import Any
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds to wait for an answer on a busy machine."""
 OPTIONS = (
     "--headless",
@@ -76,7 +76,7 @@ class Browser:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while True:
             while b"\0" in self._buffer:
                 text, _, self._buffer = self._buffer.partition(b"\0")
@@ -102,12 +102,12 @@ class Browser:
         """Return the value of an expression in the page."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def until(self, expression: str, patience: float = PATIENCE) -> Any:
+    def until(self, expression: str, timeout: float = TIMEOUT) -> Any:
         """Wait until an expression in the page is true."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while not (found := self.value(expression)):
             if time.monotonic() > deadline:
-                raise AssertionError(f"not true within {patience:g} s: {expression}")
+                raise AssertionError(f"not true within {timeout:g} s: {expression}")
             time.sleep(0.05)
         return found
 

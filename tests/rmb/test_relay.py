@@ -630,7 +630,7 @@ class HostileTests(SocketPairCase):
         """
         a, _ = await self.pair()
         c = self.twin("C", self.one.domain)
-        self.patch(lookups, "LOOKUP_PATIENCE", 0.3)
+        self.patch(lookups, "LOOKUP_TIMEOUT", 0.3)
         self.patch(lookups, "LOOKUP_RETRY", 0.1)
         self.patch(self.registry, "get", lambda number: _fail(RegistryUnavailable("it is away")))
         self.one.switch.registry.flush()

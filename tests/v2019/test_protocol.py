@@ -23,7 +23,7 @@ from dmsg.errors import (
 from dmsg.keys import SecKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links import records as records_module
-from dmsg.net.links.acceptor import MAX_TOLD
+from dmsg.net.links.acceptor import MAX_NOTIFIED
 from dmsg.net.links.records import RecordLink
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.streams.producers import SEND_HIGH_WATER
@@ -469,7 +469,7 @@ class HandshakeTests(SynchronousTestCase):
         self.network.factory.limits = Limits(max_connections=1)
         observer = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
         first = self.network.client(KEYS["A"])
-        told = min(MAX_TOLD, self.network.factory._max_handshakes)
+        told = min(MAX_NOTIFIED, self.network.factory._max_handshakes)
         for number in range(told):
             self.assertIsNotNone(self.network.factory.buildProtocol(None), number)
         self.assertIsNone(self.network.factory.buildProtocol(None))

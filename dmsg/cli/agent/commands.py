@@ -129,7 +129,7 @@ def down() -> None:
     found = _found()
     try:
         # The agent answers at once, but closes the connection only when it has stopped. list() reads until then.
-        list(lines(found.path, {"do": "down"}, patience=DOWN_TIME))
+        list(lines(found.path, {"do": "down"}, timeout=DOWN_TIME))
     except ConnectionError:
         pass
     except TimeoutError:

@@ -95,7 +95,7 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
             found = find_agent(path)
     fields = {"up": str(found.key), "pid": found.pid, "log": str(log)}
     try:
-        answer = ask(path, {"do": "wait", "published": True, "timeout": ONLINE_TIME}, patience=ONLINE_TIME + 5)
+        answer = ask(path, {"do": "wait", "published": True, "timeout": ONLINE_TIME}, timeout=ONLINE_TIME + 5)
     except (DmsgError, OSError) as error:
         tell(f"up: {found.key.text} (process {found.pid}), not online yet", **fields, servers=[])
         notice(f"{error}; the agent keeps trying: see dmsg status")

@@ -103,13 +103,13 @@ async def with_agreement(
     by_server = None if lan == "only" else _ByServer(reactor, settings, code, race, timeout)
     try:
         agreed = await race.first
-        patience = settings.resume_timeout
+        resume_timeout = settings.resume_timeout
         if by_server is None or not by_server.has_won(agreed):
-            patience = NOT_RESUMED
+            resume_timeout = NOT_RESUMED
             if by_server is not None:
                 by_server.stop()
         await source.stop()
-        await use(await compare_numbers(reactor, agreed, verify), patience)
+        await use(await compare_numbers(reactor, agreed, verify), resume_timeout)
     finally:
         await source.stop()
         if by_server is not None:

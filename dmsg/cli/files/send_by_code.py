@@ -37,7 +37,7 @@ from dmsg.cli.files.send_by_key import (
 )
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.prompts import ask, can_ask
-from dmsg.cli.reconnect_notice import patience_of, watch_connection
+from dmsg.cli.reconnect_notice import resume_timeout_of, watch_connection
 from dmsg.clients.address_book import AddressBook
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ async def send_by_code(
     try:
         sender = make()
         agreed.proceed(sender)
-        with watch_connection(reactor, lambda: sender.transport, patience_of(client), make.say):
+        with watch_connection(reactor, lambda: sender.transport, resume_timeout_of(client), make.say):
             sent = await sender.done
         make.stop()
         make.report(sent)
@@ -116,7 +116,7 @@ async def _give(
     factory.noisy = False
     try:
         await client.connect(key, factory, timeout=timeout)
-        with watch_connection(reactor, lambda: sender.transport, patience_of(client), make.say):
+        with watch_connection(reactor, lambda: sender.transport, resume_timeout_of(client), make.say):
             sent = await sender.done
     finally:
         make.stop()
@@ -129,7 +129,7 @@ async def _give(
 async def receive_by_code(
     reactor: Reactor,
     agreed: CodeAgreement,
-    patience: float,
+    resume_timeout: float,
     directory: Path,
     *,
     overwrite: bool,
@@ -140,7 +140,7 @@ async def receive_by_code(
     """Receive the parcel of the peer that made the code.
 
     :param agreed: agreement with the peer.
-    :param patience: seconds after which a lost stream ends.
+    :param resume_timeout: seconds after which a lost stream ends.
     :param directory: directory for the received files.
     :param max_size: maximum bytes of the parcel; None for no limit.
     :param yes: whether to accept the offer without asking the user.
@@ -150,7 +150,7 @@ async def receive_by_code(
         done = await _TransferDialogue(
             reactor,
             progress,
-            patience,
+            resume_timeout,
             Destination(directory, overwrite=overwrite, hidden=hidden),
             max_size,
             yes,
@@ -167,14 +167,14 @@ class _TransferDialogue:
         self,
         reactor: Reactor,
         progress: Progress,
-        patience: float,
+        resume_timeout: float,
         place: Destination,
         max_size: int | None,
         yes: bool,
     ) -> None:
         self._reactor = reactor
         self._progress = progress
-        self._patience = patience
+        self._resume_timeout = resume_timeout
         self._place = place
         self._max_size = max_size
         self._yes = yes
@@ -201,7 +201,7 @@ class _TransferDialogue:
         self._receiver = receiver
         agreement.proceed(receiver)
         try:
-            with watch_connection(self._reactor, lambda: receiver.transport, self._patience, self._say):
+            with watch_connection(self._reactor, lambda: receiver.transport, self._resume_timeout, self._say):
                 taken = await receiver.done
         except TransferError as error:
             if self._declined:

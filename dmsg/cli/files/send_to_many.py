@@ -17,7 +17,7 @@ from dmsg.apps.codes.stream import CodeAgreement, CodeExpired, CodeUsedUp
 from dmsg.cli.code_display import compare_numbers, show_code
 from dmsg.cli.files.send_by_code import send_to_key
 from dmsg.cli.output import describe, notice
-from dmsg.cli.reconnect_notice import patience_of, watch_connection
+from dmsg.cli.reconnect_notice import resume_timeout_of, watch_connection
 from dmsg.errors import DmsgError, NobodyThere
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ async def send_to_receivers(
                 asking.release()
         sender = factory()
         agreement.proceed(sender)
-        with watch_connection(reactor, lambda: sender.transport, patience_of(client), factory.say):
+        with watch_connection(reactor, lambda: sender.transport, resume_timeout_of(client), factory.say):
             sent = await sender.done
         factory.report(sent)
 

@@ -402,11 +402,11 @@ def _receive_code(
     from dmsg.cli.files.send_by_code import receive_by_code
 
     async def main(reactor: Reactor) -> None:
-        async def use(agreed: CodeAgreement, patience: float) -> None:
+        async def use(agreed: CodeAgreement, resume_timeout: float) -> None:
             await receive_by_code(
                 reactor,
                 agreed,
-                patience,
+                resume_timeout,
                 directory,
                 overwrite=overwrite,
                 hidden=hidden,

@@ -15,7 +15,7 @@ from zope.interface import implementer
 from dmsg.cli.access import Access
 from dmsg.cli.client_run import listening_at
 from dmsg.cli.output import cannot_write, notice, say
-from dmsg.cli.reconnect_notice import patience_of, watch_connection
+from dmsg.cli.reconnect_notice import resume_timeout_of, watch_connection
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
@@ -208,7 +208,7 @@ class OneStreamFactory(Factory):
     async def wait_until_ended(self, client: object) -> None:
         """Wait until the stream has ended.  Print notices while the other side cannot be reached."""
         with watch_connection(
-            self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice
+            self._reactor, lambda: getattr(self._stream, "transport", None), resume_timeout_of(client), notice
         ):
             try:
                 await self.done

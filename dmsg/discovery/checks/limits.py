@@ -25,14 +25,14 @@ from dmsg.base.bounded_tables import remember
 from dmsg.net.addresses import Address, block_of, is_public, parse_ip
 from dmsg.net.blocks import BlockCounts, blocks_of
 
-PORTS, PORTS_OF_PLACE = 16, 4
+PORTS, PORTS_PER_BLOCK = 16, 4
 """Maximum number of ports of one address that are checked per period (:class:`Allowance`): for all posters together,
 and for the posters in one address block. The posters in a wider block together may use half of the first number. These
 limits prevent port scans through discovery.
 """
-PROOFS, PROOFS_OF_PLACE = 32, 8
+PROOFS, PROOFS_PER_BLOCK = 32, 8
 """Two limits on the checks of servers at one address per period. ``PROOFS`` is for all posters together, and
-``PROOFS_OF_PLACE`` for the posters in one address block. The posters in a wider block together may use half of
+``PROOFS_PER_BLOCK`` for the posters in one address block. The posters in a wider block together may use half of
 ``PROOFS``.
 
 Each wider block that contains the checked address has a limit, too: ``PROOFS``, multiplied by the factor of the block
@@ -46,7 +46,7 @@ OF_HOST = 32
 """Maximum number of servers listed at one public address. For a wider address block, the number is multiplied by the
 factor of the block.
 """
-RESOLVING, RESOLVING_OF_PLACE = 8, 2
+RESOLVING, RESOLVING_PER_BLOCK = 8, 2
 """Maximum number of concurrent resolutions of host names: for all posters together, and for the posters in one address
 block. The posters in a wider block together may use half of the first number. The number is small because each
 resolution occupies a thread until it ends.
@@ -96,14 +96,14 @@ class Allowance:
             window.own_checks += 1
             return
         places = blocks_of(place)
-        of_place = [
-            (PROOFS_OF_PLACE, PORTS_OF_PLACE) if one.factor == 1 else (PROOFS // 2, PORTS // 2) for one in places
+        of_block = [
+            (PROOFS_PER_BLOCK, PORTS_PER_BLOCK) if one.factor == 1 else (PROOFS // 2, PORTS // 2) for one in places
         ]
         if any(one.total >= PROOFS * factor for one, factor in windows) or (
             port not in window.every and len(window.every) >= PORTS
         ):
             raise CheckPostponed("too many servers claim the address of this server")
-        for (name, _), (looks, ports) in zip(places, of_place, strict=True):
+        for (name, _), (looks, ports) in zip(places, of_block, strict=True):
             asked = window.ports.get(name, set())
             if window.checks[name] >= looks or (port not in asked and len(asked) >= ports):
                 raise CheckPostponed("too many servers claim the address of this server")
@@ -147,7 +147,7 @@ class NameResolver:
 
         :raises CheckPostponed: the name cannot be resolved now, and no earlier addresses are stored.
         """
-        if self._running >= RESOLVING or self._resolving.crowded_block(place, RESOLVING_OF_PLACE, RESOLVING // 2):
+        if self._running >= RESOLVING or self._resolving.crowded_block(place, RESOLVING_PER_BLOCK, RESOLVING // 2):
             known = self._good.get(host)
             if known is None:
                 raise CheckPostponed("too many host names are being resolved")

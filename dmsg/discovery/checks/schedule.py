@@ -54,14 +54,14 @@ were posted from their own address block, and ``AT_ONCE`` for all other servers.
 """
 AT_ONCE_SILENT = 16
 """Maximum number of concurrent checks of servers whose posters' address blocks have posted too many silent servers."""
-AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE = 8, 16
+AT_ONCE_PER_BLOCK, AT_ONCE_OF_WIDE = 8, 16
 """Maximum number of concurrent checks in each queue for one poster's address block, and for the wider block around
 it."""
-WAITING, WAITING_OF_PLACE = 1024, 32
+WAITING, WAITING_PER_BLOCK = 1024, 32
 """Maximum number of servers that wait in each queue: in all, and for one poster's address block. The checks of further
 servers are postponed.
 """
-PATIENCE, SHORT_PATIENCE = 8.0, 1.5
+CHECK_TIMEOUT, SHORT_TIMEOUT = 8.0, 1.5
 """Seconds that a server has to answer. The second, shorter time applies to unlisted servers while others wait for a
 slot.
 """
@@ -215,7 +215,7 @@ class ServerChecks:
         self._names = NameResolver(reactor)
         self._hosts = ProvedHosts(2 * PROVED_FOR)
         self._listed, self._own_block, self._other_blocks, self._silent = (
-            FairQueue(most, AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE, WAITING, WAITING_OF_PLACE)
+            FairQueue(most, AT_ONCE_PER_BLOCK, AT_ONCE_OF_WIDE, WAITING, WAITING_PER_BLOCK)
             for most in (AT_ONCE_OWN, AT_ONCE_OWN, AT_ONCE, AT_ONCE_SILENT)
         )
         self._silences = RateLimit(SILENT_RATE, SILENT_BURST, blocks_of)
@@ -445,7 +445,7 @@ class ServerChecks:
             reaching: Deferred[object] = maybeDeferred(
                 self._reach, number, port, opening, checked.carrier, checked.name
             )
-            await reaching.addTimeout(SHORT_PATIENCE if self._is_short(checked) else PATIENCE, self._reactor)
+            await reaching.addTimeout(SHORT_TIMEOUT if self._is_short(checked) else CHECK_TIMEOUT, self._reactor)
         except CancelledError:
             if self._stopped:
                 raise

@@ -211,7 +211,7 @@ class DiscoveryAPI:
             lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._settings.entry_ttl)
         # An address that is not public has no limit, because it may be a reverse proxy that forwards everybody's
         # requests.
-        most = self._settings.of_place if is_public(poster) else math.inf
+        most = self._settings.bytes_per_address if is_public(poster) else math.inf
         return Terms(refreshes, self._checks is None, block_of(poster), most, lasts)
 
     def _available(self) -> Deferred[list[bytes]]:

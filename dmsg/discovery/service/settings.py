@@ -64,7 +64,7 @@ class DiscoverySettings(PageSettings):
     Without ``metrics``, discovery's own port serves ``/metrics`` and ``/health``.
 
     :ivar openings: handshakes by which servers prove their keys to the checks.
-    :ivar of_place: maximum number of bytes of entries from one public address.
+    :ivar bytes_per_address: maximum number of bytes of entries from one public address.
     :ivar ranking: ranking that decides which servers are returned first; None for a random order.
     :ivar telemetry: settings of the events that discovery writes for the pipeline; None to write none.
     """
@@ -113,7 +113,7 @@ class DiscoverySettings(PageSettings):
         Number(1, 36500, "days"),
         group=STORAGE,
     )
-    of_place: float = MAX_ENTRY_BYTES_PER_ADDRESS
+    bytes_per_address: float = MAX_ENTRY_BYTES_PER_ADDRESS
     proxied: bool = proxied_option()
     max_servers: int = option(10, "Maximum number of servers in one answer", Number(1, 1000, "servers"), group=LIMITS)
     server_ttl: float = option(

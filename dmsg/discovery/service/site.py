@@ -20,7 +20,7 @@ from dmsg.net.blocks import blocks_of
 from dmsg.net.web.site import gated_site
 from dmsg.telemetry.metrics import Metrics
 
-GO_PATIENCE = 5.0
+GO_TIMEOUT = 5.0
 """Maximum seconds by which a request on a path of 2019 is delayed in place of being refused. Clients of 2019 do not
 understand status 429, and servers of 2019 give up after 10 s.
 """
@@ -68,7 +68,7 @@ def make_site(
         refused,
         api.requesters,
         max_body=MAX_ENTRY_SIZE,
-        max_delay=lambda request: GO_PATIENCE if request.path.startswith(_GO_PATHS) else 0.0,
+        max_delay=lambda request: GO_TIMEOUT if request.path.startswith(_GO_PATHS) else 0.0,
         posts=RateLimit(settings.post_rate if settings.rate else 0.0, settings.post_burst, blocks_of),
         is_post=lambda request: request.method == b"POST" and request.path.startswith(_POST_PATHS),
         on_finished=finished,

@@ -14,7 +14,7 @@ from dmsg.discovery.store.base import Dropped, IEntryStore, StoreError, ignore_d
 from dmsg.net.clock import SteadyClock
 from dmsg.net.turn_end import at_turn_end
 
-REDIS_PATIENCE = 1.5
+REDIS_TIMEOUT = 1.5
 """Seconds to wait for an answer of Redis. Clients of discovery then get an error within two seconds."""
 STORE_LIMIT = 4096 * 1024 * 1024
 """Default maximum number of bytes of entries in a file or in Redis. The default for a store in memory is
@@ -101,7 +101,7 @@ async def _open_redis_store(
     from dmsg.net.redis import RedisUnavailable, open_redis
 
     try:
-        connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
+        connection = await open_redis(description, reactor, reply_timeout=REDIS_TIMEOUT)
         store = RedisStore(connection, limit=limit, on_dropped=on_dropped)
         await store.shift_times(now)
     except RedisUnavailable as error:

@@ -36,10 +36,10 @@ from dmsg.net.turn_share import TurnShare
 MAX_HANDSHAKES = 512
 """Maximum number of handshakes in progress. Above it, a handshake of the block with most handshakes is evicted: the
 oldest whose client has sent no valid message, or if there is none, the oldest."""
-MAX_TOLD = 32
+MAX_NOTIFIED = 32
 """Maximum number of refused clients whose handshake is completed, so that they learn the reason. Above it, the
 connections of refused clients are closed at once."""
-TOLD_PER_ADDRESS = 4
+NOTIFIED_PER_BLOCK = 4
 """Maximum number of refused clients of one address block whose handshake is completed, so that they learn the
 reason."""
 FLOOD_BURST = 2.0
@@ -231,17 +231,17 @@ class Acceptor(Factory):
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
 
-    def _may_be_told(self, refusal: DropReason, block: str | None) -> bool:
+    def _may_be_notified(self, refusal: DropReason, block: str | None) -> bool:
         """Return whether to complete the handshake of a refused client, so that the client learns the reason. Without
         the handshake, the client could not know that the refusal is the server's."""
-        if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._refused_links) >= MAX_TOLD:
+        if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._refused_links) >= MAX_NOTIFIED:
             return False
         if len(self._handshakes) >= self._max_handshakes:
             # The maximum number of handshakes is reached. The handshake of a refused client would evict another
             # handshake.
             return False
         same = sum(self._counted_as.get(link) == block for link in self._refused_links)
-        return block is None or same < TOLD_PER_ADDRESS
+        return block is None or same < NOTIFIED_PER_BLOCK
 
     def _count_refusal(self, refusal: DropReason, host: str | None, detail: str = "") -> None:
         """Count a refusal and log it.
@@ -268,7 +268,7 @@ class Acceptor(Factory):
         refusal = None if named_later else self._refusal(block)
         if refusal is not None:
             self._count_refusal(refusal, host)
-            if not self._may_be_told(refusal, block):
+            if not self._may_be_notified(refusal, block):
                 return None
         # A newcomer evicts an older handshake instead of being refused. Otherwise an attacker with silent connections
         # would keep all clients out until these connections time out.
@@ -349,7 +349,7 @@ class Acceptor(Factory):
             block = blocks_of(client)[0].name
             link.address = client
         refusal = self._refusal(block)
-        if refusal is not None and not self._may_be_told(refusal, block):
+        if refusal is not None and not self._may_be_notified(refusal, block):
             return refusal
         if refusal is not None:
             self._count_refusal(refusal, self._address_for_log(link))
@@ -427,10 +427,10 @@ class Acceptor(Factory):
         if refusal is None:
             self._places.give(session, self.counted_as(session.link))
             # A new client above the maximum stays connected until admission has decided about it (keep_place), because
-            # no client should be evicted for one that is not admitted. At most MAX_TOLD such clients are connected at a
-            # time.
+            # no client should be evicted for one that is not admitted. At most MAX_NOTIFIED such clients are connected
+            # at a time.
             beyond = len(self._places) - self.limits.max_connections
-            if beyond > 0 and (beyond > MAX_TOLD or not (self._by_block and self._places.may_stay(session))):
+            if beyond > 0 and (beyond > MAX_NOTIFIED or not (self._by_block and self._places.may_stay(session))):
                 self._places.take(session)
                 refusal = DropReason.TOO_MANY_CONNECTIONS
                 self._count_refusal(refusal, self._address_for_log(session.link))

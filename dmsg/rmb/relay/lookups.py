@@ -28,7 +28,7 @@ MAX_LOOKUPS = 200
 MAX_LOOKING_SIZE = 64 * 1024 * 1024
 """Maximum bytes of messages that wait for look-ups, over all sessions. Above it, sessions that send further ones are
 paused."""
-LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
+LOOKUP_TIMEOUT, LOOKUP_RETRY = 5.0, 0.5
 """Maximum seconds for which a look-up is repeated while the registry is unavailable, and seconds between the
 attempts."""
 
@@ -88,7 +88,7 @@ class LookupLines:
 
         def answered(result: Twin | Failure) -> None:
             away = isinstance(result, Failure) and result.check(RegistryUnavailable)
-            if away and self._clock.seconds() - began < LOOKUP_PATIENCE:
+            if away and self._clock.seconds() - began < LOOKUP_TIMEOUT:
                 # No error is sent yet, because senders treat an error as final, and the registry may soon be available
                 # again.
                 self._clock.callLater(LOOKUP_RETRY, ask)

@@ -186,8 +186,8 @@ class RelaySession:
             self.switch.received(self, data)
             ledger = self.ledger
             # The session is paused, and its message is not refused, because senders treat a refusal as final.
-            if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
-                ledger.relaxed = self._resume
+            if ledger.on_few_left is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
+                ledger.on_few_left = self._resume
                 self.socket.hold(HoldReason.UNSETTLED)  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:

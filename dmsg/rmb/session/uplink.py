@@ -202,9 +202,9 @@ class RelayLink:
         self._ledger.add(message)
         ledger, socket = self._ledger, self._socket
         full = len(ledger) >= MAX_UNHANDLED or ledger.size >= MAX_UNHANDLED_SIZE
-        if full and ledger.relaxed is None and socket is not None:
+        if full and ledger.on_few_left is None and socket is not None:
             socket.hold(HoldReason.UNHANDLED)
-            ledger.relaxed = lambda: socket.release(HoldReason.UNHANDLED)
+            ledger.on_few_left = lambda: socket.release(HoldReason.UNHANDLED)
 
         def done(is_accepted: bool) -> None:
             if is_accepted:

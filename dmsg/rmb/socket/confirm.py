@@ -68,7 +68,7 @@ class Ledger:
     :param on_broken: callback invoked when a message was lost and the session must send it again.
     """
 
-    __slots__ = ("_added", "_on_broken", "_pings", "_pong", "_waiting", "buffer", "durable", "relaxed", "size")
+    __slots__ = ("_added", "_on_broken", "_pings", "_pong", "_waiting", "buffer", "durable", "on_few_left", "size")
 
     def __init__(self, pong: Callable[[bytes], None], on_broken: Callable[[], None] = lambda: None) -> None:
         self._pong = pong
@@ -80,7 +80,7 @@ class Ledger:
         message."""
         self.size = 0
         """Number of bytes of the unsettled messages."""
-        self.relaxed: Callable[[], None] | None = None
+        self.on_few_left: Callable[[], None] | None = None
         """Callback invoked once, when only a few unsettled messages are left."""
         self._waiting: deque[Message] = deque()
         self._added = 0
@@ -107,9 +107,9 @@ class Ledger:
         pings = self._pings
         while pings and self._added - len(waiting) >= pings[0][0]:
             self._pong(pings.popleft()[1])
-        if self.relaxed is not None and len(waiting) <= FEW and self.size <= FEW_BYTES:
-            relaxed, self.relaxed = self.relaxed, None
-            relaxed()
+        if self.on_few_left is not None and len(waiting) <= FEW and self.size <= FEW_BYTES:
+            on_few_left, self.on_few_left = self.on_few_left, None
+            on_few_left()
 
     def ping(self, payload: bytes) -> None:
         """Answer a ping as soon as all earlier messages are settled; immediately, if they are settled already."""

@@ -105,7 +105,7 @@ class RelayPeer:
     """Whether the peer has sent a PING and therefore understands DRAIN."""
     instance: bytes = b""
     """Bytes in the peer's PINGs that identify its program; empty if unknown."""
-    told_of: bool = False
+    noticed_same_key: bool = False
     """Whether the peer has received a NOTICE that another program uses its key."""
 
 

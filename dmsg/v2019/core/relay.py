@@ -265,7 +265,7 @@ class Relay(RouteTable):
         peer.speaks_drain = True
         if len(payload) >= PING_NAME + INSTANCE_SIZE:
             peer.instance = payload[PING_NAME : PING_NAME + INSTANCE_SIZE]
-            self._tell_of_others(peer)
+            self._notify_of_same_key(peer)
         if self._allows(peer, Kind.PING):
             self._answer(peer, encode_frame(PONG, 0, payload))
 
@@ -343,19 +343,19 @@ class Relay(RouteTable):
             if kind is not Kind.STRAY:
                 peer.police.refuse(kind, limits.flood, now)
 
-    def _tell_of_others(self, peer: RelayPeer) -> None:
+    def _notify_of_same_key(self, peer: RelayPeer) -> None:
         """Send a client one NOTICE if another program uses its key, because REQUESTs reach only one of the two
         programs.
 
         An older, lost connection of the same program does not count. Such a connection is recognised by its instance.
         """
         same = self.connections.of_key(peer.key)
-        if len(same) == 1 or peer.told_of:
+        if len(same) == 1 or peer.noticed_same_key:
             return
         for other in same:
             strange = other.instance != peer.instance if other.instance else self._now() - other.since > STRANGER_AFTER
             if other is not peer and not other.closing and strange:
-                peer.told_of = True
+                peer.noticed_same_key = True
                 self._answer(peer, encode_frame(NOTICE, 0, bytes((SAME_KEY,)) + other.port.address.encode()[:64]))
                 return
 

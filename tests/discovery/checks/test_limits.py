@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.checks import limits
 from dmsg.discovery.checks.limits import (
-    RESOLVING_OF_PLACE,
+    RESOLVING_PER_BLOCK,
     CheckPostponed,
     NameResolver,
 )
@@ -80,11 +80,11 @@ class NamesTests(SynchronousTestCase):
     def test_names_that_take_long_keep_few_threads(self) -> None:
         """A look-up that was cancelled keeps its place, because its thread is still busy."""
         slow = [self.resolve(f"{number}.slow", "1.1.1.1") for number in range(50)]
-        self.assertEqual(len(self.asked), RESOLVING_OF_PLACE)
-        for one in slow[RESOLVING_OF_PLACE:]:
+        self.assertEqual(len(self.asked), RESOLVING_PER_BLOCK)
+        for one in slow[RESOLVING_PER_BLOCK:]:
             self.failureResultOf(one, CheckPostponed)
         self.clock.advance(limits.NAME_TIMEOUT)
-        for one in slow[:RESOLVING_OF_PLACE]:
+        for one in slow[:RESOLVING_PER_BLOCK]:
             self.failureResultOf(one, CheckPostponed)
         self.failureResultOf(self.resolve("more.slow", "1.1.1.1"), CheckPostponed)
         honest = self.resolve("honest.example", "2.2.2.2")

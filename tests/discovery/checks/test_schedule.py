@@ -15,14 +15,14 @@ from dmsg.discovery.checks import schedule as looks_module
 from dmsg.discovery.checks.limits import (
     OWN_CHECKS,
     PORTS,
-    PORTS_OF_PLACE,
-    PROOFS_OF_PLACE,
+    PORTS_PER_BLOCK,
+    PROOFS_PER_BLOCK,
 )
 from dmsg.discovery.checks.proof import Opening
 from dmsg.discovery.checks.schedule import (
     AT_ONCE,
-    AT_ONCE_OF_PLACE,
     AT_ONCE_OF_WIDE,
+    AT_ONCE_PER_BLOCK,
     AT_ONCE_SILENT,
     CHECK_INTERVAL,
     CHECKS_PER_TTL,
@@ -195,10 +195,10 @@ class ServerChecksTests(SynchronousTestCase):
         for number in range(100):
             self.post(server(number))
         self.advance(30.0)
-        self.assertEqual((len(self.reached), self.listed()), (PROOFS_OF_PLACE, PROOFS_OF_PLACE))
+        self.assertEqual((len(self.reached), self.listed()), (PROOFS_PER_BLOCK, PROOFS_PER_BLOCK))
         self.post(server(100), place="2.2.2.2")
         self.advance(5.0)
-        self.assertEqual(self.listed(), PROOFS_OF_PLACE + 1)
+        self.assertEqual(self.listed(), PROOFS_PER_BLOCK + 1)
 
     def test_posts_from_the_servers_own_block_have_their_own_checks(self) -> None:
         """Has looks of his own, whatever others say is there."""
@@ -212,7 +212,7 @@ class ServerChecksTests(SynchronousTestCase):
         for number in range(600, 700):
             self.post(server(number, "8.8.8.8:7777"), place="8.8.8.8")
         self.advance(5.0)
-        self.assertLessEqual(self.reached.count(("8.8.8.8", 7777)), OWN_CHECKS + PROOFS_OF_PLACE)
+        self.assertLessEqual(self.reached.count(("8.8.8.8", 7777)), OWN_CHECKS + PROOFS_PER_BLOCK)
 
     def test_ports_named_by_others_take_no_checks_from_a_listed_server(self) -> None:
         """The checks of a listed server do not count towards the allowance of its address, also after a restart."""
@@ -280,9 +280,9 @@ class ServerChecksTests(SynchronousTestCase):
             self.post(server(number, f"8.8.8.{number}:1"))
         self.post(server(300, "8.8.4.4:1"), place="2.2.2.2")
         self.clock.pump([SOON] * 20)
-        self.assertEqual((len(silent), self.listed()), (AT_ONCE_OF_PLACE, 1))
+        self.assertEqual((len(silent), self.listed()), (AT_ONCE_PER_BLOCK, 1))
         self.advance(60.0)
-        self.assertLessEqual(len(silent), AT_ONCE_OF_PLACE)
+        self.assertLessEqual(len(silent), AT_ONCE_PER_BLOCK)
 
     def test_a_check_of_a_former_address_is_ignored(self) -> None:
         """The result says nothing about the new address."""
@@ -404,7 +404,7 @@ class ServerChecksTests(SynchronousTestCase):
         for number in range(50):
             self.post(server(number, f"8.8.8.8:{number + 1}"))
         self.advance(CHECK_INTERVAL)
-        self.assertEqual(len(self.reached), PORTS_OF_PLACE)
+        self.assertEqual(len(self.reached), PORTS_PER_BLOCK)
 
     def test_spellings_of_one_address_are_one(self) -> None:
         self.there = False

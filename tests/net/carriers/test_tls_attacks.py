@@ -21,7 +21,7 @@ from dmsg.net.tls_overhead import MAX_OVERHEAD
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import ACCEPT, FWD, OK, PING, PONG, REQUEST, encode_frame
 from tests.net.carriers.openssl import MISSING, TLS_1_2, OpenSSLClient
-from tests.net.support import PATIENCE
+from tests.net.support import TIMEOUT
 from tests.net.test_carriers import CarrierCase, NginxCase, certificate
 from tests.support import asynchronous
 
@@ -240,7 +240,7 @@ class RefusedNameTests(NginxCase):
             return CarrierRace(
                 reactor,
                 carriers,
-                lambda one: carrier_endpoint(reactor, f"127.0.0.1:{port}", one, encrypted=True, timeout=PATIENCE),
+                lambda one: carrier_endpoint(reactor, f"127.0.0.1:{port}", one, encrypted=True, timeout=TIMEOUT),
                 record_links(reactor, TurnFlush(reactor), key, server._key.public),
             )
 

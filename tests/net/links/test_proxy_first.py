@@ -102,7 +102,7 @@ class ProxyFirstTests(LinkCase):
         self.assertEqual([frame.type for frame in client.take()], [CLOSE])
         self.assertTrue(self.up(self.come(OTHER)[0]))
         self.assertEqual(self.told, ["203.0.113.9"])
-        self.patch(self.factory, "_may_be_told", lambda refusal, block: False)
+        self.patch(self.factory, "_may_be_notified", lambda refusal, block: False)
         client, _ = self.come(CLIENT)
         self.assertTrue(client.transport is None or client.transport.closed)
         self.assertEqual(self.factory.relay.drops[DropReason.TOO_MANY_FROM_ADDRESS], 2)

@@ -121,7 +121,7 @@ class FullTests(ProxiedCase):
     def test_a_refused_client_that_is_not_told_gets_an_answer_of_http(self) -> None:
         self.factory.limits = Limits(max_per_address=1)
         self.behind("203.0.113.9")
-        self.patch(self.factory, "_may_be_told", lambda refusal, block: False)
+        self.patch(self.factory, "_may_be_notified", lambda refusal, block: False)
         refused = self.behind("203.0.113.9")
         self.assertIn(b"HTTP/1.1 503 ", refused.carried.received)  # type: ignore[attr-defined]
         self.assertEqual(self.factory.relay.drops[DropReason.TOO_MANY_FROM_ADDRESS], 1)

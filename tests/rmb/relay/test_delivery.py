@@ -70,7 +70,7 @@ class LedgerTests(SynchronousTestCase):
         for size in (1, 9, 2, 8):
             messages.append(Message(bytes(size), 0.0, self.ledger))
             self.ledger.add(messages[-1])
-        self.ledger.relaxed = lambda: called.append(self.ledger.size)
+        self.ledger.on_few_left = lambda: called.append(self.ledger.size)
         for message in messages:
             message.settle()
         self.assertEqual(called, [10])
@@ -87,7 +87,7 @@ class LedgerTests(SynchronousTestCase):
         """Called once, when few are left."""
         called: list[int] = []
         messages = [self.message() for _ in range(confirm.FEW + 2)]
-        self.ledger.relaxed = lambda: called.append(len(self.ledger))
+        self.ledger.on_few_left = lambda: called.append(len(self.ledger))
         for message in messages:
             message.settle()
         self.assertEqual([confirm.FEW], called)

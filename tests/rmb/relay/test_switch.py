@@ -19,7 +19,7 @@ from dmsg.rmb.relay.delivery import BACKLOG_MESSAGES
 from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.inbound.accept import InboundAcceptor
 from dmsg.rmb.relay.limiter import FixedWindow
-from dmsg.rmb.relay.lookups import LOOKUP_PATIENCE, LOOKUP_RETRY
+from dmsg.rmb.relay.lookups import LOOKUP_RETRY, LOOKUP_TIMEOUT
 from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.periodic import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, PeriodicChecks
 from dmsg.rmb.relay.queue.interface import FEDERATION, PART, QueuedMessage, QueueLimits
@@ -244,14 +244,14 @@ class WayTests(SwitchCase):
         self.twins.away = True
         self.send(a, B)
         self.assertEqual((wire.got, len(self.switch.lookups.looking)), ([], 1))
-        for _ in range(int(LOOKUP_PATIENCE / LOOKUP_RETRY) + 1):
+        for _ in range(int(LOOKUP_TIMEOUT / LOOKUP_RETRY) + 1):
             self.clock.advance(LOOKUP_RETRY)
         self.assertIn("failed to get twin", wire.got[-1].error.message)
         self.assertEqual((wire.ended, len(a.ledger), self.switch.lookups.size), (None, 0, 0))
         response = self.envelope(A, B)
         response.response.SetInParent()
         a.received(response.SerializeToString())
-        for _ in range(int(LOOKUP_PATIENCE / LOOKUP_RETRY) + 1):
+        for _ in range(int(LOOKUP_TIMEOUT / LOOKUP_RETRY) + 1):
             self.clock.advance(LOOKUP_RETRY)
         self.assertIn("the queue of this relay cannot store", str(wire.ended))
 
@@ -343,7 +343,7 @@ class WayTests(SwitchCase):
         self.assertEqual((counters["message_rx"], counters["message_tx"]), (2, 2))
         self.twins.away = True
         self.send(a, C)
-        self.clock.pump([LOOKUP_RETRY] * (int(LOOKUP_PATIENCE / LOOKUP_RETRY) + 1))
+        self.clock.pump([LOOKUP_RETRY] * (int(LOOKUP_TIMEOUT / LOOKUP_RETRY) + 1))
         self.assertEqual(self.drops(), {Drop.REGISTRY_DOWN: 1})
         self.switch.dropped(str(Session(B)), 3)
         self.assertEqual((self.drops()[Drop.QUEUE_FULL], self.switch.dropped_oldest), (3, 3))

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.base.buckets import Bucket
 from dmsg.base.policing import ANSWER_FACTOR, BURST_SECONDS, FLOOD_FACTOR
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
-from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE, TOLD_PER_ADDRESS
+from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE, NOTIFIED_PER_BLOCK
 from dmsg.servers.admission import CHECK_INTERVAL, HOOK_CACHE_TIME, Admission, Hook, KeyList, ListError
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.policing import PING_RATE, Kind, Limits, Policer
@@ -164,13 +164,13 @@ class RelayLimitTests(ServerCase):
         factory = self.network.factory
         one, other = IPv4Address("TCP", "192.0.2.1", 1), IPv4Address("TCP", "192.0.2.2", 1)
         # some more than three do the handshake, so that they can be told
-        links: list[Any] = [factory.buildProtocol(one) for _ in range(4 + TOLD_PER_ADDRESS)]
-        self.assertEqual([link is None for link in links], [False] * (3 + TOLD_PER_ADDRESS) + [True])
+        links: list[Any] = [factory.buildProtocol(one) for _ in range(4 + NOTIFIED_PER_BLOCK)]
+        self.assertEqual([link is None for link in links], [False] * (3 + NOTIFIED_PER_BLOCK) + [True])
         for told in links[3:-1]:
             told.makeConnection(_Nothing())
             told.connectionLost()
         self.assertIsNotNone(factory.buildProtocol(other))
-        self.assertEqual(self.relay.drops[DropReason.TOO_MANY_FROM_ADDRESS], 1 + TOLD_PER_ADDRESS)
+        self.assertEqual(self.relay.drops[DropReason.TOO_MANY_FROM_ADDRESS], 1 + NOTIFIED_PER_BLOCK)
         link: Any = links[0]
         link.makeConnection(_Nothing())
         link.connectionLost()

@@ -24,7 +24,7 @@ retry."""
 PART = 8
 """Divisor of two limits. One sender may have 1 / ``PART`` of all messages that are being forwarded, and one session may
 have 1 / ``PART`` of all offers."""
-OFFER_PATIENCE, OFFER_RETRY = 2.0, 0.1
+OFFER_TIMEOUT, OFFER_RETRY = 2.0, 0.1
 """Maximum seconds that an offer waits while too many offers are in progress, and seconds between the checks."""
 MAX_COUNTED = 1000
 """Maximum number of relays whose successes and errors are counted separately. Those of further relays are counted
@@ -100,7 +100,7 @@ class RelayRequests:
         """Ask each relay once, the most reliable first, to accept a message if the receiving session is connected to
         it.
 
-        While too many offers are in progress, the offer waits up to ``OFFER_PATIENCE`` seconds. After that it fails as
+        While too many offers are in progress, the offer waits up to ``OFFER_TIMEOUT`` seconds. After that it fails as
         if no relay had answered.
 
         :param twin: twin to whose limit of offers this offer is charged: the sender or the receiver of the message.
@@ -110,7 +110,7 @@ class RelayRequests:
     async def _offer(self, data: bytes, relays: frozenset[str], twin: int) -> AttemptOutcome:
         # Offers to relays that answer quickly have separate limits, so that offers to slow relays cannot delay them.
         offering = self._offering[self._slots.is_quick(relays)]
-        until = self._reactor.seconds() + OFFER_PATIENCE
+        until = self._reactor.seconds() + OFFER_TIMEOUT
         while offering.total() >= MAX_OFFERS or offering[twin] >= MAX_OFFERS_OF_TWIN:
             if self._reactor.seconds() >= until or self._waiting >= MAX_WAITING:
                 self.not_offered += 1
