@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from dmsg.base.buckets import Bucket
 from dmsg.discovery.entries.entry import REFRESH, ClientMeta, Entry, with_feature
 from dmsg.discovery.lookup.key_conflict import CONFLICT_TIME, KeyConflict
 from dmsg.discovery.lookup.lookups import Lookups
@@ -24,6 +25,12 @@ FEWER_DELAY = 1.0
 """Seconds from the loss of a server to the POST without it, if other servers are left. Jitter changes the delay by up
 to half.
 """
+POST_BURST = 5
+"""Number of POSTs that may follow each other at short intervals, so that a client that starts or changes its server is
+found at once."""
+POST_INTERVAL = 5.0
+"""Average interval in seconds between further POSTs. Without this limit, a server that accepts connections and closes
+them at once could make a client send discovery many requests per second."""
 WITHDRAW_TIMEOUT = 2.0
 """Seconds to wait for discovery to withdraw the entry when the client stops."""
 REFRESH_EVERY = 1800.0
@@ -35,6 +42,9 @@ _log = Logger()
 
 class EntryPublisher:
     """Publisher that posts the entry of ``key`` when it has changed, at intervals, and when discovery has lost it.
+
+    The publisher sends at most ``POST_BURST`` POSTs in a burst, and then one every ``POST_INTERVAL`` seconds. Changes
+    in between are posted together, so that the newest list of servers is always posted in the end.
 
     :param delegated: function that returns the keys of the connected servers in hexadecimal, sorted.
     :param features: features that are added to the entry (True) or removed from it (False).
@@ -70,6 +80,7 @@ class EntryPublisher:
         )
         self._waiting: list[Deferred[None]] = []
         self._posted_at = 0.0
+        self._posts = Bucket(POST_BURST, reactor.seconds())
         self.published: tuple[str, ...] | None = None
         self._is_published = False
         """Whether a discovery may have an entry that this client posted."""
@@ -94,7 +105,8 @@ class EntryPublisher:
         return published
 
     def soon(self, delay: float = PUBLISH_DELAY) -> None:
-        """Post within ``delay`` seconds if the entry has changed or discovery has lost it."""
+        """Post within ``delay`` seconds if the entry has changed or discovery has lost it. After ``POST_BURST`` POSTs,
+        the POST may be later by up to ``POST_INTERVAL`` seconds."""
         # After a failure the next attempt is already planned, with a growing delay. A change of the entry must not make
         # it earlier, because the clients would flood a failing discovery.
         if not self._failures or not self._publishing.is_planned:
@@ -111,7 +123,7 @@ class EntryPublisher:
         self.soon(FEWER_DELAY * self._random.uniform(0.5, 1.5) if only_fewer else PUBLISH_DELAY)
 
     def publish(self) -> None:
-        """Post now, or as soon as the request under way has ended."""
+        """Post now, or as soon as the request under way has ended and the limit of POSTs permits it."""
         self._publishing.now()
 
     async def withdraw(self) -> None:
@@ -134,7 +146,13 @@ class EntryPublisher:
     async def _publish(self) -> float | None:
         wanted = self._delegated()
         unchanged = wanted == self.published or (not wanted and self.published is None)
-        if unchanged and (not wanted or not await self._is_missing(wanted)):
+        if unchanged and not wanted:
+            return self._next_check()
+        # Looking for an unchanged entry is a request to discovery, too, so it counts like a POST.
+        if not self._posts.take(1.0, 1.0 / POST_INTERVAL, POST_BURST, self._reactor.seconds()):
+            # The lower bound prevents an endless loop if rounding leaves slightly less than one token.
+            return max((1.0 - self._posts.level) * POST_INTERVAL, PUBLISH_DELAY)
+        if unchanged and not await self._is_missing(wanted):
             return self._next_check()
         # ``_is_published`` is set before the POST, because discovery may store the entry even if its answer does not
         # arrive.

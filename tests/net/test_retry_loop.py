@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.clients.publish import FEWER_DELAY, PUBLISH_DELAY, EntryPublisher
+from dmsg.clients.publish import FEWER_DELAY, POST_BURST, POST_INTERVAL, PUBLISH_DELAY, EntryPublisher
 from dmsg.clients.server_choice import ServerChoice
 from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta
@@ -196,6 +196,48 @@ class LoopTests(SynchronousTestCase):
         self.assertEqual(publisher.published, ("bb", "cc"))
         clock.advance(2 * FEWER_DELAY)
         self.assertEqual(publisher.published, ("cc",))
+
+    def flapping(self, states: Sequence[tuple[str, ...]], interval: float, seconds: float) -> tuple[Any, Clock, Any]:
+        """Change the servers of a client every ``interval`` seconds, for some seconds.
+
+        :param states: lists of servers, which follow each other in turn.
+        :returns: the publisher, its clock, and what it asked of discovery.
+        """
+        clock = Clock()
+        questions: Any = Questions(0, ERRORS[0])
+        servers: tuple[str, ...] = ()
+        publisher = EntryPublisher(clock, questions, KEY, lambda: servers, lambda why: None, Random(0), features={})
+        self.addCleanup(publisher._publishing.stop)
+        publisher.start()
+        for number in range(int(seconds / interval)):
+            servers = states[number % len(states)]
+            publisher.changed()
+            clock.advance(interval)
+        return publisher, clock, questions
+
+    def test_a_flapping_link_does_not_flood_discovery(self) -> None:
+        """A server that accepts connections and closes them at once can change the links of a client at any rate."""
+        for states in ([("aa",), ()], [("aa", "bb"), ("bb",)], [("aa",), ("bb",)], [("bb",), ("bb",)]):
+            for interval in (0.01, 0.04, 0.06, 0.3, 1.6):
+                publisher, clock, questions = self.flapping(states, interval, 60.0)
+                self.assertLessEqual(questions.asked, POST_BURST + 60.0 / POST_INTERVAL, (states, interval))
+                publisher._delegated = lambda: ("cc",)
+                publisher.changed()
+                clock.pump([0.1] * 80)
+                self.assertEqual(publisher.published, ("cc",), (states, interval))
+                self.assertEqual(questions.posted[-1].client.delegated_servers, ("cc",), (states, interval))
+
+    def test_the_first_changes_are_posted_at_once(self) -> None:
+        interval = 1.1 * PUBLISH_DELAY
+        states = [("aa",), ("bb",), ("aa", "bb"), ("aa", "bb", "cc"), ("dd",)]
+        publisher, clock, questions = self.flapping(states, interval, 1.01 * POST_BURST * interval)
+        self.assertEqual([entry.client.delegated_servers for entry in questions.posted], states)
+        # After a calm time, a change is posted at once again.
+        clock.advance(POST_INTERVAL)
+        publisher._delegated = lambda: ("ee",)
+        publisher.changed()
+        clock.advance(PUBLISH_DELAY)
+        self.assertEqual(publisher.published, ("ee",))
 
     def test_a_server_that_has_moved(self) -> None:
         """The server is looked for only at the address in its entry, after its former address has failed."""
