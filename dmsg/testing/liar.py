@@ -137,9 +137,9 @@ class LyingPort:
         self.peer = peer
         self.port = peer.port
         self._frames = FrameBuffer()
-        self.swallowed: dict[tuple[int, int], int] = {}
+        self.to_drop: dict[tuple[int, int], int] = {}
         """Number of further frames to drop, by type and transport id."""
-        self.crossed: dict[int, tuple[int, int]] = {}
+        self.swapped: dict[int, tuple[int, int]] = {}
         """Transport ids whose frames are sent under another id. Each is mapped to that other id, and to the number of
         further frames to send under it."""
         self.held: dict[int, list[Frame]] = {}
@@ -157,7 +157,7 @@ class LyingPort:
             return
         out: list[Frame] = []
         for frame in self._frames.feed(bytes(data)):
-            out += self._lied(frame)
+            out += self._apply_lies(frame)
         self.put(out)
 
     def put(self, frames: list[Frame]) -> None:
@@ -166,26 +166,26 @@ class LyingPort:
         if data:
             self.port.send(data)
 
-    def _lied(self, frame: Frame) -> list[Frame]:
+    def _apply_lies(self, frame: Frame) -> list[Frame]:
         """Return the frames to send in place of one frame."""
-        out = self._tell(frame)
+        out = self._with_lies(frame)
         seen = self.liar.alliance.seen.get(frame.type)
         if seen is not None:
             seen.append(frame.payload)
         return out
 
-    def _tell(self, frame: Frame) -> list[Frame]:
+    def _with_lies(self, frame: Frame) -> list[Frame]:
         alliance = self.liar.alliance
         place = (frame.type, frame.id)
-        if self.swallowed.get(place, 0):
-            self.swallowed[place] -= 1
+        if self.to_drop.get(place, 0):
+            self.to_drop[place] -= 1
             return []
         if frame.id in self.held and frame.type in TRANSPORT:
             self.held[frame.id].append(frame)
             return []
-        if frame.type in DATA and self.crossed.get(frame.id, (0, 0))[1]:
-            other, left = self.crossed[frame.id]
-            self.crossed[frame.id] = other, left - 1
+        if frame.type in DATA and self.swapped.get(frame.id, (0, 0))[1]:
+            other, left = self.swapped[frame.id]
+            self.swapped[frame.id] = other, left - 1
             frame = Frame(frame.type, other, frame.payload)
         pending = self.liar.due(frame)
         out = [frame]
@@ -227,8 +227,8 @@ class LyingPort:
 
     def repent(self) -> None:
         """Send the delayed frames, and stop dropping and exchanging frames."""
-        self.swallowed.clear()
-        self.crossed.clear()
+        self.to_drop.clear()
+        self.swapped.clear()
         following, self.next = self.next, []
         if self.peer in self.liar.relay.peers:
             self.put(following)

@@ -106,7 +106,7 @@ def _cross(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
     """Exchange the ids of two transports for some frames."""
     other = port.some_id(frame, random)
     number = random.randint(1, WHILE)
-    port.crossed[frame.id], port.crossed[other] = (other, number), (frame.id, number)
+    port.swapped[frame.id], port.swapped[other] = (other, number), (frame.id, number)
     return [Frame(frame.type, other, frame.payload)]
 
 
@@ -117,13 +117,13 @@ def _hold(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _swallow(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    port.swallowed[frame.type, frame.id] = random.randint(1, WHILE)
+    port.to_drop[frame.type, frame.id] = random.randint(1, WHILE)
     return []
 
 
 def _silence(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
     """Drop all further data and ACKs of a transport."""
-    port.swallowed[FWD, frame.id] = port.swallowed[ACK, frame.id] = 1_000_000
+    port.to_drop[FWD, frame.id] = port.to_drop[ACK, frame.id] = 1_000_000
     return []
 
 

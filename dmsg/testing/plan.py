@@ -30,7 +30,7 @@ MOVES = frozenset({"open", "finish", "kill", "reset", "leave", "poison", LIES})
 """Faults after which a stream may open, close or move."""
 LIES_AT_ONCE = 6
 """Maximum number of lies in one step."""
-SECONDS = ("", "", "honest", "down", "lying")
+SECOND_DISCOVERY = ("", "", "honest", "down", "lying")
 """Possible states of a second discovery. The plan of a walk draws one of them. An empty text stands for a network with
 one discovery. A second discovery that is down or lies stays so until the walk ends."""
 ENDS = 8
@@ -78,7 +78,8 @@ class Shape:
     :ivar servers: number of servers to which faults happen. A walk with lies has one more server, which is honest and
         has no faults.
     :ivar clients: number of clients between which streams are opened.
-    :ivar second: state of a second discovery, one of :data:`SECONDS`; empty for a network with one discovery.
+    :ivar second: state of a second discovery, one of :data:`SECOND_DISCOVERY`; empty for a network with one
+        discovery.
     :ivar old: whether two clients of 2019 use the network. In a walk without lies, the first of several servers follows
         the rules of 2019, too.
     """

@@ -276,9 +276,9 @@ class End:
         self.connected = False
         self.host.ends.pop(self, None)
         self._unsent.clear()
-        self.host.callLater(0, self._tell)
+        self.host.callLater(0, self._report_end)
 
-    def _tell(self) -> None:
+    def _report_end(self) -> None:
         if self._is_end_reported or self.protocol is None or self.loss_reason is None:
             return
         self._is_end_reported = True

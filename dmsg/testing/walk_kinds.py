@@ -9,7 +9,7 @@ from random import Random
 from dmsg.testing import faults
 from dmsg.testing.lies import KINDS
 from dmsg.testing.lying_discovery import KINDS as DISCOVERY_KINDS
-from dmsg.testing.plan import LIE, SECONDS, Aim, Plan, Shape, Step, draw
+from dmsg.testing.plan import LIE, SECOND_DISCOVERY, Aim, Plan, Shape, Step, draw
 
 STEPS = 60
 """Number of steps of a walk."""
@@ -52,7 +52,9 @@ def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = (), *, lies: 
     :param lies: whether servers may lie.
     """
     random = Random(f"shape {seed}")
-    shape = Shape(random.choice(SERVERS), random.choice(CLIENTS), random.choice(SECONDS), random.random() < OLD)
+    shape = Shape(
+        random.choice(SERVERS), random.choice(CLIENTS), random.choice(SECOND_DISCOVERY), random.random() < OLD
+    )
     kinds = list(KINDS) if lies else []
     plan = draw(seed, steps, FAULTS_WITH_LIES if lies else FAULTS, kinds, aims=aims, ways=WAYS)
     # In a network with one server, the server must become honest. Otherwise streams might never recover.

@@ -68,9 +68,9 @@ class LieTests(SynchronousTestCase):
                 port.send(frame.encode() + following.encode())
                 self.assertNotEqual(sent, [(bytes(peer.key), frame), (bytes(peer.key), following)])
                 self.assertEqual(self.liar.alliance.told[kind], 1)
-                port.swallowed.clear()
+                port.to_drop.clear()
                 port.held.clear()
-                port.crossed.clear()
+                port.swapped.clear()
                 port.next.clear()
 
     def test_a_lie_is_told_after_some_frames_and_again_after_others(self) -> None:

@@ -61,17 +61,17 @@ class _Posted:
 
 
 @define(eq=False)
-class _Line:
+class _RelayQueue:
     """Queue of messages for one relay, and the number of requests to it.
 
     :ivar waiting: messages that were not sent yet.
     :ivar under_way: number of requests that have no complete answer yet.
-    :ivar leaves: delayed call that will send the waiting messages.
+    :ivar next_send: delayed call that will send the waiting messages.
     """
 
     waiting: list[_Posted] = field(factory=list)
     under_way: int = 0
-    leaves: IDelayedCall | None = None
+    next_send: IDelayedCall | None = None
 
 
 class _Statuses(Protocol):
@@ -108,7 +108,7 @@ class Poster:
         self._pool.cachedConnectionTimeout = 50
         self._agent = Agent(reactor, connectTimeout=CONNECT_TIMEOUT, pool=self._pool)
         self._take_batches: OrderedDict[str, None] = OrderedDict()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _RelayQueue] = {}
 
     def takes_many(self, relay: str) -> bool:
         """Whether several messages for this relay are sent in one request."""
@@ -172,18 +172,18 @@ class Poster:
         """
         line = self._lines.get(url)
         if line is None:
-            line = self._lines[url] = _Line()
+            line = self._lines[url] = _RelayQueue()
         posted = _Posted(data, only_connected, Deferred())
         line.waiting.append(posted)
-        if line.leaves is None:
+        if line.next_send is None:
             wait = GATHER if line.under_way >= AT_ONCE else 0.0
-            line.leaves = self._reactor.callLater(wait, self._leave, url, line)
+            line.next_send = self._reactor.callLater(wait, self._send_waiting, url, line)
         elif len(line.waiting) == batch.MAX_BATCH:
-            line.leaves.reset(0)
+            line.next_send.reset(0)
         return posted.answer
 
-    def _leave(self, url: str, line: _Line) -> None:
-        line.leaves = None
+    def _send_waiting(self, url: str, line: _RelayQueue) -> None:
+        line.next_send = None
         waiting, line.waiting = line.waiting, []
         part: list[_Posted] = []
         size = 0
@@ -200,7 +200,7 @@ class Poster:
         elif not line.under_way:
             self._lines.pop(url, None)
 
-    def _send(self, url: str, line: _Line, part: list[_Posted]) -> None:
+    def _send(self, url: str, line: _RelayQueue, part: list[_Posted]) -> None:
         line.under_way += 1
 
         def failed(failure: Failure) -> None:
@@ -210,7 +210,7 @@ class Poster:
             line.under_way -= 1
             for posted in part:
                 posted.fire_answer(0)
-            if not line.under_way and line.leaves is None and self._lines.get(url) is line:
+            if not line.under_way and line.next_send is None and self._lines.get(url) is line:
                 del self._lines[url]
 
         Deferred.fromCoroutine(self._post_batch(url, part)).addErrback(failed).addBoth(over)
