@@ -35,6 +35,8 @@ EXPIRES = 1500.0
 """Seconds for which a caller waits. A walk and its recovery take less, so no call may fail."""
 SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
+LATE = 100.0
+"""Seconds of the lab's time after the last answer. A call that is delivered again in this time is noticed."""
 UNANSWERED = 40
 """Maximum number of unanswered calls of a twin. A twin that has so many makes no further call."""
 BURSTS = (1, 1, 5)
@@ -118,6 +120,7 @@ class BusWalk:
         except AssertionError as error:
             left = [str(call) for call in self._calls.values() if call.is_open]
             raise AssertionError(f"{error}: {len(left)} calls are lost: {'; '.join(left[:5])}") from error
+        self.lab.network.run(LATE)
         self.check()
 
     def check(self) -> None:

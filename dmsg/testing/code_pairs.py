@@ -10,7 +10,7 @@ from random import Random
 from typing import Protocol
 
 from dmsg.apps.partial_files import part_of
-from dmsg.testing.code_programs import OfferRecord, Program, ReceiverProgram, SenderProgram
+from dmsg.testing.code_programs import TRANSFERRING, OfferRecord, Program, ReceiverProgram, SenderProgram
 from dmsg.testing.determinism import START
 from dmsg.testing.lab import Lab
 from dmsg.testing.promise import PromiseBroken
@@ -23,6 +23,11 @@ ALONE = 10.0
 """Seconds after which a person ends a program because the other person's program has ended."""
 PATIENT = 200.0
 """Seconds after which a person ends a program that has not finished. Then both people start again."""
+STALLED = 20.0
+"""Maximum seconds without progress while nothing is in transit, so that both programs only wait for each other. No
+network fault is an excuse then."""
+STALLED_AFTER_FAULTS = 60.0
+"""Maximum seconds without progress of a transfer after the repair of all faults."""
 GRACE = 150.0
 """Seconds after the repair of all faults. A program that is started after this time may not fail."""
 
@@ -69,6 +74,10 @@ class Pair:
         self._programs = 0
         self._is_source_new = False
         """Whether no file of the source was replaced since the sender started."""
+        self._progress: object = None
+        """Programs of the transfer, with their states and shares, at the last progress."""
+        self._progress_at = self._waiting_since = 0.0
+        """Times, by the lab's clock, of the last progress, and since which both programs only wait for each other."""
         self.sender: SenderProgram | None = None
         self.receiver: ReceiverProgram | None = None
         self.finished = 0
@@ -182,6 +191,7 @@ class Pair:
                 self._start_again()
         elif receiver is None and sender.record is not None and not sender.has_ended:
             self._start_receiver(sender.record)
+        self._check_progress()
         for one, other in ((sender, receiver), (receiver, sender)):
             if one is not None and other is not None and one.ended_at is not None and now - one.ended_at > ALONE:
                 other.kill()
@@ -189,6 +199,29 @@ class Pair:
             if not program.has_ended and now - program.began > PATIENT:
                 self._fails(f"the program of {program.name} does not end; it is {program.state}", program)
                 program.kill()
+
+    def _check_progress(self) -> None:
+        """Check that the transfer makes progress.
+
+        :raises AssertionError: the transfer has stalled.
+        """
+        now = self._lab.clock.seconds()
+        programs = self.programs
+        progress = [(one, one.state, one.share) for one in programs]
+        if progress != self._progress or not all(one.state in TRANSFERRING for one in programs):
+            self._progress, self._progress_at, self._waiting_since = progress, now, now
+        if len(programs) < 2:
+            return
+        if not all(one.is_waiting for one in programs):
+            self._waiting_since = now
+        states = " and ".join(f"{one.name} is {one.state} ({one.share:.0%})" for one in programs)
+        if now - self._waiting_since > STALLED:
+            raise AssertionError(f"a transfer has stalled: {states}, and nothing is in transit for {STALLED:g} s")
+        repaired = self._walk.repaired_at
+        if repaired is not None and now - max(repaired, self._progress_at) > STALLED_AFTER_FAULTS:
+            raise AssertionError(
+                f"a transfer has stalled: {states}, without progress for {STALLED_AFTER_FAULTS:g} s without faults"
+            )
 
     def _start_receiver(self, record: OfferRecord) -> None:
         """Tell the receiving person a code, and start a program that uses it."""

@@ -33,6 +33,8 @@ STARTING, OFFERING, AGREEING, SENDING, RECEIVING, FINISHING, STOPPING = STATES =
 )
 """States of a program in a walk of codes. A program is finishing when all content is sent or received, and the transfer
 is not confirmed yet."""
+TRANSFERRING = frozenset({SENDING, RECEIVING, FINISHING})
+"""States of a program that has agreed on a code and transfers content."""
 MIN_SERVERS = 2
 """Number of servers to which each program connects."""
 
@@ -109,6 +111,20 @@ class Program:
     def has_ended(self) -> bool:
         """Whether the program has ended, or was killed."""
         return self.ended_at is not None
+
+    @property
+    def stream(self) -> Any:
+        """Stream of the transfer; None before it has begun."""
+        return None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the program transfers content, and nothing that it has sent is on its way to the other program."""
+        stream = self.stream
+        if self.state not in TRANSFERRING or self.has_ended or self.host.is_paused or stream is None:
+            return False
+        is_connected = stream.away_since is None and not stream.disconnecting
+        return is_connected and not stream._outbox.size and not stream._carrier.in_flight()  # noqa: SLF001
 
     def check(self) -> None:
         """Check that the program has not failed by an error of the program itself.
@@ -204,6 +220,10 @@ class SenderProgram(Program):
         agreement.proceed(parcel)
         self.sent = await parcel.done
 
+    @property
+    def stream(self) -> Any:
+        return None if self._parcel is None else self._parcel.transport
+
     def _agreed(self, agreement: CodeAgreement) -> None:
         assert self.record is not None
         self.record.agreements.append(agreement)
@@ -246,6 +266,10 @@ class ReceiverProgram(Program):
         self.received: ReceivedParcel | None = None
         self.resumed: int | None = None
         record.told.add(self.client.public_key)
+
+    @property
+    def stream(self) -> Any:
+        return None if self._parcel is None else self._parcel.transport
 
     def check(self) -> None:
         super().check()

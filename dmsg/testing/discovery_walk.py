@@ -51,7 +51,8 @@ STEPS = 60
 DELAY = 0.01
 """Seconds that a packet between a program and discovery takes at first."""
 SETTLE_TIMEOUT = 120.0
-"""Maximum seconds of the lab's time that each program may need to post after the faults."""
+"""Maximum seconds of the lab's time, after the faults, in which all requests must end, and in which each program must
+then post."""
 NETWORK = ("delay", "loss", "reorder", "partition", "heal", "heal", "wall clock", "wall clock", "bandwidth")
 FORGERIES = ("replay an entry", "replay an entry", "forge an entry", "forge a deletion")
 DELETE, KILL, RESET = "delete", "kill discovery", "reset"
@@ -118,10 +119,22 @@ class DiscoveryWalk:
         for step in self.plan.steps:
             self._do(step)
         self._faults.repair()
+        self._wait(lambda: not any(record.posting or record.deleting for record in self._records.values()), "hang")
         for name in OWNERS:
             self._post_at_last(name)
         self.check()
         self._close()
+
+    def _wait(self, condition: Callable[[], bool], text: str) -> None:
+        """Wait until a condition is true.
+
+        :param text: what requests do if the condition is not true within ``SETTLE_TIMEOUT`` seconds.
+        """
+        try:
+            self.lab.network.run_until(condition, SETTLE_TIMEOUT)
+        except AssertionError as error:
+            left = {name: (one.posting, one.deleting) for name, one in self._records.items()}
+            raise type(error)(f"requests to discovery {text}: {error}; POSTs and DELETEs under way: {left}") from error
 
     def check(self) -> None:
         """Check the entries of all keys.
@@ -226,6 +239,7 @@ class DiscoveryWalk:
 
         lookup = self._lookups[name].lookups[0]
         record.posting += 1
+        deletions = record.deletions
         posting = self._change(name, lambda: lookup.update(record.key, make))
 
         def ended(result: Entry | Failure) -> Entry | Failure:
@@ -233,7 +247,9 @@ class DiscoveryWalk:
             return result
 
         posting.addBoth(ended)
-        return posting.addCallbacks(record.posted, lambda failure: failure.trap(DmsgError) and None)
+        return posting.addCallbacks(
+            record.posted, lambda failure: failure.trap(DmsgError) and None, callbackArgs=(deletions,)
+        )
 
     def _delete(self, name: str) -> None:
         record = self._records[name]
@@ -245,6 +261,7 @@ class DiscoveryWalk:
 
         def ended(result: object) -> None:
             record.deleting -= 1
+            record.deletions += 1
             if result is None:
                 record.acknowledged += 1
                 record.dead |= before

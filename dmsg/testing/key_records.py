@@ -22,6 +22,7 @@ class KeyRecord:
     :ivar newest: timestamp of the newest acknowledged entry, in nanoseconds since 1970.
     :ivar posting: number of entries that were sent and not answered yet.
     :ivar deleting: number of deletions that were sent and not answered yet.
+    :ivar deletions: number of deletions that have ended.
     :ivar is_stored: whether discovery had an entry of the key at the last check.
     :ivar may_be_deleted: whether a deletion was sent after the newest acknowledged entry, or at the same time.
     :ivar dead: entries that an acknowledged deletion has removed. None of them may be stored again.
@@ -31,7 +32,7 @@ class KeyRecord:
         self.key = key
         self.acknowledged = 0
         self.newest = 0
-        self.posting = self.deleting = 0
+        self.posting = self.deleting = self.deletions = 0
         self.is_stored = False
         self.may_be_deleted = False
         self.dead: set[bytes] = set()
@@ -43,12 +44,16 @@ class KeyRecord:
             return DELETING if self.deleting else POSTING
         return STORED if self.is_stored else ABSENT
 
-    def posted(self, entry: Entry) -> None:
-        """Note that an entry was acknowledged."""
+    def posted(self, entry: Entry, deletions: int) -> None:
+        """Note that an entry was acknowledged.
+
+        :param deletions: number of deletions that had ended when the entry was sent.
+        """
         self.acknowledged += 1
         if entry.timestamp > self.newest:
             self.newest = entry.timestamp
-            self.may_be_deleted = self.deleting > 0
+            # The answer to a deletion may arrive before that to a POST which discovery has executed earlier.
+            self.may_be_deleted = self.deleting > 0 or self.deletions > deletions
 
     def check(self, body: bytes | None, stranger: bytes) -> None:
         """Check the entry that discovery stores.

@@ -439,6 +439,11 @@ class Host:
         """Make a killed host usable again, without any process."""
         self.alive = True
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the host's process is paused."""
+        return self._paused is not None
+
     def pause(self) -> None:
         """Pause the host's process, like ``SIGSTOP``. Its connections stay open, but its code does not run."""
         if self._paused is None:

@@ -42,7 +42,12 @@ class NumberedEnd(Protocol):
         self.has_finished = False
 
     def say(self, size: int) -> None:
-        """Send ``size`` more bytes of the pattern."""
+        """Send ``size`` more bytes of the pattern, unless this end has finished.
+
+        A walk may call this method before the end finishes, and a paused program runs the call only afterwards.
+        """
+        if self.has_finished:
+            return
         stream = stream_of(self)
         self.sent += size
 

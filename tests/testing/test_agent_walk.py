@@ -10,6 +10,7 @@ from twisted.python.failure import Failure
 from dmsg.agent.programs import ProgramConnection
 from dmsg.testing.agent_streams import STATES
 from dmsg.testing.agent_walk import FAULTS, draw_plan, follow
+from dmsg.testing.plan import Plan, Step
 from dmsg.testing.walk_coverage import WalkCoverage
 from tests.testing.walks import WalkCase
 
@@ -34,6 +35,19 @@ class AgentWalkTests(WalkCase):
         self.assertGreater(delivered, 1_000_000)
         self.assertLessEqual(faults, set(FAULTS))
         self.assertLessEqual({"opening", "idle"}, {cell.state for cell in coverage.reached})
+
+    def test_a_paused_program_writes_nothing_after_its_half_close(self) -> None:
+        """The program finishes only after the pause, and the walk has asked for more data in between."""
+        steps = (
+            Step(fault="open", chance=1678923393, seconds=0.3),
+            Step(fault="pause program", chance=2695869801),
+            Step(fault="close", chance=1910468841),
+            Step(fault="open", chance=343035461),
+            Step(fault="finish", chance=3692919539, seconds=0.002),
+            Step(fault="abort", chance=1447691739),
+            Step(((0, 100), (2, 10000), (4, 10000), (6, 100)), "close", 3805899852),
+        )
+        self.assertGreater(follow(Plan(1724621858, steps)).amount, 0)
 
     def test_a_seed_repeats_a_walk(self) -> None:
         one, two = (follow(draw_plan(1, 10)) for _ in range(2))

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import WrongCode
-from dmsg.apps.codes.stream import CodeFactory
+from dmsg.apps.codes.stream import CodeEnd, CodeFactory
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.walk import OfferedFiles
 from dmsg.testing.code_programs import STATES
@@ -84,6 +84,24 @@ class CodeWalkTests(WalkCase):
 
         self.patch(CodeFactory, "_ended", forgive)
         self.found("wrong guesses were answered", [partial(follow, draw_plan(seed, STEPS)) for seed in SEEDS])
+
+    def test_transfers_that_wait_for_ever_are_found(self) -> None:
+        """The first data after an agreement are lost, so that both programs wait for each other."""
+
+        def receive(end: CodeEnd, data: bytes) -> None:
+            if end._next is None or end in begun:
+                dataReceived(end, data)
+            begun.update([end] if end._next is not None else [])
+
+        begun: set[CodeEnd] = set()
+        dataReceived = CodeEnd.dataReceived
+        self.patch(CodeEnd, "dataReceived", receive)
+        self.found("nothing is in transit", [partial(follow, draw_plan(seed, STEPS)) for seed in SEEDS])
+
+    def test_transfers_without_progress_after_the_faults_are_found(self) -> None:
+        """A receiver reads nothing, so that the sender's data stay on their way."""
+        self.patch(CodeEnd, "_proceed", lambda end, protocol: None)
+        self.found("without progress", [partial(follow, draw_plan(seed, 0)) for seed in SEEDS])
 
 
 class LedWalkTests(WalkCase):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from twisted.internet.defer import Deferred
+
 from dmsg.discovery.entries import rules
+from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.store import sqlite
 from dmsg.testing.discovery_walk import FAULTS, WAYS, draw_plan, follow
 from dmsg.testing.key_records import STATES
-from dmsg.testing.plan import Aim
+from dmsg.testing.plan import Aim, Plan, Step
 from dmsg.testing.walk_coverage import Cell, WalkCoverage
 from tests.testing.walks import WalkCase
 
@@ -44,6 +47,24 @@ class DiscoveryWalkTests(WalkCase):
     def test_a_seed_repeats_a_walk(self) -> None:
         one, two = WALKS[1](), WALKS[1]()
         self.assertEqual((one.trace.count, one.trace.digest()), (two.trace.count, two.trace.digest()))
+
+    def test_the_answer_to_a_deletion_may_overtake_that_to_a_post(self) -> None:
+        """The entry was posted before it was deleted, so it is not lost."""
+        steps = (
+            Step(fault="loss", chance=1871952319),
+            Step(says=((0, 10000), (2, 10000), (3, 10000), (4, 10000), (6, 100), (7, 300000))),
+            Step(says=((2, 1), (6, 1)), seconds=0.3),
+            Step(fault="heal", chance=27368772),
+            Step(says=((0, 1), (1, 1), (2, 1))),
+            Step(fault="loss", chance=412712998),
+            Step(fault="delete", chance=1287016440),
+            Step(seconds=0.3),
+        )
+        self.assertGreater(follow(Plan(2948904977, steps)).amount, 0)
+
+    def test_requests_that_never_end_are_found(self) -> None:
+        self.patch(Lookup, "delete", lambda lookup, key: Deferred())
+        self.found("requests to discovery hang", WALKS)
 
     def test_a_store_that_takes_old_entries_is_found(self) -> None:
         def decide(present: Any, entry: Any, now: float, terms: Any) -> rules.Replacement:
