@@ -123,8 +123,8 @@ class Expression(ClassicColumn):
         :param text: SQL text of the expression; None to derive the text from ``op`` and ``args``.
         """
         self.op = op
-        # A name has no meaning inside an expression, so the names of operands are removed. The fields of a structure
-        # have these names, so a structure keeps them.
+        # The name of an operand has no meaning inside an expression, so it is removed. Only a structure keeps the names
+        # of its operands, because they are the names of its fields.
         self.args = args if op == "struct" else tuple(_without_name(one) for one in args)
         self._text = text
 

@@ -155,7 +155,7 @@ class _Files:
             return pa.nulls(rows, _TEXTS_ONCE if kind in TEXTS else kind)
         self._budget.take(column_bytes(column))
         found = column.combine_chunks()
-        # Texts stay in their dictionary, which has each text once.
+        # Texts stay in Arrow's dictionary encoding, which contains each different text once.
         return found if pa.types.is_dictionary(found.type) and kind in TEXTS else plain(found).cast(kind)
 
     def _read(self, path: str, name: str) -> pa.ChunkedArray | None:

@@ -101,7 +101,7 @@ class Dealing:
 
     :ivar credited: bytes for which both ends signed.
     :ivar clients: number of the server's clients.
-    :ivar closed_bytes: credited bytes that come from closed groups.
+    :ivar closed_bytes: credited bytes that come from closed groups, as the docstring of this module defines them.
     :ivar others_closed_share: median of the other servers' :attr:`closed_share`; the lower of two middle values.
     :ivar names: some of the clients in closed groups.
     :ivar peak_hour: hour with most transports.

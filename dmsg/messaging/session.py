@@ -351,8 +351,8 @@ class ClientSession(Session):
 
         def late() -> None:
             if self._link is not None and (self._link.unsent() or self._holding):
-                # The timeout is extended. Either CloseChannel has not been sent yet, or an application on this side
-                # does not read, and the answer to CloseChannel follows unread data.
+                # The timeout is extended in two cases: CloseChannel is still unsent; or an application on this side
+                # does not read, so that the answer to CloseChannel waits behind the unread data.
                 self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
                 return
             del self._closing[channel]

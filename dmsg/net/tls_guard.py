@@ -1,6 +1,5 @@
-"""TLS connections of a server: chooses a protocol by ALPN, and ends connections whose peers send too much beside data,
-see
-:mod:`dmsg.net.tls_overhead`.
+"""TLS connections of a server: chooses a protocol by ALPN, and ends a connection whose peer sends too many bytes of TLS
+that carry no data (:mod:`dmsg.net.tls_overhead`).
 """
 
 from __future__ import annotations

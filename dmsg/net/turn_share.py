@@ -35,7 +35,7 @@ class TurnWaiter(Protocol):
     """Interface of a receiver that continues in the next turn, because its owner's share of this turn is used up."""
 
     def proceed(self) -> None:
-        """Continue; called in the next turn."""
+        """Continue to process the received data; called in the next turn."""
 
 
 class TurnShare:

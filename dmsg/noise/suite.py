@@ -111,7 +111,7 @@ def _hkdf(
     code relies on two facts: the keys are shorter than a block of SHA-256, and the last two HMACs have the same key.
     """
     if num_outputs != 2:
-        # ``noiseprotocol`` computes other numbers of outputs. Noise derives three keys only in patterns with a
+        # Any other number of keys is left to ``noiseprotocol``. Noise derives three keys only in patterns with a
         # pre-shared key, which dmsg does not use.
         derived: tuple[bytes, ...] = hkdf(chaining_key, input_key_material, num_outputs, hmac_hash_fn)
         return derived

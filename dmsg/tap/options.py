@@ -162,7 +162,7 @@ class EntityOptions(UsageOptions):
         """
 
     def begin(self, reactor: Reactor | None) -> Reactor:
-        """Set the format of the log.
+        """Set the format of the log, and choose the reactor.
 
         :returns: ``reactor``, or the global reactor if ``reactor`` is None.
         """

@@ -126,6 +126,6 @@ class Pseudonyms:
         return self._tag(b"producer", b"")[:8]
 
     def space(self) -> str:
-        """Return an id (8 hex digits) of the secret, or ``clear`` if clients are named by their keys. Tags of two
-        writers can be compared if their ids are equal."""
+        """Return an id (8 hex digits) of the secret from which the tags are computed, or ``clear`` if clients are named
+        by their keys. Tags of two writers can be compared if their ids are equal."""
         return "clear" if self.clear else self._tag(b"space", b"")[:8]

@@ -146,7 +146,7 @@ class RelayTelemetry:
         route.seen = tick
         # Normally, the relay reports the frames of a direction only once in a tick, which is a second. While data of
         # the opposite direction awaits its ACK, the relay must report every frame of this direction, because the frame
-        # may be that ACK. It does so while ``route.tick`` is -1, because no tick has this number.
+        # may be that ACK. A ``route.tick`` of -1 makes the relay report every frame, because no tick has this number.
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: Peer, payload: bytes) -> bool:

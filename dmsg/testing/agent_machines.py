@@ -139,7 +139,7 @@ class User:
         self._client: AgentClient | Client | None = None
 
     def start(self) -> None:
-        """Start the process, if it does not run."""
+        """Start the process, unless it is running."""
         if not self.is_running:
             self.is_running = True
             self.host.revive()

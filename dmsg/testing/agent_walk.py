@@ -258,7 +258,7 @@ class AgentWalk:
             opening, accepting = stream.ends
             if opening.received == LAST_SIZE and not stream.is_closed and stream.is_usable(opening):
                 stream.is_closed = True
-                # What was written before must arrive although the stream is closed at once.
+                # Data written before the close must arrive, although the stream is closed at once.
                 self._as_its_program(opening, _say_and_close)
             return accepting.received == 2 * LAST_SIZE and accepting.lost is not None
 
@@ -340,7 +340,8 @@ class AgentWalk:
         self._read()
         for host in self.lab.network.hosts.values():
             host.ahead = 0.0
-        # Time passes in which stopping agents end, and in which killed agents and programs are restarted as planned.
+        # The clock is advanced until stopping agents have ended, and killed agents and programs were restarted as
+        # planned.
         self.lab.network.run(max(RESTARTS))
         for machine in self._machines:
             machine.start_agent()

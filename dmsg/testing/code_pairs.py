@@ -56,7 +56,7 @@ class Pair:
     """Two people, one of whom sends files and directories to the other.
 
     :ivar finished: number of transfers that have finished.
-    :ivar is_idle: whether no transfer is wanted now.
+    :ivar is_idle: whether no transfer is unfinished.
     """
 
     def __init__(self, walk: WalkOfPairs, number: int, directory: Path) -> None:
@@ -89,7 +89,7 @@ class Pair:
         return [one for one in (self.sender, self.receiver) if one is not None and not one.has_ended]
 
     def want(self, size: int, random: Random) -> None:
-        """Begin to send a new file or directory of about ``size`` bytes, if no other transfer is wanted."""
+        """Begin to send a new file or directory of about ``size`` bytes, unless another transfer is unfinished."""
         if not self.is_idle:
             return
         self.is_idle = False

@@ -22,8 +22,8 @@ STEP_SECONDS = 0.002
 
 
 class _HostWork:
-    """Replacement for the cooperators of :mod:`dmsg.net.background`. It has a cooperator for each program that a
-    simulated host runs: a host runs one program after each start."""
+    """Replacement for the cooperators of :mod:`dmsg.net.background`. It has one cooperator for each
+    run of a program on a simulated host, because a kill cancels the timers of the old cooperator."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

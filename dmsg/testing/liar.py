@@ -120,7 +120,7 @@ class Liar:
 class _Pending:
     """Planned lie that will be applied to a future frame.
 
-    :ivar left: number of frames to send before it.
+    :ivar left: number of frames to send before the lie.
     """
 
     def __init__(self, lie: Lie) -> None:
@@ -200,8 +200,7 @@ class LyingPort:
             out = self.liar.kinds[kind][1](self, frame, pending.random)
         after, self.next = self.next, []
         if pending is not None:
-            # A lie may add frames to self.next now. They are sent after the next frame, and the frames of earlier lies
-            # are sent after this one.
+            # The frames that a lie has added to self.next are sent after the next frame to which no lie is applied.
             self.next, after = after, []
         return out + after
 

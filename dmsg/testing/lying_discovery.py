@@ -55,7 +55,7 @@ class LyingDiscovery:
         self._random = random
 
     def get(self, static: str) -> Deferred[bytes]:
-        """Return the JSON of the entry of a key, or of a wrong entry."""
+        """Return the JSON of the entry of a key. While this discovery lies, return what the lie makes of it."""
 
         def got(body: bytes) -> bytes | Deferred[bytes]:
             self._first.setdefault(static, body)
@@ -65,7 +65,7 @@ class LyingDiscovery:
         return self._get(static).addCallback(got)
 
     def available(self, limit: int, since: float) -> Deferred[list[bytes]]:
-        """Return the JSON of the listed servers, or of wrong ones."""
+        """Return the JSON of the listed servers or, as a lie, of invented servers or of none."""
         if self.kind == "wrong servers":
             return succeed([self._invented() for _ in range(min(limit, INVENTED))])
         if self.kind == "no entries":

@@ -75,13 +75,13 @@ class Step:
 class Shape:
     """Hosts of the network of a walk.
 
-    :ivar servers: number of servers to which faults happen. A walk with lies has one more server, which is honest and
-        has no faults.
+    :ivar servers: number of servers to which faults happen. A walk in which servers may lie has one more server,
+        which is honest and has no faults.
     :ivar clients: number of clients between which streams are opened.
     :ivar second: state of a second discovery, one of :data:`SECOND_DISCOVERY`; empty for a network with one
         discovery.
-    :ivar old: whether two clients of 2019 use the network. In a walk without lies, the first of several servers follows
-        the rules of 2019, too.
+    :ivar old: whether two clients of 2019 use the network. In a walk in which no server lies, the first of several
+        servers follows the rules of 2019, too.
     """
 
     servers: int = 3

@@ -58,7 +58,7 @@ class _Rude(Protocol):
 
 
 class RudeProgram:
-    """Rude program on a machine with an agent.
+    """Program that uses the agent of its machine in wrong ways.
 
     :param peer: key of a peer that has the port :data:`SINK`.
     :param broken: function that is called with the text of a broken guarantee.

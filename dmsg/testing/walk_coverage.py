@@ -61,7 +61,10 @@ class WalkCoverage:
         self.note(kind, ((ANYBODY, state) for state in states))
 
     def note(self, kind: str, places: Iterable[tuple[str, str]]) -> None:
-        """Count a fault or lie once for each of these pairs of a party and a state."""
+        """Count a fault or lie once for each of ``places``.
+
+        :param places: pairs of the party to which the fault or lie happens, and of the state in which it happens.
+        """
         for party, state in set(places):
             self._counts[Cell(kind, party, state)] += 1
 
@@ -106,8 +109,8 @@ class WalkCoverage:
         return "\n".join(lines) + "\n"
 
     def aims(self, random: Random, count: int) -> list[Aim]:
-        """Draw faults and lies, each with a state in which a walk should let it happen. Rare cells are drawn more often
-        than others, and those that were never reached most often.
+        """Draw faults and lies, each with a state in which a walk should let it happen. The more rarely a pair of fault
+        and state has happened, the more often the pair is drawn.
 
         :param count: number of aims.
         """

@@ -1,9 +1,9 @@
 """Command ``dmsg analytics demo``: runs real servers under load, and then the pipeline over the events that they wrote.
 
 Discovery, three servers and a collector run as processes of their own.  Discovery and two servers send their events
-to the collector.  The last events go through the third server, because the two have stopped by then.  Clients in this
-process send messages, get refusals and sign receipts.  One server is killed and restarted.  At the end, the demo runs
-the commands that a user would type: run, rank, report and top.
+to the collector.  The last events go through the third server, because these two servers have stopped by then.
+Clients in this process send messages, get refusals and sign receipts.  One server is killed and restarted.  At the end,
+the demo runs the commands that a user would type: run, rank, report and top.
 """
 
 from __future__ import annotations

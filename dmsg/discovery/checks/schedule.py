@@ -424,8 +424,8 @@ class ServerChecks:
 
     async def _prove(self, checked: _CheckedAddress, entry: Entry) -> str:
         openings = openings_of(entry, self._openings)
-        # While other servers wait for a slot, all handshakes are tried at the same time. Otherwise a silent server
-        # would occupy its slot for one timeout per handshake.
+        # While other servers wait for a slot, all kinds of handshake that suit the entry are tried at the same time.
+        # Otherwise a silent server would occupy its slot for one timeout per kind.
         if len(openings) > 1 and self._is_short(checked):
             tries = [Deferred.fromCoroutine(self._connect(checked, opening(entry.key))) for opening in openings]
             found = await gatherResults(tries, consumeErrors=True)

@@ -22,7 +22,8 @@ SUCCEED_ACT = "succeed"
 
 
 class EntryInvalid(EntryError):
-    """Error: the entry breaks a rule. The error has the same text as in the reference."""
+    """Error: the entry breaks a rule. Its text is that of the reference implementation of
+    2019."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"entry validation error: {text}")

@@ -63,7 +63,7 @@ class DiscoverySettings(PageSettings):
     ``store_limit`` None means :func:`~dmsg.base.memory.default_limit` for a store in memory, else ``STORE_LIMIT``.
     Without ``metrics``, discovery's own port serves ``/metrics`` and ``/health``.
 
-    :ivar openings: handshakes by which servers prove their keys to the checks.
+    :ivar openings: handshakes that a check can make with a server, in which the server proves its key.
     :ivar bytes_per_address: maximum number of bytes of entries from one public address.
     :ivar ranking: ranking that decides which servers are returned first; None for a random order.
     :ivar telemetry: settings of the events that discovery writes for the pipeline; None to write none.

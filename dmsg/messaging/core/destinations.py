@@ -43,9 +43,8 @@ class Destinations:
             ``name``, or None.
         """
         if peer.two_ids:
-            # If the client uses two ids, each side chooses the id that the other side sends in its frames. An end of a
-            # channel is nameless until its client has chosen the id. So the id in this OpenChannel cannot be that of a
-            # nameless end.
+            # If the client uses two ids, it chooses the id in the frames that the server sends. The client has not yet
+            # chosen this id for a nameless end. So no nameless end can have the id in this OpenChannel.
             there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
             taken = name in peer.ends or name in peer.draining
             return self.choose(peer) if taken else name, there

@@ -61,7 +61,7 @@ class End:
     def nameless(self) -> bool:
         """Whether the server does not know yet which id to use for the channel in its frames to this client.
 
-        A client with two ids sends this id only when it accepts the channel.
+        A client that uses two ids chooses this id itself. As the responder, it states the id when it accepts.
         """
         return self.peer.two_ids is True and not (self.open or self.opener)
 

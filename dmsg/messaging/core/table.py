@@ -203,7 +203,7 @@ class ClientConnection:
 
     def _is_ambiguous(self, channel: ClientChannel) -> bool:
         """Whether another channel has the same ``name``. If so, the server would apply a CloseChannel for this channel
-        to the other one, so this side sends it only after the server's answer."""
+        to the other one. So this side sends the CloseChannel only after the server's answer to the OpenChannel."""
         return any(one.name == channel.name and one is not channel for one in self.channels.values())
 
     def _send_closed(self, channel: ClientChannel) -> None:

@@ -38,7 +38,7 @@ SessionT = TypeVar("SessionT", bound=PlacedSession)
 
 
 class Places(Generic[SessionT]):
-    """Table of the clients that have a place."""
+    """Table of the clients that have a place, which means that they count towards the server's maximum."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
@@ -54,7 +54,7 @@ class Places(Generic[SessionT]):
         return len(self._block_of)
 
     def __contains__(self, session: SessionT) -> bool:
-        """Return whether a client has a place."""
+        """Return whether a client is in the table."""
         return session in self._block_of
 
     @property
@@ -63,7 +63,7 @@ class Places(Generic[SessionT]):
         return max(0, self._counts[self._counts.heaviest()] - FEW_PLACES)
 
     def give(self, session: SessionT, block: str) -> None:
-        """Give a place to a client of ``block``."""
+        """Add a client of ``block`` to the table, so that the client counts towards the server's maximum."""
         self._block_of[session] = block
         self._counts.add(block)
         self._placed.setdefault(block, {})[session] = None

@@ -130,7 +130,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self.acknowledged_all((ticket,))
 
     def acknowledged_all(self, tickets: Iterable[Ticket | None], count: int = 1) -> None:
-        """Count acknowledged frames, and fire those of ``tickets`` that wait for no further frame.
+        """Count acknowledged frames, and complete each call of ``send`` whose frames are all acknowledged.
 
         :param count: number of frames; 0 if the remote repeated an acknowledgement only to announce a larger window.
         """
@@ -235,7 +235,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     # --- sending ---
 
     def write(self, data: bytes) -> None:
-        """Queue ``data`` to be sent in order. The application is not told when they arrive."""
+        """Queue ``data`` to be sent in order. The application is not told when the data arrive."""
         self._enqueue(data, None)
 
     def writeSequence(self, iovec: Iterable[bytes]) -> None:

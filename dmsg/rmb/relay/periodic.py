@@ -32,7 +32,7 @@ _log = Logger()
 
 
 class PeriodicChecks:
-    """Periodic checks of one switch."""
+    """Periodic checks of the sessions and messages of one :class:`~dmsg.rmb.relay.switch.Switch`."""
 
     def __init__(self, clock: IReactorTime, switch: Switch) -> None:
         self._clock = clock

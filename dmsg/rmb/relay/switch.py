@@ -184,12 +184,12 @@ class Switch:
 
     def count_delivered_later(self, delivery: Delivery, wait: float = WRITE_CHECK_DELAY) -> None:
         """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this reactor turn, at whose end the sent
-        messages are written.
+        messages are written. Repeat the call, with growing pauses, until it returns True.
 
         Part of the interface :class:`~dmsg.rmb.relay.ports.Store`.
 
-        :param wait: seconds before the next check, if messages are left. The pause limits the cost of the checks: one
-            takes up to 0.15 ms, and there may be many sessions that read nothing.
+        :param wait: seconds before the first repetition. The pauses limit the cost: a call takes up to 0.15 ms, and
+            there may be many sessions that read nothing.
         """
         if not self._to_check:
             self._clock.callLater(0, self._check_delivered)

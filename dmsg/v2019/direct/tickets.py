@@ -27,7 +27,7 @@ TICKET_TIME = 60.0
 
 
 def dialler_tag(secret: bytes) -> bytes:
-    """Return the tag of the end of a direct link that connects.
+    """Return the tag by which the connecting end of a direct link identifies itself.
 
     :param secret: 32 bytes that both ends know.
     """
@@ -35,7 +35,7 @@ def dialler_tag(secret: bytes) -> bytes:
 
 
 def listener_tag(secret: bytes) -> bytes:
-    """Return the tag of the end of a direct link that accepts; see :func:`dialler_tag`."""
+    """Return the tag by which the accepting end of a direct link identifies itself; see :func:`dialler_tag`."""
     return blake2b(LABEL + b"l", digest_size=TAG_SIZE, key=secret).digest()
 
 
@@ -92,7 +92,7 @@ class _TagHandshake:
 
 
 class DiallerHandshake(_TagHandshake):
-    """Handshake of a direct link at the end that connects.
+    """Handshake of the connecting end of a direct link.
 
     :param secret: 32 bytes that both ends know.
     :param peer: key of the other end.
@@ -108,7 +108,7 @@ class DiallerHandshake(_TagHandshake):
 
 
 class ListenerHandshake(_TagHandshake):
-    """Handshake of a direct link at the end that accepts.
+    """Handshake of the accepting end of a direct link.
 
     :param tickets: tickets that are accepted.
     :param now: present time, in seconds of the clock by which the tickets were issued.

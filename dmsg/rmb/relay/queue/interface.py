@@ -138,7 +138,7 @@ class RelayQueue(Interface):
         process."""
 
     def release_federation() -> None:
-        """Make the messages that were taken and not finished available again."""
+        """Make the messages that :meth:`take_federation` returned and that are not finished available again."""
 
     def is_elsewhere(session: str) -> Deferred[bool]:
         """Whether the session is connected to another process that uses the same queue."""

@@ -338,7 +338,8 @@ class RedisQueue:
         return Deferred.fromCoroutine(self._take_federation())
 
     async def _take_federation(self) -> list[QueuedMessage]:
-        """Take messages that no process has taken, and those that a process has taken long ago and not finished."""
+        """Take messages for other relays that no process has taken, or that a process took long ago and did not
+        finish."""
         run = self._redis.execute_command
         try:
             if not self._grouped:
