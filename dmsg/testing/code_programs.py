@@ -65,7 +65,7 @@ class OfferRecord:
         """
         for agreement in self.agreements:
             if agreement.peer not in self.told:
-                raise PromiseBroken("somebody who was not told the code has agreed")
+                raise PromiseBroken("a peer that was not told the code has completed a key agreement")
         if len(self.agreements) > 1:
             raise PromiseBroken(f"a code for one receiver was used {len(self.agreements)} times")
         for agreement in self.received:

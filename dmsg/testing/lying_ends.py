@@ -99,7 +99,7 @@ class LyingEnds:
         asked.addBoth(results.append)
         self._until(lambda: results)
         if not results or not isinstance(results[0], Failure):
-            raise PromiseBroken(f"an end accepted a request of the other end: {kind}")
+            raise PromiseBroken(f"an end accepted a request that it must refuse: {kind}")
         before = other.received
         talker.say(PIECE)
         self._until(lambda: other.received == before + PIECE)

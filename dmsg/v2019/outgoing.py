@@ -161,10 +161,11 @@ class Outgoing:
         if transport.upgrade:
             raise TransportRefused(
                 error.reason,
-                f"server {server} gives no reason, as those of 2019 do: perhaps {remote.short} is not connected to it",
+                f"server {server} refuses without a reason, like servers of 2019: "
+                f"perhaps {remote.short} is not connected to it",
             ) from None
         raise EncryptionUnavailable(
-            f"server {server} gives no reason, as those of 2019 do, which {PLAIN_ONLY}"
+            f"server {server} refuses without a reason, like servers of 2019, which {PLAIN_ONLY}"
         ) from None
 
     def reopen(

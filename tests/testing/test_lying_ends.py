@@ -56,7 +56,7 @@ class LyingEndsTests(SynchronousTestCase):
 
         self.patch(self.victim.streams, "find_offered", forget)
         error = self.assertRaises(PromiseBroken, self.ends.tell, "used generation", 1)
-        self.assertIn("an end accepted a request of the other end: used generation", str(error))
+        self.assertIn("an end accepted a request that it must refuse: used generation", str(error))
 
 
 class _Equal(bytes):

@@ -477,7 +477,7 @@ class StreamTests(SecureCase):
         (transport,) = self.a.core.transports.values()
         self.a.frames_received(*whole(Frame(CLOSE, transport.id, b"\0").encode()))
         error = self.failureResultOf(opening, EncryptionUnavailable).value
-        self.assertIn("as those of 2019 do", str(error))
+        self.assertIn("like servers of 2019", str(error))
 
     def test_no_secret_or_payload_is_logged(self) -> None:
         """The log is checked at all levels, also after errors."""

@@ -70,7 +70,11 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
 
         await lookups.update(before, make)
         await lookups.close()
-        tell(f"{before.public.text} is followed by {after.public.text}", old=str(before.public), new=str(after.public))
+        tell(
+            f"{before.public.text} now has the successor {after.public.text}",
+            old=str(before.public),
+            new=str(after.public),
+        )
 
     run(main)
 

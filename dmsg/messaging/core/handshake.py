@@ -240,7 +240,7 @@ class JSONHandshake:
             ("nonce", self._nonce),
         ):
             if _hex(frame, name, len(mine)) != mine:
-                raise HandshakeError(f"{name} differs from an earlier frame")
+                raise HandshakeError(f"{name} is not the same as in an earlier frame")
 
     @staticmethod
     def _check_absent(frame: dict[str, object], *names: str) -> None:
@@ -253,7 +253,7 @@ class JSONHandshake:
     def _same_signature(frame: dict[str, object], name: str, own: Signature | None) -> None:
         assert own is not None
         if _hex(frame, name, SIGNATURE_SIZE) != own:
-            raise HandshakeError(f"{name} differs from an earlier frame")
+            raise HandshakeError(f"{name} is not the same as in an earlier frame")
 
     @staticmethod
     def _take_signature(frame: dict[str, object], name: str, by: PubKey, payload: bytes) -> Signature:

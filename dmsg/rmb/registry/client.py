@@ -115,7 +115,7 @@ class HTTPRegistry:
     async def _get(self, twin: int) -> Twin:
         found = self._parse_twin(await self._ask("GET", f"/twins/{twin}"))
         if found.id != twin:
-            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin than the requested one")
         return found
 
     def get(self, twin: int) -> Deferred[Twin]:
@@ -124,7 +124,7 @@ class HTTPRegistry:
     async def _by_account(self, account: bytes) -> int:
         found = self._parse_twin(await self._ask("GET", f"/twins?account={account.hex()}"))
         if found.account != account:
-            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin than the requested one")
         return found.id
 
     def id_by_account(self, account: bytes) -> Deferred[int]:

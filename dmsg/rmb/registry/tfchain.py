@@ -189,7 +189,7 @@ class TfchainRegistry:
                 f"{self.shown_url}: it stores twins in a layout that is not known: {error}"
             ) from None
         if twin.id != number:
-            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin than the requested one")
         return twin
 
     def get(self, twin: int) -> Deferred[Twin]:
