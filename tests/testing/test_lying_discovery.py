@@ -72,7 +72,15 @@ class LyingDiscoveryTests(SynchronousTestCase):
         self.assertLess(invented, 400)
         self.assertLess(asked, 100)
         self.assertEqual((alice.status, len(alice.servers)), ("online", 1))
+        # The links to invented servers stay, and fail again and again. This does not make the client search each time,
+        # not even after it has connected to its server again.
         second.lie("", Random(1))
+        lab.network.host("server-1").reset()
+        lab.network.run(120)
+        targets.clear()
+        lab.network.run(300)
+        self.assertEqual((alice.status, len(alice.servers)), ("online", 1))
+        self.assertLess(targets.count(lab.network.host("discovery").address), 30)
         lab.add_server("server-2")
         lab.network.run_until(lambda: len(alice.servers) == 2, 200)
 
