@@ -348,7 +348,7 @@ def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
             text += f"; {last['accusers']:,} of {last['witnesses']:,} clients say so"
         if len(rows) > 1:
             text += f"; on {len(rows)} days of the week"
-        # If only few clients dispute a claim, the clients may be lying. Such a claim is less urgent.
+        # If only few clients dispute what the server claims, these clients may be lying, so the finding is less urgent.
         proven = any(row["verdict"] == LIES for row in rows)
         yield Finding(Urgency.NOW if proven else Urgency.SOON, "claims", server, text, "Settlement")
 

@@ -157,8 +157,8 @@ def _check(tables: list[str], name: str, value: object) -> None:
             if not isinstance(value, str):
                 raise WrongSetting(f"{NAMES} must be the name of a file")
             return
-        # Settings above the first [table] of the file are network options. The command ping has all network options, so
-        # the options of ping are those that are allowed there.
+        # Only network options may be set above the first [table] of the file. The command ping has all network options,
+        # so a name is looked up among the options of ping.
         tables = ["ping"]
     if tables and tables[0] == NETWORKS:
         raise WrongSetting("networks are changed by `dmsg join INVITATION` and `dmsg leave NAME`")

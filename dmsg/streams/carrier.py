@@ -212,8 +212,9 @@ class NoCarrier:
         pass
 
     def in_flight(self) -> int:
-        # The initiator counts one additional frame as in flight, so that it does not close the stream before the stream
-        # has a transport again. Otherwise the responder would wait in vain to be resumed.
+        # A stream that the application has closed ends once no frame is in flight. So the initiator of a stream without
+        # a transport reports at least one frame, and resumes the stream first. Otherwise the responder would wait for a
+        # resumption that never comes.
         return len(self._end.in_flight) or int(self._end.initiator)
 
     def consumed(self, size: int) -> None:
