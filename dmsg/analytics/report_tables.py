@@ -98,8 +98,8 @@ def forecast(content: Content) -> str:
 
 
 def _lost_cell(row: Row | None) -> str:
-    """Return a cell with the bytes that a server's killed processes had carried on a day in transports that ended with
-    them. The receipts of both ends determine a lower and an upper bound."""
+    """Return a cell with the number of bytes that a server carried on a day in transports that ended because its
+    process was killed. The receipts of both ends determine a lower and an upper bound."""
     if row is None:
         return cell(None)
     if not row["witnessed"]:

@@ -57,8 +57,8 @@ class _Iteration:
             self._run()
 
     def _shorten(self, delay: float | None) -> float | None:
-        """Return the maximum number of seconds that the poll may wait. ``delay`` may be too long by now, because the
-        calls may have set timers or stopped the reactor."""
+        """Return the maximum number of seconds that the reactor may wait for events. ``delay`` may be too long by now,
+        because the calls at the end of the turn may have set timers or stopped the reactor."""
         reactor = self._reactor
         if not reactor.running or reactor._stopped:  # noqa: SLF001
             # The reactor is stopping. The poll must return at once, because the shutdown triggers run only in the next

@@ -59,8 +59,8 @@ class TurnShare:
 
     def allows(self, owner: Hashable) -> bool:
         """Whether ``owner`` has time left in this turn."""
-        # The product on the right is the minimum share of a wide block. If no wide block has used that much time, none
-        # has used up its share, so only the owner's own time is checked.
+        # Part times LEAST_FACTOR is the smallest share that a wide block can have. If no wide block has used that much
+        # time, none has used up its share, so only the owner's own time is checked.
         if self._most_around < self._part * LEAST_FACTOR:
             return self._used.get(owner, 0.0) < self._part
         return self.seconds_left(owner) > 0.0

@@ -242,8 +242,8 @@ class AgentWalk:
         return stream
 
     def _last_stream(self, one: User, two: User) -> Callable[[], bool]:
-        """Return a function to be called repeatedly, until it returns True: everything has arrived. Its calls try to
-        open a stream until this succeeds, send data both ways, and close the stream."""
+        """Return a function that must be called repeatedly until it returns True. Its calls open a stream (again, if an
+        attempt fails), send data both ways, and close the stream. True means that all data has arrived."""
         stream = self._open(one, two)
         said: list[NumberedEnd] = []
 

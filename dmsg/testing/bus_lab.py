@@ -179,7 +179,8 @@ class BusLab:
     def _end(self, name: str, relay: RmbRelay) -> None:
         self.network.host(name).kill()
         if relay.switch is not None and isinstance(relay.switch.queue, SQLiteQueue):
-            # The operating system would release the lock of a killed process. Closing the file does so here.
+            # If a process is killed, the operating system releases its lock on the database. The simulated relay
+            # has no process of its own, so closing the database must release the lock.
             with suppress(sqlite3.Error):
                 relay.switch.queue._db.rollback()  # noqa: SLF001
             relay.switch.queue._db.close()  # noqa: SLF001

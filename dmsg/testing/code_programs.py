@@ -70,7 +70,7 @@ class OfferRecord:
             raise PromiseBroken(f"a code for one receiver was used {len(self.agreements)} times")
         for agreement in self.received:
             if agreement.peer != self.sender:
-                raise PromiseBroken("a receiver has agreed with somebody who did not make the code")
+                raise PromiseBroken("a receiver has completed a key agreement with a peer that did not create the code")
             if any(one.verifier != agreement.verifier for one in self.agreements):
                 raise PromiseBroken("the verifiers of both sides differ")
         if max(self.counted, self.verdicts) > TRIES:

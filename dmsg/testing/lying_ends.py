@@ -147,8 +147,8 @@ class LyingEnds:
             talker.sent += FRAME
             carrier.session.core.send(carrier.transport, talker.next_bytes(FRAME))
         carrier.session.flush()
-        # The attacked application resumes reading, because the stream reports the error only after the data that
-        # arrived before.
+        # The application of the attacked end must resume reading: its stream reports the error only after the
+        # application has read the data that arrived before the error.
         self._until(lambda: stream_of(other).has_ended)
         stream_of(other).resumeProducing()
 

@@ -50,9 +50,9 @@ def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) 
 
 
 def minutes_alive(heartbeats: DataFrame, role: str) -> DataFrame:
-    """Return a row for each minute in which a process of that role was up, according to its own heartbeats.
+    """Return a row for each minute in which a process with the role ``role`` was up, according to its own heartbeats.
 
-    The column ``alive`` is a number in which only the bit of this minute of the hour is set.
+    The column ``alive`` is a bit mask of the minutes of the hour, in which only the row's minute is set.
     """
     beats = heartbeats.where(F.col("role") == role)
     return _minutes(beats, "producer", _minute(F.col("covers_from")), _minute(F.col("at")), "alive")

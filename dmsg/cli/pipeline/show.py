@@ -155,7 +155,7 @@ def tables(out: str) -> None:
 )
 @needs_tables
 def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> None:
-    """Sign a ranking of servers (table placement), for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
+    """Sign the ranking of servers in table placement, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
     from dmsg.analytics.atomic_write import write_atomically
     from dmsg.analytics.store import Store
     from dmsg.discovery.service.ranking import MAX_RANKED, sign_ranking

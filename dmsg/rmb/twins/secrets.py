@@ -76,7 +76,7 @@ def _from_file(path: str, key_type: str | None) -> TwinSecret:
         elif line and not line.startswith("#"):
             secret = secret or line
     if not secret:
-        raise KeyFileError(f"{path}: has neither words nor a seed")
+        raise KeyFileError(f"{path}: contains neither mnemonic words nor a seed")
     return TwinSecret(secret, key_type.lower() if key_type else kind or DEFAULT_KEY_TYPE)
 
 
