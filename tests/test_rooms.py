@@ -39,7 +39,7 @@ SCENARIOS = {
     "testing": "power_cuts traced_files",
     "v2019": (
         "ciphers closed_window footprint half_close provoked reentrancy relay_corners secure streams table_vectors"
-        " telemetry unread_requests upgrade vectors"
+        " telemetry unread_requests upgrade vectors wrongly_plain"
     ),
 }
 """Tests of several modules at once: processes, attacks, recordings, whole networks; by directory."""

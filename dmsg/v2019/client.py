@@ -416,6 +416,10 @@ class Client(DelegatedClient[ClientSession]):
                         raise
                     if error.reason == CloseReason.RATE_LIMITED:
                         self._back_off(server, remote)
+                    if error.reason == CloseReason.ENCRYPTION_REQUIRED:
+                        # The remote's connection to this server supports secure transports. So it was for another
+                        # reason that this client's connection did not, and the next round asks for a secure transport.
+                        self._plain_servers.pop(server, None)
                 except CancelledError:
                     raise
                 except Exception as error:
