@@ -68,7 +68,7 @@ class Metrics:
         self._registry.register(self.store_seconds)
         self.delayed = Gauge(
             "dmsg_discovery_delayed",
-            "Number of requests that the rate limit delays at present, in place of refusing them",
+            "Number of requests since the start that the rate limit delayed instead of refusing them",
             registry=self._registry,
         )
         ProcessCollector(registry=self._registry)

@@ -112,6 +112,8 @@ class GateTests(APICase):
         self.assertEqual(sum(b"200 OK" in transport.value() for transport in transports), 300)
         self.assertEqual(self.gate.delayed, 200)
         self.assertEqual(self.gate._waiting_size, 0)
+        # The metric counts all delayed requests, as its help text says, although none is delayed any more.
+        self.assertIn("\ndmsg_discovery_delayed 200.0\n", self.metrics.render().decode())
 
     def test_paths_below_the_2019_paths_are_delayed(self) -> None:
         """The 2019 service answers 404 for these paths, and its clients do not know the status 429."""
