@@ -396,7 +396,7 @@ class Lake(Store):
         )
 
     def fresh_lines(self, done: Mapping[str, int]) -> DataFrame:
-        """Return the lines of the batches that no run has refined yet, without those that Arrow has read.
+        """Return the lines of the batches that no run has refined yet, without the lines that Arrow has read.
 
         :param done: number of the last refined batch of each source.
         """

@@ -53,7 +53,7 @@ def as_array(values: Values, rows: int) -> pa.Array:
 
 
 def plain(values: pa.Array) -> pa.Array:
-    """Return a column with one text for each row, if its texts are in a dictionary."""
+    """Return a column without dictionary encoding; a column that has none is returned unchanged."""
     return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
 
 

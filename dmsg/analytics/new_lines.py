@@ -64,8 +64,8 @@ def summarise(fresh: Iterable[File], before: State) -> NewLines:
 
 def with_day_over(lake: Lake, new_lines: NewLines, before: State) -> NewLines:
     """Add the last day of the earlier runs to the days to refine, if this run has events of a later day and that last
-    day has sessions. Sessions that counted as open on that day may now count as lost, because the time after midnight
-    is now known.
+    day has sessions. Sessions that counted as open on that day may now count as lost, because this
+    run has the events after midnight.
     """
     own = {day for some in new_lines.changed.values() for day in some}
     last = max(before.days, default=None)

@@ -107,7 +107,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """Escape text for roff.  No line may become a request, and no dash a hyphen."""
+    """Escape text for roff, so that roff takes no line for a request, and prints no dash as a hyphen."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga").replace("\b", "")
     return "\\&" + text if text.startswith((".", "\\(aq")) else text
 

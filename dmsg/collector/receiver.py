@@ -120,8 +120,8 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
     ) -> Deferred[_Result]:
         """Run blocking work of the store in a thread. Meanwhile the stream is paused, and its timeout is off.
 
-        The work for one sender is done one call after the other, even if the sender has several streams. So one sender
-        cannot occupy all threads.
+        The calls for one sender run one after the other, even if the sender has several streams. So one sender cannot
+        occupy all threads.
         """
         self.pauseProducing()  # type: ignore[no-untyped-call]
         self.setTimeout(None)  # type: ignore[no-untyped-call]

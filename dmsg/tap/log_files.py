@@ -19,7 +19,7 @@ _files: list[BaseLogFile] = []
 
 def log_file_of(observer: ILogObserver) -> BaseLogFile | None:
     """Return the file that a log observer writes to; None for standard output or syslog."""
-    # twistd creates the observer, and only this private attribute has the file.
+    # twistd creates the observer, which gives access to its file only through this private attribute.
     file = getattr(observer, "_outFile", None)
     return file if isinstance(file, BaseLogFile) else None
 

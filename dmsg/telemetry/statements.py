@@ -162,7 +162,7 @@ def read_statement(data: bytes) -> Statement:
     except (KeyError, ValueError):
         raise StatementError("the statement's first line is malformed") from None
     if head["version"] != VERSION:
-        raise StatementError(f"version {head['version']} of statements is not known: update dmsg")
+        raise StatementError(f"the statement has the unknown format version {head['version']}: update dmsg")
     if (str(day), str(first)) != (head["day"], head["first"]) or first > day:
         raise StatementError("the statement's days are malformed")
     return Statement(body, operator, day, first)

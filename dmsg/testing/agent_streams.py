@@ -55,7 +55,7 @@ class AgentStream:
         return self.opening, self.accepting
 
     def user_of(self, end: NumberedEnd) -> User:
-        """Return the program of an end."""
+        """Return the program that uses an end of the stream."""
         return self._users[self.ends.index(end)]
 
     def is_usable(self, end: NumberedEnd) -> bool:
@@ -126,7 +126,7 @@ class AgentStream:
             if arrived is not None and end.acknowledged > arrived:
                 raise PromiseBroken(f"{end.acknowledged} bytes were acknowledged and {arrived} have arrived")
             if end.other.received > end.sent:
-                raise PromiseBroken(f"{end.other.received} bytes arrived of {end.sent}")
+                raise PromiseBroken(f"{end.other.received} bytes arrived, but only {end.sent} were sent")
         may_end = self._is_harmed or self._is_doubtful or self.is_closed
         if may_end or any(end.transport is None for end in self.ends) or all(end.has_finished for end in self.ends):
             return

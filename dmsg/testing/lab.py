@@ -172,8 +172,8 @@ class Lab:
         :param key: secret key of the client; None for the key that is derived from the name.
         """
         host = self.network.host(name)
-        # The cipher is fixed. By default a measurement would choose it, which depends on the processor, so a run could
-        # not be repeated on another machine.
+        # The cipher is fixed. By default, the client would measure which cipher is faster on this processor, so a run
+        # could not be repeated on another machine.
         options.setdefault("cipher", Cipher.AES_256_GCM.value)
         client = Client(host.reactor, key or self.key(name), self.lookups(host), random=self.random, **options)
         with host.running():

@@ -101,7 +101,7 @@ class Talker(Protocol):
         if self.acknowledged > arrived:
             raise PromiseBroken(f"{self.acknowledged} bytes were acknowledged and {arrived} have arrived")
         if other.received > self.sent:
-            raise PromiseBroken(f"{other.received} bytes arrived of {self.sent}")
+            raise PromiseBroken(f"{other.received} bytes arrived, but only {self.sent} were sent")
 
 
 class Fixed(Factory):

@@ -50,7 +50,7 @@ VERIFIER_SIZE = 5
 
 
 class WrongCode(DmsgError):
-    """Error: the other end does not know the words, or an attacker relays the stream."""
+    """Error: the other end does not know the words of the code, or an attacker relays the stream."""
 
 
 class CodeProtocolError(DmsgError):

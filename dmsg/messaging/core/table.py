@@ -468,7 +468,7 @@ class ClientConnection:
             # ChannelClosed.
             self._doubtful[channel.id] = None
         self._forget(channel)
-        # There was no CloseChannel of the remote, so data of the stream may be missing.
+        # The remote has sent no CloseChannel, so data of the stream may be missing.
         self._add_end_event(
             channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED
         )

@@ -78,7 +78,7 @@ class ProxyHeader:
         it."""
         data = self._data
         if len(data) > len(SIGNATURE) and data[len(SIGNATURE)] not in (0x20 | _LOCAL, 0x20 | _PROXY):
-            raise ProxyHeaderError("the version or the command is unknown")
+            raise ProxyHeaderError("the header's version or command is unknown")
         if len(data) < _FIXED:
             return 0
         length = int.from_bytes(data[_FIXED - 2 : _FIXED], "big")

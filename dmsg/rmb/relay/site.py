@@ -129,8 +129,8 @@ class RelaySite(Resource):
             return self._refuse_for_now(request, Drop.RATE_LIMITED, "too many requests")
         if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
             request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-            # Everybody gets the status 200, because the probes in the charts of rmb-rs request this path from other
-            # machines.
+            # Clients on other machines get the status 200, too, though no metrics, because the probes in the charts of
+            # rmb-rs request this path from other machines.
             shown = self._metrics() if HERE.refuses(request) is None else b"# " + NOT_PUBLIC.encode()
             return without_body(request, shown)
         if request.method in (b"GET", b"HEAD") and request.path == b"/health":

@@ -201,7 +201,7 @@ class ClientConnection(SecureTable):
             payload = transport.secure.seal_data(data, ticket)
             self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
             return
-        # The first sequence is random, as in the reference.
+        # The first sequence number is random, as in the reference.
         sequence = transport.next_sequence
         transport.next_sequence = (sequence + 1) & 0xFFFF
         transport.in_flight[sequence] = (size, ticket)
