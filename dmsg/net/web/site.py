@@ -274,17 +274,14 @@ class Gate(Resource):
         self._open = BlockCounts()
         self._waiting_size = 0
         self._stopped = False
+        self.delayed = 0
+        """Number of requests that were delayed so far."""
 
     def log(self, request: Request) -> None:
         """Pass an answered request to ``on_finished``; replaces Twisted's access log."""
         seconds = self._reactor.seconds() - getattr(request, "began", 0.0)
         # Twisted calls this method before it ends the request, which must end even if the callback fails.
         call_isolated(self._on_finished, request, request.code, seconds)
-
-    @property
-    def delayed(self) -> int:
-        """Number of requests that are delayed at present."""
-        return len(self._waiting)
 
     def stop(self) -> None:
         """Drop all delayed requests."""
@@ -318,6 +315,7 @@ class Gate(Resource):
             return answer(request, 429, "too many requests")
         if not wait:
             return self._let_in(request)
+        self.delayed += 1
         self._waiting_size += self._size_of(request)
         self._waiting[request] = self._reactor.callLater(wait, self._proceed, request)
         return NOT_DONE_YET
