@@ -34,11 +34,11 @@ class GrowingNonces:
         self.last = last
 
     def accepts(self, nonce: int) -> bool:
-        """Whether ``nonce`` is larger than the last one."""
+        """Whether ``nonce`` is larger than the last accepted nonce."""
         return nonce > self.last
 
     def record(self, nonce: int) -> None:
-        """Store ``nonce`` as the last one."""
+        """Store ``nonce`` as the last accepted nonce."""
         self.last = nonce
 
 

@@ -120,8 +120,9 @@ class _Factory(protocol.Factory):
 async def reach(
     reactor: IReactorTime, host: str, port: int, opening: Opening | None, carrier: Carrier = PLAIN, name: str = ""
 ) -> None:
-    """Connect to a server and wait until it has proved its key; without an opening, only connect.
+    """Connect to a server, and wait until it has proved its key.
 
+    :param opening: handshake in which the server proves its key; None to connect only.
     :param host: IP address, not a name.
     :param carrier: carrier protocol at the port.
     :param name: host in the server's address, for TLS (SNI) and HTTP (``Host``).

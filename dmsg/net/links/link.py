@@ -353,8 +353,8 @@ class Link(LinkReceiver):
             self._congest()
 
     def resumeProducing(self) -> None:
-        # Twisted calls this method only when the queue is empty. So the user is not paused and resumed with every
-        # chunk.
+        # Twisted calls this method only when the queue is empty. So the link does not report congestion and relief in
+        # turn for every chunk.
         if self._congested:
             self._congested = False
             if self._user is not None:
