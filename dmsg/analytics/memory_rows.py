@@ -61,7 +61,8 @@ class _Once:
 
 
 def _without_rest(values: pa.Array) -> pa.Array:
-    """Take texts from a dictionary that is larger than the column, so that a few rows do not keep it in memory."""
+    """Replace a dictionary-encoded column by plain texts if its dictionary has more texts than the column has rows.
+    Otherwise a few rows would keep the large dictionary in memory."""
     if pa.types.is_dictionary(values.type) and len(values.dictionary) > len(values):
         return plain(values)
     return values

@@ -66,8 +66,8 @@ def _is_concerned(storage: pafs.FileSystem, day: str, files: Sequence[File], new
 
 
 def _near(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
-    """Return the names of transports in a file that the neighbouring day may also have: from events near midnight, and
-    from receipts that were sent after a restart of the server.
+    """Return the names of those transports in a file that may also have events on the neighbouring day. These are the
+    transports with an event near midnight, or with a receipt that was sent after a restart of the server.
 
     :param after: True if the file's day is after the neighbouring day, False if it is before it.
     """

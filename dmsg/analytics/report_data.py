@@ -208,7 +208,8 @@ def _totals(content: Content, ask: Ask, recent: str) -> None:
 
 
 def _collect_settlement(content: Content, ask: Ask, recent: str) -> None:
-    """Collect the days of servers on which the three counts differ, and some days on which they agree."""
+    """Collect the days of servers on which the byte counts of the server and of both clients differ, and some days on
+    which they agree."""
     order = "dt DESC, inflated_bytes DESC NULLS LAST, claimed_bytes DESC, server"
     differ = ask(
         "settlement_day",

@@ -181,7 +181,7 @@ def _parse(text: bytes) -> pa.Table:
     types |= {name.decode() for name in _TYPE.findall(text, max(0, len(text) - SAMPLE_BYTES))}
     names = {field.name for one in types & EVENT_TYPES.keys() for field in EVENT_TYPES[one].fields}
     names |= {field.name for field in ENVELOPE}
-    # Arrow takes as long for a column that no line has as for one that all lines have. Most files contain few types of
+    # Arrow takes the same time for each column of the schema, even if no line has it. Most files contain few types of
     # events, so the first attempt parses only the columns of the types found in the sample.
     for schema, unexpected in (
         (pa.schema([one for one in _SCHEMA if one.name in names]), "error"),

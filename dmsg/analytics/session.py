@@ -251,8 +251,8 @@ def make_session(
             elif archives is not None:
                 archive = usable_archive(archives, java_home)
             if archive is not None:
-                # If the archive does not match the classes, Java starts without it. These options suppress Java's
-                # warning.
+                # If the archive of loaded classes (AppCDS) does not match the present classes, Java starts without the
+                # archive. These options suppress Java's warning.
                 options[JAVA_OPTIONS] += (
                     f" -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
                 )

@@ -287,7 +287,8 @@ def has_secret(descriptor: int) -> bool:
         return False
     if _SECRET.search(data):
         return True
-    # A file of words counts only if other users have no access, because dmsg accepts such files only then.
+    # A file with a mnemonic counts as a secret only if other users have no access, because dmsg accepts such files only
+    # then.
     words = _WORDS.fullmatch(data) if private else None
     if words is None:
         return False

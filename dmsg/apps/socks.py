@@ -43,7 +43,7 @@ class SocksError(Exception):
 
 
 def reply(code: int) -> bytes:
-    """Return a reply with a code and an empty address."""
+    """Return a SOCKS5 reply with this reply code and an empty address."""
     return struct.pack(">BBBB4sH", VERSION, code, 0, IPV4, bytes(4), 0)
 
 

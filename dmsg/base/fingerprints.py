@@ -55,7 +55,7 @@ class Fingerprints:
         self._count = 0
 
     def _slot(self, table: array[int], mark: int) -> int:
-        """Return the slot that contains ``mark``, or the free slot in which to store it."""
+        """Return the index in ``table`` of the hash ``mark``, or the free index at which to store it."""
         slot = mark & self._mask
         while table[slot] not in (0, mark):
             slot = (slot + 1) & self._mask

@@ -44,8 +44,9 @@ class Holding:
     :ivar size: number of bytes.
     :ivar age: seconds for which the oldest byte has been buffered.
     :ivar drop: function that drops the data, or ends the connection or stream to which they belong.
-    :ivar around: address blocks that contain the owner's outermost group, each with a factor. In the choice of the data
-        to drop, a block's bytes are divided by its factor, and then compared with those of the group.
+    :ivar around: wider address blocks that contain the owner's address block, each with a factor. To choose the data to
+        drop, the bytes of a wider block are divided by its factor. The quotient is compared with the bytes of the
+        owner's block.
     """
 
     owner: tuple[Hashable, ...]

@@ -24,7 +24,7 @@ from dmsg.errors import DmsgError
 
 
 class Lifecycle(Protocol):
-    """Inputs of the state machine."""
+    """Inputs of a client's state machine: what the client reports to it."""
 
     def start(self) -> None:
         """Report that the service starts."""
@@ -64,7 +64,7 @@ _stopped = _builder.state("stopped")
 _searching = _builder.state("searching")
 _online = _builder.state("online")
 
-# The following pairs of a state and a report change nothing.
+# In these states, these reports of the client change nothing.
 _searching.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.start).loop().returns(None)
 _online.upon(Lifecycle.server_up).loop().returns(None)

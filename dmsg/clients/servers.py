@@ -215,8 +215,8 @@ class ServerSet(Generic[SessionT]):
         visiting.addBoth(visited)
 
     def _visit_instead(self, server: PubKey) -> None:
-        """Begin a visit if callers wait for a session with ``server``, and no first attempt at a lasting connection to
-        it is under way."""
+        """Begin a visit (a temporary connection) to ``server`` if callers wait for a session with it. Do nothing
+        while the client makes its first attempt at a permanent connection to ``server``."""
         if server not in self._visits or server in self._visiting or self._is_connecting(server):
             return
         if all(waiting.called for waiting in self._visits[server]):

@@ -167,8 +167,8 @@ class MemoryWatch(Generic[Holder]):
         """
         if arrived == departed:
             return 0.0
-        # The marks of a peer are a list and not a deque, because there are many peers and an empty deque takes 760
-        # bytes.
+        # The marks (bytes arrived, time of the check) of a peer are a list and not a deque, because there are many
+        # peers and an empty deque takes 760 bytes.
         marks = self._before.get(holder, [])
         if not marks or marks[-1][0] != arrived:
             marks.append((arrived, self.now))

@@ -88,8 +88,8 @@ class HeldReading:
     def release(self, reason: HoldReason) -> None:
         """Remove a reason. Resume reading if no other reason is left."""
         if reason in self.held_by:
-            # NOT_HELD is shared by all connections. The empty result of the subtraction would be a separate object of
-            # 216 bytes.
+            # An empty result is replaced by NOT_HELD, which all connections share. Otherwise each connection would
+            # keep an empty set of 216 bytes.
             self.held_by = (self.held_by - {reason}) or NOT_HELD
             if not self.held_by:
                 self._read_on()

@@ -76,7 +76,7 @@ class OfferRecord:
         if max(self.counted, self.verdicts) > TRIES:
             raise PromiseBroken(f"{self.verdicts} wrong guesses were answered, and {TRIES} are allowed")
         if self.counted > self.attempts:
-            raise PromiseBroken(f"{self.counted} wrong guesses were counted, and there were {self.attempts}")
+            raise PromiseBroken(f"{self.counted} wrong guesses were counted, and {self.attempts} were made")
         if self.counted < self.verdicts:
             raise PromiseBroken(f"{self.verdicts} wrong guesses were answered, and {self.counted} were counted")
 
@@ -244,7 +244,8 @@ class ReceiverProgram(Program):
     :ivar record: record of the code that the program uses.
     :ivar received: result of the transfer, if it succeeded.
     :ivar disk: directory that the program writes to, whose disk may become full.
-    :ivar resumed: number of bytes that an earlier transfer of the file had left, and that are still right.
+    :ivar resumed: size in bytes of the partial file of an earlier transfer; 0 if the offered file does not begin with
+        these bytes.
     """
 
     def __init__(

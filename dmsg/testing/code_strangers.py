@@ -43,7 +43,7 @@ def _message(kind: int, body: bytes) -> bytes:
 
 
 class Visit(Protocol):
-    """Stream of a stranger to a sender.
+    """Stream from an attacker (a stranger) to the sender of a code.
 
     :param broken: function that is called with the text of a broken guarantee.
     """

@@ -84,7 +84,7 @@ class LyingEnds:
         return True
 
     def _ended(self, kind: str, reason: CloseReason, other: Talker) -> None:
-        """Check that the attacked end has ended the stream for a reason."""
+        """Check that the attacked end has ended the stream, and that its close reason is ``reason``."""
         self._until(lambda: other.lost is not None)
         if other.lost is None:
             raise PromiseBroken(f"an end believed the lie of the other end: {kind}")

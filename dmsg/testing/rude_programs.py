@@ -71,9 +71,9 @@ class RudeProgram:
         self._host = Process(machine.lab.network, f"rude program of {machine.name}", machine.sockets)
 
     def behave(self, kind: str, random: Random) -> None:
-        """Behave in a wrong way.
+        """Open connections to the agent, and violate the agent's protocol on them.
 
-        :param kind: one of ``RUDE``.
+        :param kind: kind of violation, one of ``RUDE``.
         """
         self._host.revive()
         to_sink = encode_line({"do": "connect", "to": str(self._peer), "port": SINK, "half_close": False})

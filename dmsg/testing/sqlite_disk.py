@@ -114,7 +114,7 @@ class _SimulatedVfs:
         self.disk: Disk | None = None
         self._open: dict[int, _Open] = {}
         self._next = 1
-        # Shared memory with the index of the write-ahead log, by the number of the database's file.
+        # Maps the number of an open database file to the shared memory with the index of its write-ahead log.
         self._shared: dict[int, list[Any]] = {}
         self._kept: list[Any] = []
         try:

@@ -84,7 +84,7 @@ class WalkCoverage:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells that are possible."""
+        """All possible cells of the coverage table: combinations of a fault or lie, a party and a state."""
         return [
             Cell(kind, party, state)
             for kind, party in self._rows

@@ -41,7 +41,7 @@ def bound_counts(rows: DataFrame) -> DataFrame:
 
 
 def bound_reasons(refusals: DataFrame) -> DataFrame:
-    """Replace the reasons of producers that wrote too many different reasons on a day."""
+    """Replace all reasons of a producer by :data:`MANY` on each day on which it wrote too many different reasons."""
     keys = ["producer", "dt"]
     many = refusals.groupBy(*keys).agg((F.count_distinct("reason") > MOST_REASONS).alias("many")).where(F.col("many"))
     reason = F.when(F.coalesce("many", F.lit(False)), MANY).otherwise(F.col("reason"))

@@ -177,8 +177,8 @@ def boot(days: DataFrame) -> DataFrame:
 
 
 def _share(minutes: str) -> Column:
-    # If the minutes are unknown (NULL), the result is NULL. Without the condition, least() would ignore NULL and return
-    # 1 for a server of which nothing is known.
+    # If the number of minutes in which the server was up is unknown (NULL), the result is NULL. Without the condition,
+    # least() would ignore NULL and return 1.
     share = F.least(F.lit(1.0), F.col(minutes) / F.col("observed_minutes"))
     return F.when(F.col(minutes).isNotNull(), share)
 

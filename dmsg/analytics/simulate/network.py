@@ -103,7 +103,7 @@ class Scenario:
         return F.when(self.on_last_day(SILENT), SILENT_FROM * MINUTE_MS).otherwise(DAY_MS)
 
     def plan(self) -> DataFrame:
-        """Return a row for each server and day."""
+        """Return a row for each server and day: id of its process, outage, and number of transports."""
         network = self.network
         shares = network.shares()
         rows = [

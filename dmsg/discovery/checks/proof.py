@@ -122,7 +122,7 @@ async def reach(
 ) -> None:
     """Connect to a server, and wait until it has proved its key.
 
-    :param opening: handshake in which the server proves its key; None to connect only.
+    :param opening: handshake in which the server proves its key; None to connect without a handshake.
     :param host: IP address, not a name.
     :param carrier: carrier protocol at the port.
     :param name: host in the server's address, for TLS (SNI) and HTTP (``Host``).

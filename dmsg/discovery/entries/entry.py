@@ -53,7 +53,7 @@ def features(version: str) -> frozenset[str]:
     version, and the signature covers it.
     """
     words = version[:MAX_VERSION].partition("+")[2]
-    # Unknown words are returned, too, because the owner of the entry may run a newer program than this one.
+    # Features that this program does not know are returned, too, because the owner of the entry may run a newer one.
     return frozenset(word for word in words.split(".") if word)
 
 

@@ -81,7 +81,7 @@ def candidates(random: Random, at_least: int = 0) -> list[int]:
 class StoredNameplate:
     """Nameplate in a store.
 
-    :ivar place: address block of the last claim.
+    :ivar place: address block of the client that last claimed the nameplate.
     :ivar ends: time at which the nameplate expires, in seconds since 1970.
     """
 

@@ -76,7 +76,8 @@ class IEntryStore(Interface):
     def post(entry: Entry, now: float, terms: Terms = ...) -> Deferred[bool]:
         """Store a verified entry in place of the key's present one.
 
-        If the poster's place or the whole store then exceeds its limit, the oldest entries are dropped.
+        If the entries of the poster's address block, or those of the whole store, then exceed their limit, the oldest
+        of them are dropped.
 
         Fires with True for the first entry of a key, False for a later one. Fails with EntryInvalid if the entry may
         not replace the present one (:func:`~dmsg.discovery.entries.rules.check_iteration`).

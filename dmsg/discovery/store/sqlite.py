@@ -285,8 +285,8 @@ class SQLiteStore:
     def _largest_place(self) -> str:
         """Return the address block whose oldest entry is dropped next.
 
-        This is the narrow block (place) with most bytes. But if the load of a wider block is higher than these bytes,
-        it is the place with most bytes inside the wider block with the highest load.
+        This is usually the narrow block (place) with most bytes. If the wider block with the highest load has a load
+        above the bytes of that place, it is the place with most bytes inside this wider block.
         """
         place, size = self._db.execute("SELECT place, size FROM places ORDER BY size DESC LIMIT 1").fetchone()
         block = self._db.execute("SELECT block, load FROM loads ORDER BY load DESC LIMIT 1").fetchone()

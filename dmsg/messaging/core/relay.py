@@ -294,7 +294,7 @@ class Relay(ConnectionTable[RelayPeer]):
             self.drops[DropReason.BAD_FRAME] += 1
             self._close(end)
         else:
-            # The channel does not exist, is not open yet, or its sender has closed it. Many such frames may have been
+            # The channel does not exist, is not open yet, or its sender has closed it. Many data frames may have been
             # in flight when the other end closed the channel. Meanwhile a new channel that is not open yet may have
             # got the same id.
             self.strays += not peer.provoked.take(now)

@@ -91,7 +91,8 @@ class Places(Generic[SessionT]):
         return max(FEW_PLACES, self._counts.load(self._block_of[session]))
 
     def may_stay(self, session: SessionT) -> bool:
-        """Return whether another client could be evicted for ``session``, which has a place above the limit."""
+        """Return whether another client could be evicted for ``session``, whose place in the table exceeds the maximum
+        number of clients."""
         return self._counts.load(self._counts.heaviest()) > self._load_to_exceed(session)
 
     def victim_for(self, session: SessionT, limit: int) -> SessionT | None:

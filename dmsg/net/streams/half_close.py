@@ -96,7 +96,7 @@ class HalfClosing:
         done.addCallback(self._on_end_acknowledged)
         self._outbox.wait(self._end_ticket)
         # One byte stands for the end of data in the queue and in flight. The carrier recognises this byte by its
-        # ticket, and sends a half-close instead of data.
+        # ticket, an EndOfData, and sends a half-close instead of data.
         self._outbox.add(b"\1", self._end_ticket)
         self._schedule()
         return done

@@ -165,7 +165,7 @@ class HTTPRegistry:
                 content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT, limit=MAX_ANSWER)
                 following = content.get("next")
                 if isinstance(following, bool) or not isinstance(following, int):
-                    raise RegistryUnavailable(f"{self.shown_url}: its list of changes has no number")
+                    raise RegistryUnavailable(f"{self.shown_url}: its list of changes has no valid number 'next'")
                 for number, one in enumerate(_list(content)):
                     if number and number % VERIFIED_AT_ONCE == 0:
                         # Each entry costs the verification of a signature, so one reactor turn processes only some of

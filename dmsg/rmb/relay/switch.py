@@ -506,8 +506,8 @@ class Switch:
         self.dropped_oldest += number
 
     def appended_elsewhere(self, name: str) -> None:
-        """Let a session read its queue. Called after polls, and by the queue as part of
-        :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
+        """Let a session read its queue, to which another process has appended. Called after the periodic poll of the
+        queues, and by the queue as part of :class:`~dmsg.rmb.relay.queue.interface.QueueWatcher`."""
         session = None if name == FEDERATION else self.presence.named(name)
         if session is not None:
             session.delivery.wake()

@@ -226,8 +226,8 @@ def _options(options: dict[int, bytes]) -> _Options:
 
 
 def preface(keys: bytes) -> tuple[int, ...]:
-    """Return the sequence numbers of the frames in the preface of an upgrade, by which a responder announces that it
-    accepts the upgrade.
+    """Return the sequence numbers of the preface: empty FWD frames by which a responder announces that it accepts the
+    upgrade of a plain transport.
 
     :param keys: payload of the plain REQUEST, which is the two public keys.
     """

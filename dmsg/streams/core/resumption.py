@@ -426,8 +426,8 @@ class ResumableEnd:
         return tickets, unsent
 
     def answer(self, result: HandshakeResult, hello: Hello, reply: Hello) -> Answer:
-        """Return the state that is needed to continue over another transport, once the initiator confirms that
-        transport."""
+        """Return the state with which the responder continues this stream over another transport, once the initiator
+        has confirmed that transport."""
         self._need_hashes()
         return Answer(self, result, hello, reply, self._received_hash.copy(), self.remote_ended)
 

@@ -9,8 +9,8 @@ The question asks for the TXT record of a name::
 ``KEY``. Both are in base32, in lower case and without padding. The text of the answer is ``version(1) = 1 || port(2) ||
 key(33)``, big endian: the port at which the sender listens, and its ephemeral key.
 
-Nobody announces anything: a sender is silent until somebody asks for its number. The hash does not hide the number from
-somebody who tries all numbers, because a nameplate has only a few digits.
+A sender sends nothing until it is asked for its nameplate. The hash does not hide the nameplate from an attacker who
+tries all nameplates, because a nameplate has only a few digits.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class LanPeer:
 
     @property
     def networks(self) -> Callable[[], list[Interface]]:
-        """Function that returns the addresses to use."""
+        """Function that returns the network interfaces, with their addresses, on which to ask and answer."""
         return self._interfaces
 
     def make_port(self, tickets: Tickets, interface: Interface) -> DirectPort:
