@@ -73,10 +73,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Words:
-    """Events and receipts of the affected transports.
+    """Events and receipts of the transports whose rows the new events change.
 
-    :ivar old: those that earlier runs have read, by family of events.
-    :ivar all: all of them, by family of events.
+    :ivar old: events and receipts that earlier runs have read, by family of events.
+    :ivar all: these and the new ones, by family of events.
     """
 
     old: Mapping[str, pa.Table]

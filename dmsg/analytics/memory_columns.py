@@ -58,7 +58,7 @@ def plain(values: pa.Array) -> pa.Array:
 
 
 def of_one_form(columns: Sequence[pa.Array]) -> Sequence[pa.Array]:
-    """Return columns to be concatenated. Texts stay in dictionaries only if those of all columns are in one."""
+    """Return columns in a form in which they can be concatenated: dictionary-encoded if all of them are, else plain."""
     if all(pa.types.is_dictionary(one.type) for one in columns):
         return columns
     return [plain(one) for one in columns]

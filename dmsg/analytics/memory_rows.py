@@ -34,8 +34,8 @@ Get = Callable[[], pa.Array]
 
 
 class _Once:
-    """Column that is computed when it is first needed. Texts may stay in a dictionary until an expression needs them:
-    to group, filter or join rows by a text, its place in the dictionary is enough."""
+    """Column that is computed when it is first needed. Texts may stay dictionary-encoded until an expression needs
+    them: to group, filter or join rows by a text, its index in Arrow's dictionary is enough."""
 
     def __init__(self, get: Get) -> None:
         self._get: Get | None = get
@@ -116,7 +116,7 @@ class MemoryRows:
         raise NotInMemory(f"the rows have no column {name}")
 
     def key(self, column: Expression) -> pa.Array:
-        """Return the values of an expression by which rows are grouped. Texts may be in a dictionary."""
+        """Return the values of an expression by which rows are grouped. Texts may be dictionary-encoded."""
         inner = column.args[0] if column.op == "alias" else column
         if inner.op == "column" and inner.args[0] in self.getters:
             return self.getters[inner.args[0]].encoded()
@@ -321,7 +321,7 @@ class _Grouped:
 
 
 def _find(column: Expression, operations: Container[str], found: dict[str, Expression]) -> None:
-    """Add the parts of an expression that are one of the operations to ``found``, by their text."""
+    """Add to ``found`` each part of an expression whose operation is in ``operations``, by the SQL text of the part."""
     if column.op in operations:
         found[column.sql] = column
         return

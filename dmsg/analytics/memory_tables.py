@@ -78,8 +78,8 @@ class Budget:
 
 
 def as_frame(rows: MemoryRows) -> DataFrame:
-    """Declare rows in memory as a ``DataFrame``, which is the type of the rules' parameters.  The rows have all methods
-    that the rules use."""
+    """Declare rows in memory as a ``DataFrame``, because the functions that compute tables have parameters of this
+    type. The rows have all methods of ``DataFrame`` that these functions use."""
     return cast(DataFrame, rows)
 
 
@@ -245,7 +245,8 @@ class MemoryTables:
         return as_frame(self._rows(table, table.files(self._state.versions.get(f"{layer}/{name}"))))
 
     def _check_view(self, name: str) -> None:
-        """Check that no rows of the view are stored.  Rows are stored only for days on which events arrived twice.
+        """Check that all rows of the view can be computed from events. For a day on which events arrived twice,
+        the rows are stored instead.
 
         :raises NotInMemory: rows of the view are stored for one of the days.
         """

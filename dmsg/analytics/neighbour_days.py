@@ -1,8 +1,8 @@
-"""Check whether new events of one day change verdicts of the day before or after, which is then computed again, too.
+"""Check whether new events of one day change verdicts of the day before or after. That day is then computed again, too.
 
-The events and receipts with the counts of one transport can be on both sides of midnight, so new events of one day can
-change verdicts of the next or previous day. Such a neighbouring day is computed again only if it has an event or a
-receipt of a transport that also occurs in the new events near midnight.
+A verdict compares the counts of one transport in events and receipts, some of which may be from the day before or
+after. So new events of one day can change verdicts of a neighbouring day. A neighbouring day is computed again only if
+it has an event or a receipt of a transport that also occurs in the new events near midnight.
 """
 
 from __future__ import annotations

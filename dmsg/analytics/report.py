@@ -118,8 +118,8 @@ def _servers(content: Content) -> str:
         if not alive and row["seen_minutes"]:
             cells[row["server"]][hour] = None, "discovery saw it, none of its events have arrived"
         else:
-            # A heartbeat also counts for the minutes before it, which may be before the day's first event. So there may
-            # be more minutes alive than observed.
+            # A heartbeat also counts for the minutes before it, which may be before the day's first event. So a server
+            # may have been alive in more minutes than were observed.
             of = max(alive, observed[hour])
             cells[row["server"]][hour] = (alive / of if of else None), f"{alive} of {of} minutes"
     drawn = set(cells)

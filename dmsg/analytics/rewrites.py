@@ -53,7 +53,7 @@ def find_rewrites(
 ) -> list[Rewrite]:
     """Search the files of some days for rows to replace.
 
-    :param is_former: returns for each of the rows that it is given whether this row is replaced; None if no row is.
+    :param is_former: function that gets rows, and returns for each row whether it is replaced; None to replace no row.
     :param columns: columns that ``is_former`` needs; None for all.
     :raises WholeDays: there are too many rows to search or to replace.
     """

@@ -159,7 +159,7 @@ def owner_exists(owner: str) -> bool | None:
 
 
 class Runs:
-    """Table of the runs over one set of tables."""
+    """Table ``OUT/runs``: the runs of the pipeline that wrote to one set of tables."""
 
     def __init__(self, root: str, clock: Callable[[], float] | None = None) -> None:
         self._root = root

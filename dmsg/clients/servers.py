@@ -147,7 +147,7 @@ class ServerSet(Generic[SessionT]):
     # --- sessions ---
 
     def sessions(self) -> list[SessionT]:
-        """Return all sessions, including visits."""
+        """Return all sessions, including those of visits (temporary connections to the servers of a remote)."""
         kept = [link.session for link in self.links.values() if link.session is not None]
         return kept + [session for server, session in self._visited.items() if server not in self.links]
 

@@ -117,8 +117,8 @@ class TurnShare:
             self._is_used = False
             call_isolated(one.proceed)
             if not self._is_used and self._waiting and self._waiting[-1] is one:
-                # Another connection has used up the owner's share of this turn. This receiver stays at the front of the
-                # queue. Otherwise the other connection could be served first in each turn, and this receiver would
-                # never continue.
+                # Another connection of the same owner has used up the owner's share of this turn. This receiver stays
+                # at the front of the queue. Otherwise the other connection could be served first in each turn, and this
+                # receiver would never continue.
                 passed_over.append(self._waiting.pop())
         self._waiting.extendleft(reversed(passed_over))

@@ -185,7 +185,8 @@ class TurnTaker:
             self._later(self.proceed)
 
     def proceed(self) -> None:
-        """Process buffered data if the owner has time left in this turn; otherwise wait for the next turn."""
+        """Process buffered data if the owner of the connection has time left in this turn; otherwise wait for the next
+        turn."""
         self._waits = False
         if self._is_idle():
             return

@@ -144,7 +144,8 @@ def facts_list(facts: list[Fact]) -> Tag:
 
 
 def _value(text: str) -> list[str | Tag]:
-    """Return a value of which a narrow card breaks an address before its port, and not within a number."""
+    """Return the HTML of a value. In a narrow card, the line of an address breaks before the port, not within a
+    number."""
     address = _ADDRESS.fullmatch(printable(text))
     return [printable(text)] if address is None else [address[1], tags.span(address[2], class_="port")]
 

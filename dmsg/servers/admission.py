@@ -188,7 +188,8 @@ class Admission:
         self._call: IDelayedCall | None = None
 
     def listed(self, key: PubKey) -> bool | None:
-        """Return whether the lists admit ``key``; None if they leave the decision to the hook."""
+        """Return whether the allow and deny lists admit ``key``; None if they leave the decision to the admission
+        hook."""
         # The deny list takes precedence, so that an operator can exclude a key that is still on the allow list.
         if self.deny is not None and key in self.deny.keys:
             return False

@@ -192,7 +192,7 @@ class RelayServer(ListeningService):
         return check_reachability(self._reactor, address, self._make_visit, self.settings.carriers).addBoth(looked)
 
     def _make_visit(self, make_user: MakeUser, on_failure: OnFailure) -> Link:
-        """Create a link of the protocol family with which the server connects to itself."""
+        """Create the link by which the server connects to itself, in the protocol of its family."""
         raise NotImplementedError
 
     async def _stop(self) -> None:

@@ -47,7 +47,7 @@ class StreamHoldings(MemoryWatch[ClientStream]):
         super().stop()
 
     def note_dropped(self, count: int) -> None:
-        """Log one line for all streams that a check has ended."""
+        """Log one line for all streams that a memory check has ended."""
         _log.warn(
             "buffers exceeded {limit} MiB: {given} streams whose peers do not read were ended",
             limit=self._memory.limit >> 20,

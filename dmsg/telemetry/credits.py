@@ -226,7 +226,7 @@ def _names(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 @dataclass(slots=True)
 class _Word:
-    """Statement of one end about a transport: the first day of its receipts, and the smallest counts in them."""
+    """Receipts of one end of a transport, in short: their first day, and the smallest counts that they state."""
 
     day: int
     sent: int

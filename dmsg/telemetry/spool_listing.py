@@ -191,7 +191,7 @@ def _may_read(path: str) -> bool:
 
 
 def reason_of(error: OSError) -> Reason:
-    """Return the reason that corresponds to an error of the operating system."""
+    """Return the reason for which a file is not read after this error of the operating system."""
     if isinstance(error, FileNotFoundError):
         return Reason.GONE
     return Reason.FORBIDDEN if isinstance(error, PermissionError) else Reason.UNREADABLE

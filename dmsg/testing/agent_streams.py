@@ -102,7 +102,8 @@ class AgentStream:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the stream has delivered everything, or has ended at both ends if it may end."""
+        """Whether the stream has delivered everything; or, if a fault or a program may have ended the stream, whether
+        both ends have noticed its end."""
         if self.is_opening:
             return False
         has_both = all(end.transport is not None for end in self.ends)

@@ -143,8 +143,8 @@ class Pair:
         self._put(path, random.randbytes(len(self._versions[path][-1]) + 1000))
 
     def overwrite_source(self, random: Random) -> None:
-        """Overwrite all files of the source in place. The files keep their sizes. One that the sender is reading
-        arrives as a mix of old and new content.
+        """Overwrite all files of the source in place. The files keep their sizes. A file that the sender is
+        reading arrives as a mix of old and new content.
         """
         if self.is_idle:
             return
@@ -177,7 +177,8 @@ class Pair:
             os.utime(one, (START + self._lab.clock.seconds(),) * 2)
 
     def proceed(self) -> None:
-        """Start the programs that the two people would start now, and end those that they would end."""
+        """Start and end programs as the two people do: start the next sender or receiver, and kill a program that is
+        left alone or does not end."""
         sender, receiver = self.sender, self.receiver
         now = self._lab.clock.seconds()
         if self.is_idle:

@@ -105,9 +105,10 @@ class Visit(Protocol):
 
 
 class _Relayed(Protocol):
-    """One end of a stream that a stranger relays: data goes to the other end unchanged.
+    """Stranger's protocol for one of the two streams between which the stranger relays data unchanged.
 
-    :param limit: maximum number of bytes that this end may send before it knows that its peer has the code.
+    :param limit: maximum number of bytes that a program may send over this stream before its peer has proved that the
+        peer knows the code. The stranger cannot prove this, so more bytes break the promise.
     """
 
     def __init__(self, limit: int, broken: Callable[[str], object]) -> None:

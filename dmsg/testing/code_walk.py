@@ -344,7 +344,7 @@ class CodeWalk:
         )
 
     def _replace_partly_received(self, step: Step, random: Random) -> None:
-        """Plan the kill of a receiver that has a part of the content. A file of which it has a part is then replaced at
+        """Plan the kill of a receiver that has received a part of the content. Then replace a partly received file at
         the sender before the next attempt."""
 
         def replace(receiver: Program) -> None:

@@ -44,8 +44,8 @@ def _cooperator(host: Host) -> Cooperator:
     def schedule(tick: Callable[[], object]) -> IDelayedCall:
         return host.callLater(STEP_SECONDS, tick)
 
-    # Each slice ends after one step. A limit of time would never end a slice, because the clock of the lab does not
-    # advance during a slice.
+    # Each timer runs one step of the computation. If a timer ran steps for a limited time, it would never end, because
+    # the clock of the lab does not advance while a timer runs.
     return Cooperator(lambda: lambda: True, schedule)
 
 

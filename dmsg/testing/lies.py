@@ -103,7 +103,7 @@ def _other_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _cross(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Exchange the ids of two transports for some frames."""
+    """Exchange the ids of two transports in this frame and in the next few data frames of both."""
     other = port.some_id(frame, random)
     number = random.randint(1, WHILE)
     port.swapped[frame.id], port.swapped[other] = (other, number), (frame.id, number)

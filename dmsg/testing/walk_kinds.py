@@ -23,8 +23,8 @@ fault by which discovery becomes honest again."""
 OF_STRANGERS = ("strangers flood", "strangers resume", "strangers resume", "lying end", "lying end")
 FAULTS = (*faults.BY_NAME, "open", "open", "finish", "small pieces", "kill client", "kill discovery")
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
-# Jumps of the clock are left out, because they affect the bystanders, too: their PINGs time out, and their servers are
-# checked.
+# Walks with lies have no jumps of the clock, because a jump also affects the bystanders: their PINGs time out, and
+# their servers are checked.
 _CALM = tuple(fault for fault in FAULTS if fault != "clock jump")
 FAULTS_WITH_LIES = (*_CALM, *OF_DISCOVERY, *OF_STRANGERS, "honest")
 """Names of the faults of a walk in which servers lie."""

@@ -190,8 +190,8 @@ class WalkStreams:
             talker.transport.loseConnection()
 
     def client_was_killed(self, name: str) -> None:
-        """Remove the streams of a client that was killed. If the initiator of such a stream is another client, it must
-        notice that the stream is lost."""
+        """Remove the streams of a client that was killed. If another client is the initiator of such a stream,
+        that client must notice that the stream is lost."""
         # A killed client notices nothing any more.
         self._orphans[:] = [left for left in self._orphans if self._own_host[left] != name]
         for one in (*self.open, *self._closing):

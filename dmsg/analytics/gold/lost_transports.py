@@ -115,7 +115,8 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
         F.col("producer").alias("server"), "boot", F.col("last_at").alias("lost_at")
     )
     one, other = F.col("a_out").isNotNull(), F.col("b_out").isNotNull()
-    # As in a verdict, both ends must name each other as partner. Otherwise one client could sign for both ends.
+    # Both ends must name each other as partner, as in :mod:`dmsg.analytics.gold.settlement`. Otherwise one client could
+    # sign for both ends.
     mutual = (F.col("a_signer") == F.col("b_partner")) & (F.col("b_signer") == F.col("a_partner"))
     known = one & other & mutual & on_its_way("a_out", "b_in") & on_its_way("b_out", "a_in")
     nothing = F.lit(0).cast("long")

@@ -32,11 +32,11 @@ def _minute(time: Column) -> Column:
 
 
 def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) -> DataFrame:
-    """Return a row for each minute from ``first`` to ``last`` that is on the row's day, with server, dt, hour and the
-    minute's bit.
+    """Return a row for each minute from ``first`` to ``last`` that is on the row's day. Its columns are server, dt,
+    hour, and a number in which only the bit of this minute of the hour is set.
 
     :param key: column with the server's key.
-    :param name: name of the column with the bit.
+    :param name: name of the column with this number.
     """
     midnight = F.unix_date("dt").cast("long") * MINUTES_OF_DAY
     within = F.sequence(F.greatest(first, midnight), F.least(last, midnight + MINUTES_OF_DAY - 1))

@@ -160,7 +160,7 @@ class Scenario:
         )
 
     def client(self, draw: int) -> Column:
-        """Return a column with the number of a client. Low numbers are much more frequent."""
+        """Return a column with the number of a client that is drawn for each row. Low numbers are drawn more often."""
         drawn = draw_uniform(self.network.seed, draw, "server", "day", "i")
         return F.floor(self.network.clients * F.pow(drawn, F.lit(2.0))).cast("int")
 

@@ -44,7 +44,7 @@ def clock_of(description: str, reactor: IReactorTime) -> tuple[Callable[[], floa
     stores does not change when the system's clock is set while the process runs. Otherwise all entries would seem
     expired after the system's clock was set forward.
 
-    :returns: a function that returns seconds since 1970, and whether it jumps when the system's clock is set.
+    :returns: a function that returns seconds since 1970, and whether these jump when the system's clock is set.
     """
     if parse_store(description)[0] == "redis":
         return time.time, True

@@ -247,7 +247,7 @@ class JSONHandshake:
         for name in names:
             value = frame.get(name)
             if value not in (None, False, _ZERO_SIGNATURE):
-                raise HandshakeError(f"{name} is set in a frame before its turn")
+                raise HandshakeError(f"{name} is set too early: in this frame it must be absent, false or zero")
 
     @staticmethod
     def _same_signature(frame: dict[str, object], name: str, own: Signature | None) -> None:

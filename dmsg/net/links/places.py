@@ -27,7 +27,7 @@ takes milliseconds, and newcomers could cause this work again and again at hardl
 
 
 class PlacedSession(Protocol):
-    """Interface of a client's session that may have a place."""
+    """Interface of a client's session that can be in the table of :class:`Places`."""
 
     @property
     def idle(self) -> bool:
@@ -50,7 +50,7 @@ class Places(Generic[SessionT]):
         self._next_search = 0.0
 
     def __len__(self) -> int:
-        """Return the number of clients that have a place."""
+        """Return the number of clients in the table."""
         return len(self._block_of)
 
     def __contains__(self, session: SessionT) -> bool:

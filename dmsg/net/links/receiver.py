@@ -218,8 +218,8 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         carrier.answer()
         if reader.closed:
             # The link is closed, not only the transport. loseConnection() of the transport alone stops reading, and
-            # does not end a connection whose producer was paused: a client could then occupy a place without being
-            # reachable.
+            # does not end a connection whose producer was paused: a client could then count towards the
+            # server's maximum without being reachable.
             self.close()
         elif start < len(data):
             self._hold_first(bytes(data[start:]))

@@ -62,7 +62,7 @@ class PendingRequests:
             self.remove(holder)
 
     def remove(self, holder: MemoryHolder) -> None:
-        """Remove a connection from the account."""
+        """Stop counting the memory of a connection."""
         holders = self._holders.get(holder.block)
         if holders is None or holder not in holders:
             return

@@ -117,7 +117,7 @@ class Answer(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether the stream has meanwhile moved with the same or a higher generation."""
+        """Whether the stream has meanwhile moved to a transport whose generation is not lower than this answer's."""
         return self.generation <= self.end.generation
 
     def is_confirmed_by(self, frame_type: int, payload: bytes | memoryview) -> bool:
@@ -464,7 +464,8 @@ class ResumableEnd:
         return is_authentic(self._decrypt, self._open_nonce, frame_type, payload)
 
     def prove(self) -> Unsent:
-        """Complete the initiator's move, because an authentic frame has proved that the responder has moved."""
+        """Complete the initiator's move of the stream to the new transport, because an authentic frame has proved that
+        the responder has moved the stream there."""
         assert self.unproven is not None
         agreed, self.unproven = self.unproven, None
         asked = self.in_flight.pop()

@@ -81,7 +81,7 @@ class _TagHandshake:
         if self.remote is None and len(self._received) >= TAG_SIZE:
             self.remote = self._peer_of(self._received[:TAG_SIZE])
             if self.remote is None:
-                raise HandshakeError("the other end does not know the tag of this link", DropReason.HANDSHAKE_FAILED)
+                raise HandshakeError("the other end sent a wrong tag for this direct link", DropReason.HANDSHAKE_FAILED)
 
     def trailing_data(self) -> bytes:
         return self._received[TAG_SIZE:]
