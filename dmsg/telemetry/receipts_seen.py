@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dmsg.databases import open_database
+from dmsg.databases import prepare_database
 from dmsg.errors import DmsgError
 
 NAME = ".seen.sqlite"
@@ -54,23 +54,23 @@ class ReceiptsSeen:
         self._path = path
         day = int((time.time() if now is None else now) // 86400)
         try:
-            self._base = open_database(path, LOCK_TIMEOUT)
-            self._base.execute("PRAGMA journal_mode = WAL")
-            self._base.execute("PRAGMA synchronous = NORMAL")
-            self._base.execute("BEGIN IMMEDIATE")
-            self._base.execute("CREATE TABLE IF NOT EXISTS since (day INTEGER)")
-            for table in _TABLES:
-                self._create(table)
-            since = self._base.execute("SELECT day FROM since").fetchone()
-            if since is None:
-                self._base.execute("INSERT INTO since VALUES (?)", (day,))
-            elif day >= since[0] + GENERATION_DAYS:
-                for kind in ("", "_files"):
-                    self._base.execute(f"DROP TABLE old{kind}")
-                    self._base.execute(f"ALTER TABLE young{kind} RENAME TO old{kind}")
-                    self._create(f"young{kind}")
-                self._base.execute("UPDATE since SET day = ?", (day,))
-            self._base.execute("COMMIT")
+            with prepare_database(path, LOCK_TIMEOUT) as self._base:
+                self._base.execute("PRAGMA journal_mode = WAL")
+                self._base.execute("PRAGMA synchronous = NORMAL")
+                self._base.execute("BEGIN IMMEDIATE")
+                self._base.execute("CREATE TABLE IF NOT EXISTS since (day INTEGER)")
+                for table in _TABLES:
+                    self._create(table)
+                since = self._base.execute("SELECT day FROM since").fetchone()
+                if since is None:
+                    self._base.execute("INSERT INTO since VALUES (?)", (day,))
+                elif day >= since[0] + GENERATION_DAYS:
+                    for kind in ("", "_files"):
+                        self._base.execute(f"DROP TABLE old{kind}")
+                        self._base.execute(f"ALTER TABLE young{kind} RENAME TO old{kind}")
+                        self._create(f"young{kind}")
+                    self._base.execute("UPDATE since SET day = ?", (day,))
+                self._base.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._unusable(error) from None
 

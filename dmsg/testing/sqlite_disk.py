@@ -114,6 +114,9 @@ class _SimulatedVfs:
         self.disk: Disk | None = None
         self._open: dict[int, _Open] = {}
         self._next = 1
+        # Path of the last closed file if it could not be used any more. SQLite deletes a log just after closing it, and
+        # a connection from before the power cut must not delete the log of a present one.
+        self._closed_unusable: str | None = None
         # Maps the number of an open database file to the shared memory with the index of its write-ahead log.
         self._shared: dict[int, list[Any]] = {}
         self._kept: list[Any] = []
@@ -224,6 +227,8 @@ class _SimulatedVfs:
         return OK
 
     def _delete(self, vfs: int, name: bytes, sync_names: int) -> int:
+        if name.decode() == self._closed_unusable:
+            raise PowerLost
         try:
             self._current.delete(name.decode())
         except FileNotFoundError:
@@ -256,6 +261,7 @@ class _SimulatedVfs:
 
     def _close(self, file: Any) -> int:
         closed = self._open.pop(file.contents.number)
+        self._closed_unusable = None if closed.is_usable else closed.name
         if closed.deletes and closed.name is not None:
             closed.check()
             closed.disk.delete(closed.name)

@@ -11,7 +11,7 @@ from random import Random
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from dmsg.databases import open_database
+from dmsg.databases import prepare_database
 from dmsg.discovery.entries.entry import Entry, EntryInvalid
 from dmsg.discovery.entries.rules import (
     NEVER,
@@ -171,15 +171,15 @@ class SQLiteStore:
         self._limit = limit
         self.dropped = on_dropped
         try:
-            self._db = open_database(path, 5.0)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute(f"PRAGMA synchronous={'FULL' if at_turn_end else 'NORMAL'}")
-            if random is not None:
-                self._db.create_function("random", 0, lambda: random.getrandbits(63))
-            with transaction(self._db):
-                _prepare(self._db)
-                self._changes = Changes(self._db, at_turn_end)
-                self.nameplates = SQLiteNameplates(self._db, self._changes)
+            with prepare_database(path, 5.0) as self._db:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute(f"PRAGMA synchronous={'FULL' if at_turn_end else 'NORMAL'}")
+                if random is not None:
+                    self._db.create_function("random", 0, lambda: random.getrandbits(63))
+                with transaction(self._db):
+                    _prepare(self._db)
+                    self._changes = Changes(self._db, at_turn_end)
+                    self.nameplates = SQLiteNameplates(self._db, self._changes)
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
 

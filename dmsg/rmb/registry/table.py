@@ -9,7 +9,7 @@ from dataclasses import replace
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from dmsg.databases import open_database
+from dmsg.databases import prepare_database
 from dmsg.net.isolate import call_isolated
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
@@ -34,17 +34,17 @@ class TableRegistry:
     def __init__(self, path: str = ":memory:") -> None:
         """:raises RegistryUnavailable: ``path`` cannot be opened, or is not the database of a registry."""
         try:
-            self._db = open_database(path, 5.0)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            # Each commit waits for the disk. Otherwise a power cut could undo the creation of a twin, and the next twin
-            # would get the same number and receive the messages for the first one.
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute(
-                """CREATE TABLE IF NOT EXISTS twins (
-                    id INTEGER PRIMARY KEY AUTOINCREMENT, account BLOB NOT NULL UNIQUE, relay TEXT, pk BLOB,
-                    strict INTEGER NOT NULL, counter INTEGER NOT NULL, signature BLOB NOT NULL,
-                    change INTEGER NOT NULL UNIQUE)"""
-            )
+            with prepare_database(path, 5.0) as self._db:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                # Each commit waits for the disk. Otherwise a power cut could undo the creation of a twin, and the next
+                # twin would get the same number and receive the messages for the first one.
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._db.execute(
+                    """CREATE TABLE IF NOT EXISTS twins (
+                        id INTEGER PRIMARY KEY AUTOINCREMENT, account BLOB NOT NULL UNIQUE, relay TEXT, pk BLOB,
+                        strict INTEGER NOT NULL, counter INTEGER NOT NULL, signature BLOB NOT NULL,
+                        change INTEGER NOT NULL UNIQUE)"""
+                )
         except sqlite3.Error as error:
             raise RegistryUnavailable(f"{path}: {error}") from None
         self._watchers: list[Callable[[Twin], None]] = []

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from dmsg.base.bounded_tables import decrement
-from dmsg.databases import open_database
+from dmsg.databases import prepare_database
 from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.net.turn_end import at_turn_end
@@ -81,26 +81,26 @@ class SQLiteQueue:
         self.limits = limits or QueueLimits()
         self._watcher: QueueWatcher | None = None
         try:
-            self._db = open_database(path, 1.0)
-            # The lock prevents a second process from using the file. Both would deliver every message.
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            self._db.execute("BEGIN EXCLUSIVE")
-            self._db.execute(
-                """CREATE TABLE IF NOT EXISTS messages (
-                    id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, until REAL NOT NULL,
-                    data BLOB NOT NULL, sender INTEGER NOT NULL DEFAULT 0)"""
-            )
-            if "sender" not in {row[1] for row in self._db.execute("PRAGMA table_info(messages)")}:
-                self._db.execute("ALTER TABLE messages ADD COLUMN sender INTEGER NOT NULL DEFAULT 0")
-            self._db.execute("CREATE INDEX IF NOT EXISTS of_session ON messages (session, id)")
-            self._db.execute("CREATE INDEX IF NOT EXISTS by_time ON messages (until)")
-            self._db.execute("COMMIT")
-            self._sizes: dict[str, list[int]] = {}
-            self._from: Counter[int] = Counter()
-            self.total = 0
-            self._count()
+            with prepare_database(path, 1.0) as self._db:
+                # The lock prevents a second process from using the file. Both would deliver every message.
+                self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+                self._db.execute("BEGIN EXCLUSIVE")
+                self._db.execute(
+                    """CREATE TABLE IF NOT EXISTS messages (
+                        id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, until REAL NOT NULL,
+                        data BLOB NOT NULL, sender INTEGER NOT NULL DEFAULT 0)"""
+                )
+                if "sender" not in {row[1] for row in self._db.execute("PRAGMA table_info(messages)")}:
+                    self._db.execute("ALTER TABLE messages ADD COLUMN sender INTEGER NOT NULL DEFAULT 0")
+                self._db.execute("CREATE INDEX IF NOT EXISTS of_session ON messages (session, id)")
+                self._db.execute("CREATE INDEX IF NOT EXISTS by_time ON messages (until)")
+                self._db.execute("COMMIT")
+                self._sizes: dict[str, list[int]] = {}
+                self._from: Counter[int] = Counter()
+                self.total = 0
+                self._count()
         except sqlite3.Error as error:
             raise QueueUnavailable(f"{path}: {error}") from None
         self._waiting: list[tuple[Deferred[QueueId], int]] = []
