@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from random import Random
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -39,6 +40,54 @@ class SimulatedSQLiteTests(SynchronousTestCase):
             disk.cut_power()
             self.assertRaises(sqlite3.Error, db.execute, "INSERT INTO t VALUES (3)")
             db.close()
+
+
+class TornLogTests(SynchronousTestCase):
+    """SQLite's log after two power cuts: what the first one has lost can return with the second."""
+
+    HEADER, FRAME = 32, 24 + 4096
+    """Numbers of bytes of the header of a log, and of each page in it with the page's own header."""
+
+    def test_a_lost_change_returns_with_the_page_that_was_missing(self) -> None:
+        path = str(Path(self.mktemp()))
+        db = self._open(path)
+        db.execute("CREATE TABLE t (a INTEGER PRIMARY KEY AUTOINCREMENT, b)")
+        db.executemany("INSERT INTO t (b) VALUES (?)", [("before" * 300,)] * 6)
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        lost = self._insert(db, path, "lost")
+        # The power cut has kept the change's second page, but not its first.
+        db = self._open_again(db, path, lost[: self.HEADER] + bytes(self.FRAME) + lost[self.HEADER + self.FRAME :])
+        self.assertEqual(0, self._count(db, "lost"))
+        another = self._insert(db, path, "other")
+        first = slice(self.HEADER, self.HEADER + self.FRAME)
+        self.assertEqual(lost[first], another[first])
+        # The next power cut has kept the first page of the new change, but not its second.
+        db = self._open_again(db, path, another[: first.stop] + lost[first.stop :])
+        self.assertEqual((1, 0), (self._count(db, "lost"), self._count(db, "other")))
+        self.assertEqual(("ok",), db.execute("PRAGMA integrity_check").fetchone())
+        db.close()
+
+    def _open(self, path: str) -> sqlite3.Connection:
+        db = sqlite3.connect(path, isolation_level=None)
+        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "page_size=4096"):
+            db.execute(f"PRAGMA {pragma}")
+        return db
+
+    def _open_again(self, db: sqlite3.Connection, path: str, log: bytes) -> sqlite3.Connection:
+        """Open the database as it was before its log was written, with another log."""
+        content = Path(path).read_bytes()
+        db.close()
+        Path(path).write_bytes(content)
+        Path(path + "-wal").write_bytes(log)
+        return self._open(path)
+
+    def _insert(self, db: sqlite3.Connection, path: str, text: str) -> bytes:
+        """Insert a row, and return the log."""
+        db.execute("INSERT INTO t (b) VALUES (?)", (text,))
+        return Path(path + "-wal").read_bytes()
+
+    def _count(self, db: sqlite3.Connection, text: str) -> int:
+        return int(db.execute("SELECT count(*) FROM t WHERE b = ?", (text,)).fetchone()[0])
 
 
 class PowerCutTests(SynchronousTestCase):
