@@ -66,9 +66,9 @@ class Metrics:
         )
         self._registry.register(self.seconds)
         self._registry.register(self.store_seconds)
-        self.delayed = Gauge(
+        self.delayed = Counter(
             "dmsg_discovery_delayed",
-            "Number of requests since the start that the rate limit delayed instead of refusing them",
+            "Number of requests that the rate limit delayed instead of refusing them",
             registry=self._registry,
         )
         ProcessCollector(registry=self._registry)

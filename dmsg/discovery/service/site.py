@@ -62,7 +62,7 @@ def make_site(
         requests(path, status).inc()
         metrics.seconds.labels(path).observe(seconds)
 
-    site = gated_site(
+    return gated_site(
         api.resource(),
         reactor,
         refused,
@@ -71,10 +71,9 @@ def make_site(
         max_delay=lambda request: GO_TIMEOUT if request.path.startswith(_GO_PATHS) else 0.0,
         posts=RateLimit(settings.post_rate if settings.rate else 0.0, settings.post_burst, blocks_of),
         is_post=lambda request: request.method == b"POST" and request.path.startswith(_POST_PATHS),
+        on_delayed=metrics.delayed.inc,
         on_finished=finished,
     )
-    metrics.delayed.set_function(lambda: site.resource.delayed)
-    return site
 
 
 def _path_label(path: bytes) -> str:

@@ -231,6 +231,7 @@ class GateOptions(TypedDict, total=False):
     posts: RateLimit | None
     is_post: Callable[[Request], bool]
     independent: bool
+    on_delayed: Callable[[], None]
     on_finished: Callable[[Request, int, float], None]
 
 
@@ -241,6 +242,7 @@ class Gate(Resource):
     :param posts: separate rate limit of requests for which ``is_post`` is true. While an address exceeds the general
         limit, the general limit applies to these requests, too.
     :param independent: whether ``posts`` applies even if the address exceeds the general limit.
+    :param on_delayed: called for each request that is delayed instead of refused.
     :param on_finished: called with a request, its status and its duration in seconds.
     """
 
@@ -257,6 +259,7 @@ class Gate(Resource):
         posts: RateLimit | None = None,
         is_post: Callable[[Request], bool] = lambda request: False,
         independent: bool = False,
+        on_delayed: Callable[[], None] = lambda: None,
         on_finished: Callable[[Request, int, float], None] = lambda request, status, seconds: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -269,13 +272,12 @@ class Gate(Resource):
         self._posts = posts
         self._is_post = is_post
         self._independent = independent
+        self._on_delayed = on_delayed
         self._on_finished = on_finished
         self._waiting: dict[Request, IDelayedCall] = {}
         self._open = BlockCounts()
         self._waiting_size = 0
         self._stopped = False
-        self.delayed = 0
-        """Number of requests that were delayed so far."""
 
     def log(self, request: Request) -> None:
         """Pass an answered request to ``on_finished``; replaces Twisted's access log."""
@@ -315,7 +317,7 @@ class Gate(Resource):
             return answer(request, 429, "too many requests")
         if not wait:
             return self._let_in(request)
-        self.delayed += 1
+        self._on_delayed()
         self._waiting_size += self._size_of(request)
         self._waiting[request] = self._reactor.callLater(wait, self._proceed, request)
         return NOT_DONE_YET
