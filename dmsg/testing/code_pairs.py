@@ -19,6 +19,8 @@ PAIRS = (("anna", "ben"), ("cleo", "dan"))
 """For each pair of people: the name of the sender's host and the name of the receiver's host."""
 FILES = 5
 """Number of files in a directory that is sent."""
+PROMPT = 0.5
+"""Fraction of the senders that begin the transfer as soon as the key agreement is done."""
 ALONE = 10.0
 """Seconds after which a person ends a program because the other person's program has ended."""
 PATIENT = 200.0
@@ -263,7 +265,8 @@ class Pair:
                 self._walk.ended.append(program)
         self._programs += 1
         self.receiver = None
-        self.sender = SenderProgram(self._lab, self._people[0], self._programs, self._source)
+        is_prompt = Random(f"prompt {self._lab.seed} {self._people[0]} {self._programs}").random() < PROMPT
+        self.sender = SenderProgram(self._lab, self._people[0], self._programs, self._source, is_prompt=is_prompt)
         self.sender.on_change = self._walk.program_changed
         self._is_source_new = True
         self.sender.start()

@@ -20,7 +20,7 @@ from dmsg.apps.codes.stream import TRIES
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
 from dmsg.apps.parcels.sender import FilesSender, SentParcel
-from dmsg.apps.parcels.walk import walk
+from dmsg.apps.parcels.walk import WalkResult, walk
 from dmsg.apps.partial_files import part_of
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -189,20 +189,25 @@ class Program:
 class SenderProgram(Program):
     """Program that offers a file or directory by a code.
 
+    :param is_prompt: whether the transfer begins in the callback of the key agreement, as in a program with several
+        receivers. The first message of the transfer then follows the confirmation in the same frame. Otherwise the
+        program releases its nameplate first.
     :ivar record: record of the code; None until there is a code.
     :ivar sent: result of the transfer, if it succeeded.
     """
 
-    def __init__(self, lab: Lab, name: str, number: int, source: Path) -> None:
+    def __init__(self, lab: Lab, name: str, number: int, source: Path, *, is_prompt: bool = False) -> None:
         super().__init__(lab, name, number)
         self._source = source
+        self._is_prompt = is_prompt
+        self._walked: WalkResult | None = None
         self._parcel: FilesSender | None = None
         self._offered: OfferedCode | None = None
         self.record: OfferRecord | None = None
         self.sent: SentParcel | None = None
 
     async def _work(self) -> None:
-        walked = walk([self._source])
+        self._walked = walk([self._source])
         await self.client.when_published()
         offered = self._offered = await offer_code(
             self.host, self.client, on_agreed=self._agreed, on_wrong_guess=self._guessed, on_warning=lambda text: None
@@ -214,11 +219,16 @@ class SenderProgram(Program):
         except CodeUsedUp:
             self.record.counted += 1
             raise
-        self._go_on(SENDING)
-        size = walked.checked.size
-        parcel = self._parcel = FilesSender(walked, progress=lambda done: self._progress(done, size))
-        agreement.proceed(parcel)
+        parcel = self._parcel or self._send(agreement)
         self.sent = await parcel.done
+
+    def _send(self, agreement: CodeAgreement) -> FilesSender:
+        assert self._walked is not None
+        self._go_on(SENDING)
+        size = self._walked.checked.size
+        parcel = self._parcel = FilesSender(self._walked, progress=lambda done: self._progress(done, size))
+        agreement.proceed(parcel)
+        return parcel
 
     @property
     def stream(self) -> Any:
@@ -227,6 +237,8 @@ class SenderProgram(Program):
     def _agreed(self, agreement: CodeAgreement) -> None:
         assert self.record is not None
         self.record.agreements.append(agreement)
+        if self._is_prompt:
+            self._send(agreement)
 
     def _guessed(self, left: int) -> None:
         assert self.record is not None

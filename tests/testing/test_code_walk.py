@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
+from twisted.internet.interfaces import IProtocol
 from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import WrongCode
@@ -97,6 +98,17 @@ class CodeWalkTests(WalkCase):
         dataReceived = CodeEnd.dataReceived
         self.patch(CodeEnd, "dataReceived", receive)
         self.found("nothing is in transit", [partial(follow, draw_plan(seed, STEPS)) for seed in SEEDS])
+
+    def test_data_that_follows_an_agreement_at_once_and_is_lost_is_found(self) -> None:
+        """Some senders begin the transfer at once, so that its first message arrives with the confirmation."""
+
+        def forget(end: CodeEnd, protocol: IProtocol) -> None:
+            end._early_data.clear()
+            proceed(end, protocol)
+
+        proceed = CodeEnd._proceed
+        self.patch(CodeEnd, "_proceed", forget)
+        self.found("nothing is in transit", [partial(follow, draw_plan(seed, 0)) for seed in SEEDS])
 
     def test_transfers_without_progress_after_the_faults_are_found(self) -> None:
         """A receiver reads nothing, so that the sender's data stay on their way."""
