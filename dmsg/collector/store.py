@@ -276,8 +276,8 @@ class Store:
                 self._check_number(origin)
             if owner not in ("", origin.hex()):
                 _log.warn(
-                    "producer {producer} has signed for sender {origin} and belongs to it now: earlier events that "
-                    "{owner} sent in its name are in {owner_directory}",
+                    "producer {producer} has signed a voucher for sender {origin} and now belongs to this sender: "
+                    "earlier events of this producer, which {owner} sent, are in {owner_directory}",
                     producer=producer[:16],
                     origin=origin.short,
                     owner=owner[:8],

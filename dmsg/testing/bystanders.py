@@ -57,7 +57,7 @@ def check_blame(servers: Iterable[tuple[str, Server]]) -> None:
     for name, server in servers:
         blamed = {reason.value: n for reason, n in server.factory.relay.drops.items() if n and reason in BLAME}
         if blamed:
-            raise PromiseBroken(f"the honest {name} blames somebody who did nothing wrong: {blamed}")
+            raise PromiseBroken(f"the honest {name} has charged a fault to somebody who did nothing wrong: {blamed}")
 
 
 class Bystanders:
@@ -149,4 +149,6 @@ class Bystanders:
         waiting = max((now - since for end, since in self._since.items() if end not in self._spoilt), default=0.0)
         slowest = max(self.slowest, waiting)
         if self.usual and slowest > SLOWED_AT_MOST * self.usual:
-            raise PromiseBroken(f"a piece of the bystanders takes {slowest:.3f} s instead of {self.usual:.3f} s")
+            raise PromiseBroken(
+                f"a piece that the bystanders exchange takes {slowest:.3f} s instead of {self.usual:.3f} s"
+            )

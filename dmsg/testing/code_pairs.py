@@ -275,7 +275,7 @@ class Pair:
         """Fail the walk because a program has not done its work. If faults may be the reason, do nothing."""
         repaired = self._walk.repaired_at
         if repaired is not None and program.began > repaired + GRACE:
-            raise AssertionError(f"without any fault {text}")
+            raise AssertionError(f"no fault explains that {text}")
 
     def _finish(self) -> None:
         if part_of(self._target / "thing").exists():

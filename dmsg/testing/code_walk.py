@@ -286,8 +286,8 @@ class CodeWalk:
         random.choice(paths).reset_after = random.choice((1, random.randrange(1, 2000), random.randrange(1, 300_000)))
 
     def _end(self, step: Step, random: Random) -> None:
-        """End a program that runs now, or, in two thirds of the cases, plan the end of one that reaches a given state
-        later."""
+        """End a running program now, or, in two of three cases, when a program next reaches a state that is drawn
+        here."""
         side, end = ENDS[step.fault]
         programs = [one for one in self._running() if isinstance(one, side)]
         if random.random() < 1 / 3 and programs:

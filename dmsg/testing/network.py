@@ -121,7 +121,9 @@ class Network:
         end = self.clock.seconds() + timeout
         while not (result := condition()):
             if self.clock.seconds() >= end:
-                raise AssertionError(f"did not happen within {timeout:g} s of the lab's time")
+                raise AssertionError(
+                    f"the awaited condition did not become true within {timeout:g} s of the lab's time"
+                )
             self.run(0.05)
         return result
 

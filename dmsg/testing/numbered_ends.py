@@ -64,7 +64,7 @@ class NumberedEnd(Protocol):
 
     def readConnectionLost(self) -> None:
         if not self.other.has_finished or self.received != self.other.sent:
-            raise PromiseBroken(f"the end of the data came after {self.received} bytes of {self.other.sent}")
+            raise PromiseBroken(f"the stream ended after {self.received} of {self.other.sent} bytes")
 
     def writeConnectionLost(self) -> None:
         """Do nothing. The call only reports that the other end has received the half-close of this end."""

@@ -20,7 +20,7 @@ BLOCK = 4096
 
 
 class PromiseBroken(AssertionError):
-    """Error: a stream has broken the promise."""
+    """Error: a walk saw what dmsg promises never to happen, for example wrong bytes in a stream."""
 
 
 class Pattern:

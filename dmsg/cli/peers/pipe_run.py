@@ -107,7 +107,8 @@ class _Stream(Protocol):
         self._console.write(data)
 
     def end_of_input(self, wait: float | None) -> None:
-        """Half-close the stream, so that the other side can finish, or close it after ``wait`` seconds."""
+        """Half-close the stream, so that the other side can finish. Close it instead after ``wait`` seconds if they are
+        given, and at once if the stream cannot be half-closed."""
         if self._ending or self.transport is None:
             return
         self._ending = True

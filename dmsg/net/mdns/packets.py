@@ -104,7 +104,7 @@ def parse_question(data: bytes) -> Question:
         raise MalformedPacket("the packet does not have one question and nothing else")
     question, end = _question(data, identifier)
     if end != len(data):
-        raise MalformedPacket("bytes follow the question")
+        raise MalformedPacket("the packet has further bytes after its question")
     return question
 
 

@@ -90,8 +90,8 @@ class SessionBuffer(TurnTaker):
         self._for.add(delivery)
 
     def stop_waiting_for(self, delivery: object) -> None:
-        """Note that ``delivery`` has caught up. Process the buffered messages if the session waits for no other
-        delivery."""
+        """Note that ``delivery`` has caught up. If the session waited for no other delivery, process the buffered
+        messages."""
         self._for.discard(delivery)
         self._process_soon()
 
