@@ -133,7 +133,7 @@ class MeasureTests(SynchronousTestCase):
         self.lab.network.host(HARBOUR).pause()
         self.bystanders.say()
         self.lab.network.run(1)
-        self.assertRaisesRegex(PromiseBroken, "a piece of the bystanders takes", self.bystanders.check)
+        self.assertRaisesRegex(PromiseBroken, "a piece that the bystanders exchange takes", self.bystanders.check)
 
     def test_a_cut_connection(self) -> None:
         self.lab.network.host("dave").reset()
@@ -146,7 +146,7 @@ class MeasureTests(SynchronousTestCase):
         servers[HARBOUR].factory.relay.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         check_blame(servers.items())
         servers[HARBOUR].factory.relay.drops[DropReason.FLOOD] += 1
-        self.assertRaisesRegex(PromiseBroken, r"honest harbour blames .*'flood': 1", check_blame, servers.items())
+        self.assertRaisesRegex(PromiseBroken, r"honest harbour has charged a fault .*'flood': 1", check_blame, servers.items())
 
 
 class WalkTests(SynchronousTestCase):
