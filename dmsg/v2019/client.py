@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
-from typing import Unpack
+from typing import TypeAlias, TypeVar, Unpack
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError
@@ -72,7 +73,16 @@ streams are resumed at once, and the next server would refuse requests above its
 REFUSED_SIZE = 1024
 """Maximum number of (server, peer) pairs for which the delay after RATE_LIMITED is remembered."""
 
+T = TypeVar("T")
+Requesting: TypeAlias = Callable[[ClientSession, float, bool], Deferred[T]]
+"""Function that requests a transport over a session. The arguments are the session, the timeout in seconds, and whether
+to request an upgrade if the server is assumed to carry plain transports only."""
+
 _log = Logger()
+
+
+def _reopen(stream: ClientStream, session: ClientSession, seconds: float, upgrade: bool) -> Deferred[None]:
+    return session.reopen(stream, seconds, upgrade=upgrade)
 
 
 class Client(DelegatedClient[ClientSession]):
@@ -192,7 +202,7 @@ class Client(DelegatedClient[ClientSession]):
             secure = self._agree(remote, entry, address.port)
             upgrade = secure and self._offers(remote, entry, UPGRADE_FEATURE)
 
-            def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
+            def opening(session: ClientSession, seconds: float, upgrade: bool) -> Deferred[IProtocol]:
                 return session.open(
                     remote,
                     factory,
@@ -203,7 +213,7 @@ class Client(DelegatedClient[ClientSession]):
                     upgrade=upgrade,
                 )
 
-            return opening
+            return self._try_upgrade(opening, upgrade=upgrade)
 
         return self._reach(address.public_key, prepare, timeout, via).addErrback(self._explain_old_servers, address)
 
@@ -244,11 +254,11 @@ class Client(DelegatedClient[ClientSession]):
             factory = Factory.forProtocol(Protocol)
             upgrade = self._offers(remote, entry, UPGRADE_FEATURE)
 
-            def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
+            def opening(session: ClientSession, seconds: float, upgrade: bool) -> Deferred[IProtocol]:
                 probe = 0 if port is None else 1
                 return session.open(remote, factory, seconds, port=port or 0, secure=True, probe=probe, upgrade=upgrade)
 
-            return opening
+            return self._try_upgrade(opening, upgrade=upgrade)
 
         return self._reach(remote, prepare, timeout, via)
 
@@ -291,6 +301,7 @@ class Client(DelegatedClient[ClientSession]):
             self.streams,
             pings=lambda: self._carries_secure(entry),
             no_pings=lambda: self._mark_plain(entry),
+            on_secure=lambda: self._plain_servers.pop(entry.key, None),
             receipts=self.streams.receipts and entry.offers(RECEIPT_FEATURE),
             aes_gcm=self.streams.prefers_aes and entry.offers(AES_FEATURE),
             carriers=carriers_of(features(entry.version), parse_address(entry.server.address)[1]),
@@ -383,6 +394,30 @@ class Client(DelegatedClient[ClientSession]):
             return known
         return frozenset(feature for feature in decisive if self._offers(remote, entry, feature))
 
+    def _try_upgrade(self, request: Requesting[T], *, upgrade: bool) -> Callable[[ClientSession, float], Deferred[T]]:
+        """Return a function that requests a transport, with an upgrade if the server is assumed to carry plain
+        transports only. If the remote refuses the plain transport of the upgrade, the function requests a secure one.
+
+        :param upgrade: whether the remote accepts upgrades.
+        """
+
+        async def try_both(session: ClientSession, seconds: float) -> T:
+            deadline = self._reactor.seconds() + seconds
+            try:
+                return await request(session, seconds, upgrade)
+            except TransportRefused as error:
+                if not upgrade or error.final or error.reason != CloseReason.ENCRYPTION_REQUIRED:
+                    raise
+                refused = error
+            # Most probably, the remote's connection to this server supports secure transports. So it was for another
+            # reason that the server has not answered this client's PING, or that its entry announces nothing.
+            try:
+                return await request(session, max(deadline - self._reactor.seconds(), 0.01), False)
+            except EncryptionUnavailable:
+                raise refused from None  # The server is one of 2019, and the remote has refused for another reason.
+
+        return lambda session, seconds: Deferred.fromCoroutine(try_both(session, seconds))
+
     # --- resuming ---
 
     async def _reconnect(self, stream: ClientStream) -> None:
@@ -410,16 +445,13 @@ class Client(DelegatedClient[ClientSession]):
                     await self._turn_to_resume(server, remote)
                     session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor)
                     upgrade = (remote, UPGRADE_FEATURE) in self._seen
-                    await session.reopen(stream, min(RESUME_ATTEMPT, REQUEST_TIMEOUT), upgrade=upgrade)
+                    reopen = self._try_upgrade(partial(_reopen, stream), upgrade=upgrade)
+                    await reopen(session, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))
                 except TransportRefused as error:
                     if error.final:
                         raise
                     if error.reason == CloseReason.RATE_LIMITED:
                         self._back_off(server, remote)
-                    if error.reason == CloseReason.ENCRYPTION_REQUIRED:
-                        # The remote's connection to this server supports secure transports. So it was for another
-                        # reason that this client's connection did not, and the next round asks for a secure transport.
-                        self._plain_servers.pop(server, None)
                 except CancelledError:
                     raise
                 except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
@@ -38,6 +39,7 @@ class SessionEndpoint:
         *,
         pings: Callable[[], bool] = lambda: False,
         no_pings: Callable[[], None] = lambda: None,
+        on_secure: Callable[[], object] = lambda: None,
         receipts: bool = False,
         aes_gcm: bool = False,
         carriers: Sequence[Carrier] = (PLAIN,),
@@ -49,6 +51,7 @@ class SessionEndpoint:
         :param pings: returns whether the server is assumed to support PING and secure transports.
         :param no_pings: callback invoked if the connection shows that the server supports neither PING nor secure
             transports.
+        :param on_secure: callback invoked whenever the connection has carried the handshake of a secure transport.
         :param receipts: whether the server gets receipts.
         :param aes_gcm: whether to offer AES-256-GCM: this client prefers it, and the server understands the offer.
         :raises DmsgError: the address is malformed.
@@ -65,6 +68,7 @@ class SessionEndpoint:
         self._streams = streams
         self._pings = pings
         self._no_pings = no_pings
+        self._on_secure = on_secure
         self._receipts = receipts
         self._aes_gcm = aes_gcm
         self._timeout = timeout
@@ -107,7 +111,13 @@ class SessionEndpoint:
         session.carrier = race.used
         session.carriers_failed = self._memory.record_success(self._server, race.used, race.failed)
         session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
+        session.on_secure = partial(self._supports_extensions, session)
         if self._pings():
             session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)
             session.pings.watch()
         return session
+
+    def _supports_extensions(self, session: ClientSession) -> None:
+        """Send PINGs to the server, although it may have been assumed that the server does not support them."""
+        self._on_secure()
+        session.pings.watch()

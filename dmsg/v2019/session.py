@@ -73,6 +73,8 @@ class ClientSession(Session):
     :param side: side of the connection. On a direct link, the other client takes the place of the server.
     :ivar open: opens a transport to a remote, see :meth:`dmsg.v2019.outgoing.Outgoing.open`; ``reopen`` resumes a
         stream.
+    :ivar on_secure: callback invoked whenever the server has carried the handshake of a secure transport, as servers of
+        2019 do not.
     :ivar established: Deferred that fires with this session once the server has sent OK.
     """
 
@@ -116,6 +118,7 @@ class ClientSession(Session):
         self._reading_requests: IDelayedCall | None = None
         self.established: Deferred[ClientSession] = Deferred()
         self.carries_secure = carries_secure
+        self.on_secure: Callable[[], object] = lambda: None
 
     def _make_room(self, initiator: PubKey | None) -> bool:
         return self._incoming.make_room(initiator)
@@ -294,12 +297,19 @@ class ClientSession(Session):
         stream.end = transport.secure
         stream.secure_end.round_trip = round_trip
         self._streams.add(stream)
+        self._handshake_carried(transport)
 
     def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
         """Move a resumed stream to ``transport``."""
         assert self._streams is not None
         self._streams.note_resumed(stream)
         stream.move(transport.carrier)
+        self._handshake_carried(transport)
+
+    def _handshake_carried(self, transport: ClientTransport) -> None:
+        # A server of 2019, too, carries the handshake of an upgrade.
+        if not transport.upgrade:
+            self.on_secure()
 
     def _on_accepted(self, event: Accepted) -> None:
         if self._streams is not None and event.transport.is_secure:
