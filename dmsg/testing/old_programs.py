@@ -1,8 +1,8 @@
 """Programs of 2019 in a lab: two clients that repeat a recorded exchange of frames, and check the frames that they
 receive.
 
-Each client connects to a server of the lab with its recorded key, and sends its recorded frames when it has received
-the frames that came before them. Each frame that it receives must be the next recorded one. The recording determines
+Each client connects to a server of the lab with its recorded key, and sends its recorded frames when the frames that
+came before them have arrived. Each frame that it receives must be the next recorded one. The recording determines
 neither ids that a server chooses nor the reason in a CLOSE.
 """
 
@@ -16,7 +16,7 @@ from dmsg.keys import SecKey
 from dmsg.testing.faults import MALFORMED
 from dmsg.testing.lab import SERVER_PORT, Lab
 from dmsg.testing.network import Host
-from dmsg.testing.old_exchanges import EXCHANGES
+from dmsg.testing.old_exchanges import EXCHANGES, RUDE
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.raw_client import RawClient, RawFactory
 from dmsg.testing.tcp import End
@@ -37,22 +37,55 @@ class Recorded(NamedTuple):
     """Frame that one client sends or receives in a recorded exchange.
 
     :ivar is_sent: whether the client sends the frame.
+    :ivar line: number of the frame in the exchange.
     """
 
     is_sent: bool
     frame: Frame
+    line: int
 
 
 def recorded(text: str, client: str) -> Iterator[Recorded]:
     """Yield the frames of an exchange that a client sends or receives."""
     keys = {name: bytes(key.public).hex() for name, key in KEYS.items()}
-    for line in text.split("\n"):
+    for number, line in enumerate(text.strip().split("\n")):
         hop, _, rest = line.partition(" ")
         source, _, target = hop.partition("->")
         if client in (source, target):
-            kind, number, payload = (*rest.split(" "), "")[:3]
-            frame = Frame(int(kind, 16), int(number, 16), bytes.fromhex(payload.format(**keys)))
-            yield Recorded(source == client, frame)
+            kind, own_id, payload = (*rest.split(" "), "")[:3]
+            frame = Frame(int(kind, 16), int(own_id, 16), bytes.fromhex(payload.format(**keys)))
+            yield Recorded(source == client, frame, number)
+
+
+class Order:
+    """Order of the frames of an exchange, which both clients keep: a client sends a frame when all frames before it
+    have arrived.
+
+    :ivar clients: clients that repeat the exchange.
+    """
+
+    def __init__(self) -> None:
+        self.clients: list[OldClient] = []
+        self._done: set[int] = set()
+        self._next = 0
+
+    def is_due(self, line: int) -> bool:
+        """Whether all frames before this one have been sent and have arrived."""
+        return line == self._next
+
+    def done(self, line: int) -> None:
+        """Note that a client has sent or received a frame."""
+        self._done.add(line)
+        while self._next in self._done:
+            self._next += 1
+
+    def go_on(self) -> None:
+        """Let the clients send the frames that are due."""
+        before = -1
+        while before != self._next:
+            before = self._next
+            for client in self.clients:
+                client.send_what_is_due()
 
 
 class OldClient(RawClient):
@@ -60,15 +93,17 @@ class OldClient(RawClient):
 
     :param name: name of the recorded client.
     :param text: the exchange.
+    :param order: order of the frames of the exchange.
     :ivar wrong: description of an unexpected frame that was received instead of the next recorded frame; empty if there
         was none.
     :ivar may_be_lost: whether the unexpected frame can result from a fault, such as the loss of a connection.
     :ivar moved_at: time of the last frame, in seconds of the host's clock.
     """
 
-    def __init__(self, host: Host, name: str, server: SecKey, text: str) -> None:
+    def __init__(self, host: Host, name: str, server: SecKey, text: str, order: Order) -> None:
         super().__init__(KEYS[name], server.public)
         self._host = host
+        self._order = order
         self._left = list(recorded(text, name))
         self._ids: dict[int, int] = {}
         self._has_given_up = False
@@ -105,9 +140,16 @@ class OldClient(RawClient):
                 self.may_be_lost = frame.type in (CLOSE, REQUEST) or frame == MALFORMED
             if self.wrong:
                 return
-            del self._left[0]
+            self._order.done(self._left.pop(0).line)
+        self._order.go_on()
+
+    def send_what_is_due(self) -> None:
+        """Send the next recorded frames, as far as all frames before them have arrived."""
         while not self.closed and not self.wrong and self._left and self._left[0].is_sent:
-            frame = self._left.pop(0).frame
+            if not self._order.is_due(self._left[0].line):
+                return
+            _, frame, line = self._left.pop(0)
+            self._order.done(line)
             self.send(Frame(frame.type, self._ids.get(frame.id, frame.id), frame.payload).encode())
 
     def _is_expected(self, frame: Frame) -> bool:
@@ -127,7 +169,10 @@ class OldPair:
 
     :param server: name of the server.
     :param seed: seed of the order of the exchanges.
-    :param is_steady: whether no fault happens to the server, so that no exchange may be interrupted.
+    :param is_steady: whether no fault happens to the server, so that no exchange may be interrupted. The clients then
+        leave out the exchanges in which they break the protocol, because the walk checks that the server counts no
+        fault of a client.
+    :ivar rude_at: names of the servers at which the clients may break the protocol.
     :ivar finished: number of exchanges that were finished.
     :ivar interrupted: number of exchanges that were interrupted by faults.
     """
@@ -137,6 +182,7 @@ class OldPair:
         self._server = server
         self._random = Random(f"old programs {seed}")
         self._is_steady = is_steady
+        self.rude_at = () if is_steady else (server,)
         self._clients: list[OldClient] = []
         self._failed = False
         self.finished = self.interrupted = 0
@@ -156,7 +202,7 @@ class OldPair:
             self.interrupted += 1
             if self._is_steady:
                 raise PromiseBroken("an exchange of programs of 2019 was interrupted")
-        self._begin(self._random.choice(sorted(EXCHANGES)))
+        self._begin(self._random.choice(sorted(EXCHANGES.keys() - (RUDE if self._is_steady else set()))))
 
     def check(self) -> None:
         """Check that the clients have received what was recorded.
@@ -182,11 +228,12 @@ class OldPair:
         self._failed = False
         text = EXCHANGES[name]
         # B connects first, because the server refuses A's REQUEST while B is not connected.
-        self._clients = []
+        order = Order()
+        self._clients = order.clients
         for letter in ("B", "A"):
-            if f"{letter}->" in text:
+            if f"->{letter}" in text:
                 host = self._lab.network.host(HOSTS[letter])
-                client = OldClient(host, letter, self._lab.key(self._server), text)
+                client = OldClient(host, letter, self._lab.key(self._server), text, order)
                 self._clients.append(client)
                 host.callLater(0.0 if letter == "B" else DELAY, self._connect, host, client)
 

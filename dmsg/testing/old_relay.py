@@ -7,7 +7,7 @@ from typing import Any
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.v2019.core.relay import Relay
-from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE, PING, REQUEST, encode_close
+from dmsg.v2019.core.wire import CLOSE, HANDSHAKE_PAYLOAD_SIZE, HEADER_SIZE, PING, REQUEST, encode_close
 from dmsg.v2019.server import Server
 
 VERSION = "0.0.1"
@@ -15,14 +15,16 @@ VERSION = "0.0.1"
 
 
 class OldRelay(Relay):
-    """Relay that ends a connection after a PING, and that refuses, without a reason, a REQUEST that is not 66 bytes
-    long or that is for a client that is not connected.
+    """Relay that ends a connection after a PING, that refuses a REQUEST that is not 66 bytes long or that is for a
+    client that is not connected, and that gives no reason in its own CLOSE frames.
 
     Payloads of other frames are forwarded unchanged, as in the recorded exchanges ``payloads_are_not_checked`` and
     ``close_payloads``.
     """
 
     pings = 0
+    _is_forwarding = False
+    """Whether the CLOSE that is being processed comes from the other client, so that its reason is kept."""
 
     def _receive_control(self, peer: Any, frame_type: int, own_id: int, payload: bytes) -> None:
         if frame_type == PING:
@@ -33,7 +35,16 @@ class OldRelay(Relay):
         ):
             self._answer(peer, encode_close(own_id, 0))
             return
-        super()._receive_control(peer, frame_type, own_id, payload)
+        self._is_forwarding = frame_type == CLOSE and own_id in peer.routes
+        try:
+            super()._receive_control(peer, frame_type, own_id, payload)
+        finally:
+            self._is_forwarding = False
+
+    def _answer(self, peer: Any, frame: bytes) -> None:
+        if frame[0] == CLOSE and not self._is_forwarding:
+            frame = frame[:HEADER_SIZE] + b"\0"
+        super()._answer(peer, frame)
 
 
 def make_old(server: Server, version: str = VERSION) -> None:

@@ -242,7 +242,7 @@ class Walk:
 
     def _check(self) -> None:
         self._streams.check()
-        self._liars.check()
+        self._liars.check(() if self.old_programs is None else self.old_programs.rude_at)
         if self.old_programs is not None:
             self.old_programs.check()
 

@@ -146,7 +146,9 @@ class MeasureTests(SynchronousTestCase):
         servers[HARBOUR].factory.relay.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         check_blame(servers.items())
         servers[HARBOUR].factory.relay.drops[DropReason.FLOOD] += 1
-        self.assertRaisesRegex(PromiseBroken, r"honest harbour has charged a fault .*'flood': 1", check_blame, servers.items())
+        self.assertRaisesRegex(
+            PromiseBroken, r"honest harbour has charged a fault .*'flood': 1", check_blame, servers.items()
+        )
 
 
 class WalkTests(SynchronousTestCase):

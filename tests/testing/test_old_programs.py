@@ -9,10 +9,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.testing.bystanders import BLAME
 from dmsg.testing.lab import Lab
 from dmsg.testing.liar import Alliance, Liar
 from dmsg.testing.lies import KINDS
-from dmsg.testing.old_exchanges import EXCHANGES
+from dmsg.testing.old_exchanges import EXCHANGES, RUDE
 from dmsg.testing.old_programs import KEYS as OLD_KEYS, STALLED, OldPair, recorded
 from dmsg.testing.plan import Lie
 from dmsg.testing.promise import PromiseBroken
@@ -39,7 +40,7 @@ class ExchangeTests(SynchronousTestCase):
 
     def test_exchanges_are_the_recorded_ones(self) -> None:
         self.assertEqual([OLD_KEYS[name].public for name in "AB"], [KEYS[name].public for name in "AB"])
-        scenarios = {one["name"]: one for one in vectors("sessions")["scenarios"]}
+        scenarios = {one["name"]: one for name in ("sessions", "server_rules") for one in vectors(name)["scenarios"]}
         for name, text in EXCHANGES.items():
             for client in OLD_KEYS:
                 with self.subTest(name, client=client):
@@ -62,9 +63,17 @@ class ExchangeTests(SynchronousTestCase):
                     self.lab = Lab(9)
                     self.lab.old_servers = {"server-1"} if is_old else set()
                     self.lab.add_server("server-1")
-                    pair = self.exchange(name)
+                    pair = self.exchange(name, is_steady=name not in RUDE)
                     pair.proceed()
                     self.assertEqual((pair.finished, pair.interrupted), (1, 0))
+
+    def test_a_server_blames_the_clients_only_in_rude_exchanges(self) -> None:
+        for name in EXCHANGES:
+            with self.subTest(name):
+                self.lab = Lab(9)
+                server = self.lab.add_server("server-1")
+                self.exchange(name, is_steady=False).proceed()
+                self.assertEqual(BLAME.isdisjoint(server.factory.relay.drops), name not in RUDE)
 
     def test_a_frame_that_was_not_recorded_breaks_the_promise(self) -> None:
         for kind in ("flip", "repeat"):

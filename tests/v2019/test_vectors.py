@@ -18,6 +18,7 @@ from dmsg.errors import CloseReason as R
 from dmsg.keys import SecKey
 from dmsg.noise.records import RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake
+from dmsg.testing.old_relay import OldRelay
 from dmsg.v2019.core.wire import CLOSE, FWD, REQUEST, Frame, FrameBuffer
 from tests.support import KEYS, SERVER_KEY, Draws, MemoryNetwork, ciphers, some, vectors
 
@@ -287,6 +288,16 @@ class ServerRuleTests(SynchronousTestCase):
                     replay.run(ends_at)
             self.assertEqual(replay.reasons, [int(reason) for reason in reasons], name)
             self.assertGreaterEqual(replay.exact, 2, name)
+
+    def test_the_old_servers_of_the_lab_match_the_recording(self) -> None:
+        """Servers of 2019 give no reasons."""
+        # Each of these scenarios ends a connection or the server, which the other test does.
+        others = ENDED | {"disconnect_of_initiator", "server_closes"}
+        for name in sorted(set(REASONS) - others):
+            replay = self._replay(name)
+            replay.network.factory.relay.__class__ = OldRelay
+            replay.run()
+            self.assertEqual(replay.reasons, [], name)
 
     @staticmethod
     def _send_damaged(sender: _Peer) -> None:
