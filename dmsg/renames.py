@@ -19,7 +19,7 @@ def rename_to_new(source: str | os.PathLike[str], target: str | os.PathLike[str]
     except FileExistsError:
         raise
     except OSError:
-        # The file system has no hard links. An empty file reserves the name, so that ``rename`` replaces only that.
+        # The file system has no hard links. An empty file reserves the name, so that ``rename`` replaces no other file.
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at))
         try:
             os.rename(source, target, src_dir_fd=at, dst_dir_fd=at)

@@ -289,7 +289,7 @@ class BusTests(SignedCase):
         """Each letter of the token's text counts, too."""
         alice = Identity("//Alice", "ed25519")
         made = [
-            token.make(alice, Session(twin, sid), now, ttl, unique=False, asks=bool(asks))
+            token.make(alice, Session(twin, sid), now, ttl, unique=False, resends=bool(asks))
             for twin, sid, now, ttl, asks in itertools.product((1, 2), (None, "", "s"), (100, 101), (60, 61), (0, 1))
         ]
         self.all_differ((text, text.rpartition(".")[0].encode()) for text in made)

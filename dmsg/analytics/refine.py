@@ -51,7 +51,7 @@ _OF_CLIENTS = {
 }
 """Tables whose size grows with clients, transports or events. The size of all other tables grows with servers and
 hours."""
-_OFTEN_FEW = ("abuse_day", "actor", "lost_transport")
+_USUALLY_SMALL = ("abuse_day", "actor", "lost_transport")
 """Tables of :data:`_OF_CLIENTS` that usually have few rows. Their rows are collected and compared with the stored ones,
 unless there are more than :data:`~dmsg.analytics.changes.COMPARED_ROWS`, as during an attack.
 """
@@ -425,7 +425,7 @@ class Refinement:
         collected = None
         if self._few or (self._in_memory and name not in _OF_CLIENTS):
             collected = with_types(rows, schema).toArrow()
-        elif self._can_compare and name in _OFTEN_FEW:
+        elif self._can_compare and name in _USUALLY_SMALL:
             collected = with_types(rows.limit(COMPARED_ROWS + 1), schema).toArrow()
             if collected.num_rows > COMPARED_ROWS:
                 collected = None

@@ -24,7 +24,7 @@ ROWS = 1000
 SHOWN_DAYS = 7
 """Number of days that the page shows hour by hour."""
 SERVER_STRIPS = 50
-"""Number of servers for which a strip of hours is drawn."""
+"""Maximum number of servers for which the page draws a strip with a cell for each hour."""
 CONFLICTS = 20
 ACTORS_OF_KIND = 20
 SERVERS = 300

@@ -23,7 +23,7 @@ MOST_SEARCHED = 20_000_000
 MOST_FORMER = 300_000
 """Maximum number of rows of a table that one run replaces by rewriting their files."""
 SMALL_ROWS = 10_000
-"""Number of rows below which a file is small."""
+"""Number of rows below which a file counts as small, so that compaction may merge it."""
 MOST_SMALL = 16
 """Number of small files of a day at which they are merged."""
 FILE_ROWS = 100_000

@@ -33,8 +33,8 @@ file is a hard link to one of them.
 """
 NAMED_FILES = ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_KEY_FILE")
 """Environment variables that contain the path of a file of dmsg."""
-OWN_AGE = 1.0
-"""Seconds for which the result of :func:`own_files` is cached, because a transfer needs it for each of many files."""
+OWN_FILES_CACHE_TIME = 1.0
+"""Seconds for which the list of dmsg's own files is cached, because a transfer compares each of its files with them."""
 NEED_HIDDEN = "names that begin with a dot are refused, unless both ends say --hidden"
 """Reason for a refusal; the other side recognises the text."""
 _PLACES = (
@@ -132,7 +132,7 @@ class OwnFiles:
 
 def own_files() -> OwnFiles:
     """Return the set of dmsg's own files and directories."""
-    return _look_for_own_files(tuple(map(os.environ.get, _PLACES)), int(time.monotonic() / OWN_AGE))
+    return _look_for_own_files(tuple(map(os.environ.get, _PLACES)), int(time.monotonic() / OWN_FILES_CACHE_TIME))
 
 
 @lru_cache(maxsize=1)
@@ -140,7 +140,7 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
     """Return the set of dmsg's own files and directories.  Both parameters are only keys of the cache.
 
     :param places: values of the environment variables that determine the set.
-    :param second: number of the present interval of ``OWN_AGE`` seconds.
+    :param second: number of the present interval of ``OWN_FILES_CACHE_TIME`` seconds.
     """
     directories: dict[tuple[int, int], str] = {}
     files: set[tuple[int, int]] = set()

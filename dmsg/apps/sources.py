@@ -28,7 +28,7 @@ class SourceChanged(TransferError):
 
 
 def changed_text(name: str) -> str:
-    """Return the warning about a file that arrived but was written to during the transfer."""
+    """Return the warning about a source file that somebody changed while it was sent."""
     return f"{name} was written to while it was sent, so the copy may mix old and new content"
 
 

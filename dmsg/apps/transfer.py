@@ -38,7 +38,7 @@ class TransferResult:
     :ivar size: number of bytes transferred.
     :ivar seconds: duration from acceptance to the final answer.
     :ivar sha256: hash in hexadecimal of a file; empty for a directory.
-    :ivar changed: whether the source was written to during the transfer.
+    :ivar changed: whether somebody changed the source while it was sent.
     """
 
     name: str

@@ -50,7 +50,7 @@ PRODUCERS_LIMIT = 64
 ran on the same machine earlier."""
 PRODUCERS = "producers"
 SIGNED = "signed"
-"""Second line of a producer's file in ``ROOT/producers`` if the producer has signed for the sender."""
+"""Second line of a producer's file in ``ROOT/producers`` if the producer has signed a voucher for the sender."""
 _PRODUCER = re.compile("[0-9a-zA-Z-]{1,80}")
 _PART = ".part-"
 

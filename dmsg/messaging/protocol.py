@@ -23,7 +23,7 @@ from dmsg.net.links.link import Link
 from dmsg.net.links.plain import PlainLink
 from dmsg.servers.admission import Admission
 from dmsg.servers.serving import ServedSession, ServingFactory
-from dmsg.telemetry.latencies import Seconds
+from dmsg.telemetry.latencies import DurationHistogram
 
 HANDSHAKE_TIMEOUT = 3.0
 """Maximum seconds from the opening of the TCP connection to the last handshake frame. After that, either end closes the
@@ -62,7 +62,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         )
         super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
         self.profile = profile
-        self.relay_seconds = Seconds()
+        self.relay_seconds = DurationHistogram()
         self._turn = TurnFlush(reactor, self.relay_seconds.observe)
         self._handshake = handshake or (lambda: JSONHandshake(key, profile=profile))
         self._handshake_timeout = handshake_timeout

@@ -253,7 +253,7 @@ def with_timeout(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Def
 def subscribe(reactor: IReactorTime, url: str, channel: str, on_message: Callable[[bytes], None]) -> RedisFactory:
     """Subscribe to a channel, and call ``on_message`` with each message.
 
-    A lost connection is made again, with the subscription.
+    After the connection is lost, reconnect and subscribe again.
 
     :returns: factory of the connection. Its ``disconnect()`` ends the subscription and returns a Deferred.
     """

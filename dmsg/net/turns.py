@@ -139,8 +139,8 @@ class TurnTaker:
         """Whether no buffered data are left to process."""
         return False
 
-    def _turn_is_over(self) -> None:
-        """Hook that is called when work is left for the next turn, at most once per turn."""
+    def _on_work_left(self) -> None:
+        """Hook that is called once in each turn that ends with work left over for the next turn."""
 
     def _later(self, call: Callable[[], None]) -> object:
         """Schedule ``call`` for the next turn. Called only if ``share`` is None."""
@@ -178,7 +178,7 @@ class TurnTaker:
         if self._waits:
             return
         self._waits = True
-        self._turn_is_over()
+        self._on_work_left()
         if self.share is not None:
             self.share.wait(self)
         else:

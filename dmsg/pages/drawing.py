@@ -43,7 +43,7 @@ def draw(chart: Chart, samples: History) -> Tag:
     return tags.figure(tags.figcaption(chart.title), svg, legend)
 
 
-def spark(line: Line, samples: History) -> Tag:
+def sparkline(line: Line, samples: History) -> Tag:
     """Return a sparkline of one number, for a row of a table."""
     points = samples.points(line)
     span = max(samples.seconds, 1.0)

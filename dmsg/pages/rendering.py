@@ -12,7 +12,7 @@ from twisted.web.template import Tag, flattenString, tags
 
 from dmsg.base.printable import printable
 from dmsg.keys import PUBKEY_SIZE, PubKey
-from dmsg.pages.drawing import draw, spark, with_unit
+from dmsg.pages.drawing import draw, sparkline, with_unit
 from dmsg.pages.history import History, reason_number
 from dmsg.pages.model import Fact, Line, StatusSource, Table
 from dmsg.pages.recent_events import RecentEvents, worst_first
@@ -162,7 +162,7 @@ def _reasons(reasons: Mapping[str, float], samples: History) -> Tag:
                 tags.td(name.replace("_", " ")),
                 tags.td(with_unit(number, ""), class_="number"),
                 tags.td("-" if now is None else with_unit(now, "/s"), class_="number"),
-                tags.td(spark(line, samples), class_="bar"),
+                tags.td(sparkline(line, samples), class_="bar"),
             )
         )
     heads = ("Reason", "text"), ("Since the start", "number"), ("Rate now", "number"), ("Last minutes", "text")

@@ -31,7 +31,7 @@ class ServedPeer(Hashable, Protocol):
 
     @property
     def port(self) -> Port:
-        """Connection to the client, as the relay writes to it."""
+        """Output of the connection to the client; the relay sends frames through it."""
 
     @property
     def police(self) -> Policer:

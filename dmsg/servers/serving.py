@@ -23,12 +23,11 @@ from dmsg.net.turns import HoldReason
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration
 from dmsg.servers.relays import LimitsT, PeerT, ServedRelay
-from dmsg.telemetry.latencies import Seconds
+from dmsg.telemetry.latencies import DurationHistogram
 
 FRAME_RATE = 100_000.0
-"""Number of frames per second that are handled one by one for one address; above it, reads are delayed. Control frames,
-stray frames, and the first of several consecutive frames of one transport are handled one by one. The rest of such
-consecutive frames is forwarded together with the first, and does not count.
+"""Maximum number of frames per second that a server handles for one address; above it, reads are delayed. Consecutive
+data frames of one transport are forwarded together, and count as one frame. Each control or stray frame counts as one.
 """
 CLOSED_AT_ONCE = 512
 """Maximum number of transports of a lost client that are closed in one reactor turn."""
@@ -190,7 +189,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
     """
 
     relay: ServedRelay[PeerT, LimitsT]
-    relay_seconds: Seconds
+    relay_seconds: DurationHistogram
 
     def __init__(
         self,

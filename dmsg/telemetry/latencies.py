@@ -11,7 +11,7 @@ LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 """Upper bounds of the latency buckets, in seconds."""
 
 
-class Seconds:
+class DurationHistogram:
     """Histogram of durations, with the bounds ``LATENCIES``.
 
     The histogram of ``prometheus_client`` takes locks and calls a method for each of its numbers, which costs a relay

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from dmsg.errors import DropReason
-from dmsg.telemetry.latencies import LATENCIES, Seconds
+from dmsg.telemetry.latencies import LATENCIES, DurationHistogram
 
 _BOUNDS = [*map(str, LATENCIES), "+Inf"]
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -81,7 +81,7 @@ class Metrics:
 class RelaySeconds(Collector):
     """Histogram of the seconds, within one reactor turn, from reading clients' data to writing the forwarded data."""
 
-    def __init__(self, prefix: str, seconds: Seconds) -> None:
+    def __init__(self, prefix: str, seconds: DurationHistogram) -> None:
         """:param prefix: prefix of the histogram's name.
         :param seconds: durations that the relay counts.
         """
@@ -103,9 +103,9 @@ class LabelledSeconds(Collector):
         self._name = name
         self._documentation = documentation
         self._label = label
-        self._of: defaultdict[str, Seconds] = defaultdict(Seconds)
+        self._of: defaultdict[str, DurationHistogram] = defaultdict(DurationHistogram)
 
-    def labels(self, value: str) -> Seconds:
+    def labels(self, value: str) -> DurationHistogram:
         """Return the histogram for a value of the label. Each value has a histogram of its own, so there must be few
         values."""
         return self._of[value]
@@ -118,7 +118,7 @@ class LabelledSeconds(Collector):
         yield family
 
 
-def _add(family: HistogramMetricFamily, seconds: Seconds, labels: Sequence[str] = ()) -> None:
+def _add(family: HistogramMetricFamily, seconds: DurationHistogram, labels: Sequence[str] = ()) -> None:
     """Add the numbers of a histogram to a metric of prometheus_client."""
     buckets = list(zip(_BOUNDS, map(float, accumulate(seconds.counts)), strict=True))
     family.add_metric(labels, buckets, seconds.total)

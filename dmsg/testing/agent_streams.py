@@ -89,8 +89,8 @@ class AgentStream:
     def _knows_the_end(self, end: NumberedEnd) -> bool:
         """Whether an end has noticed that the stream has ended, or need not notice it.
 
-        An end whose process was killed need not. Neither need an accepting end that waits for the opening end to resume
-        the stream, because in a walk it may wait for an hour.
+        An end whose process was killed need not notice it. An accepting end that waits for the opening end to resume
+        the stream need not notice it either, because such an end may wait for an hour.
         """
         if end in self._dead or end.transport is None or end.lost is not None:
             return True

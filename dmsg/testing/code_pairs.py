@@ -1,5 +1,5 @@
-"""Pairs of people in a walk of codes: one sends files and directories to the other, and both start again after a
-failure."""
+"""Pairs of people in a walk of transfers by codes. One person sends files and directories to the other, and both start
+again after a failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GRACE = 150.0
 
 
 class WalkOfPairs(Protocol):
-    """Interface that a walk of codes offers to its pairs of people.
+    """Interface that a walk of transfers by codes offers to its pairs of people.
 
     :ivar records: records of all codes that were told to receivers.
     :ivar ended: programs that have ended.

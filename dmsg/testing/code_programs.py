@@ -1,4 +1,4 @@
-"""Programs of a walk of codes: senders that offer a file by a code, and receivers that use the code.
+"""Programs in a walk of transfers by codes: senders that offer a file by a code, and receivers that use the code.
 
 A program does what ``dmsg send`` and ``dmsg receive`` do, without a terminal. Each program has a key of its own.
 """
@@ -31,7 +31,7 @@ from dmsg.testing.promise import PromiseBroken
 STARTING, OFFERING, AGREEING, SENDING, RECEIVING, FINISHING, STOPPING = STATES = (
     *("starting", "offering", "agreeing", "sending", "receiving", "finishing", "stopping"),
 )
-"""States of a program in a walk of codes. A program is finishing when all content is sent or received, and the transfer
+"""States of a program in the walk. A program is finishing when all content is sent or received, and the transfer
 is not confirmed yet."""
 TRANSFERRING = frozenset({SENDING, RECEIVING, FINISHING})
 """States of a program that has agreed on a code and transfers content."""
@@ -87,7 +87,7 @@ class Program:
     :param number: number that distinguishes the programs of a host.
     :ivar failure: reason for which the program has failed; None if it runs or has succeeded.
     :ivar ended_at: time by the lab's clock at which the program ended or was killed; None while it runs.
-    :ivar state: what the program does now, for the coverage.
+    :ivar state: present state, one of ``STATES``; a column of the coverage table.
     :ivar share: share of the content that is sent or received, from 0 to 1.
     :ivar on_change: function that is called with the program when its state or its share has changed.
     """
@@ -127,9 +127,9 @@ class Program:
         return is_connected and not stream._outbox.size and not stream._carrier.in_flight()  # noqa: SLF001
 
     def check(self) -> None:
-        """Check that the program has not failed by an error of the program itself.
+        """Check that the program has raised no unexpected error, and that no wrong bytes have arrived.
 
-        :raises PromiseBroken: it has raised an unexpected error.
+        :raises PromiseBroken: the program has raised an unexpected error, or has received wrong bytes.
         """
         expected = (DmsgError, CancelledError) if self._was_interrupted else (DmsgError,)
         if self.failure is not None and self.failure.check(*expected) is None:

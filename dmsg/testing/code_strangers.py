@@ -1,4 +1,4 @@
-"""Strangers in a walk of codes: they guess codes, occupy the port of a sender, and intercept the streams of receivers.
+"""Strangers who attack transfers by codes: they guess codes, occupy the port of a sender, and intercept streams.
 
 The stranger knows the keys of all senders, and discovery may direct receivers to it. It knows no code.
 """

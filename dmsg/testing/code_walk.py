@@ -52,10 +52,10 @@ from dmsg.testing.walk_coverage import WalkCoverage
 SERVERS = ("server-1", "server-2", "server-3")
 STEPS = 60
 DELAY = 0.01
-"""Seconds that a packet between a program and a server takes at first."""
+"""Seconds that a packet between a program and a server takes while no fault changes the delay."""
 RATE = 500_000.0
-"""Bandwidth, in bytes per second, between a program and a server at first, so that a transfer takes long enough for
-faults."""
+"""Bandwidth, in bytes per second, between a program and a server while no fault changes the bandwidth. It is low, so
+that transfers last long enough for faults."""
 LARGE = 2_000_000
 """Size in bytes of a large file or directory. Half of those that are sent are large. A large transfer takes some
 seconds, so most faults happen during one."""
@@ -64,7 +64,7 @@ REACTION = 0.5
 SETTLE_TIMEOUT = 800.0
 """Maximum seconds of the lab's time in which everything must finish after the last fault."""
 LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes"})
-"""Faults that a walk of codes leaves out."""
+"""Faults that do not apply to transfers by codes."""
 INTERCEPT, HONEST = "intercept", "honest"
 KILL_SENDER, KILL_RECEIVER = "kill sender", "kill receiver"
 INTERRUPT_SENDER, INTERRUPT_RECEIVER = "interrupt sender", "interrupt receiver"
@@ -95,9 +95,9 @@ ENDS: dict[str, tuple[type[Program], Callable[[Program], None]]] = {
 STEERED = frozenset({*ENDS, REPLACE, REPLACE_PARTLY_RECEIVED, LENGTHEN, OVERWRITE, FULL_DISK})
 """Faults that may be planned as an :class:`Ambush`. The coverage counts them when they happen, not when they are
 planned."""
-SOON = (0.0, 0.003, 0.01, 0.02, 0.3)
-"""Possible delays, in seconds, between the state that an ambush waits for and its fault. One of them is drawn. Some are
-shorter than the time that the end of a transfer takes, so that the fault can happen between the steps of this end.
+AMBUSH_DELAYS = (0.0, 0.003, 0.01, 0.02, 0.3)
+"""Possible delays, in seconds, of the fault of an ambush after its state is reached. One of them is drawn for each
+ambush. Some are so short that the fault can happen between the last steps of a transfer.
 """
 
 
@@ -132,7 +132,7 @@ class CodeWalk:
     :ivar ended: programs that have ended. They are stored, so that their objects are not collected: a killed process
         must do nothing any more, not even in finalizers.
     :ivar repaired_at: time at which all faults were repaired; None before.
-    :ivar coverage: what the programs did when faults happened.
+    :ivar coverage: counts of faults and lies, by the states that programs had when they happened.
     """
 
     def __init__(self, lab: Lab, trace: Trace, plan: Plan, directory: Path) -> None:
@@ -296,7 +296,7 @@ class CodeWalk:
             return
         state = random.choice(MOMENTS[side])
         share = random.random() if state in (SENDING, RECEIVING) else 0.0
-        self._ambushes.append(Ambush(step.fault, side, state, share, random.choice(SOON), end))
+        self._ambushes.append(Ambush(step.fault, side, state, share, random.choice(AMBUSH_DELAYS), end))
 
     def program_changed(self, program: Program) -> None:
         """Start the delay of a planned fault, if one waits for the present state of the program."""
@@ -338,7 +338,7 @@ class CodeWalk:
                 SenderProgram,
                 state,
                 0.0,
-                random.choice(SOON),
+                random.choice(AMBUSH_DELAYS),
                 lambda one: self._pair_of(one).replace_source(random),
             )
         )
@@ -362,7 +362,7 @@ class CodeWalk:
         def lengthen(sender: Program) -> None:
             self._pair_of(sender).lengthen_source(random)
 
-        self._ambushes.append(Ambush(LENGTHEN, SenderProgram, OFFERING, 0.0, random.choice(SOON), lengthen))
+        self._ambushes.append(Ambush(LENGTHEN, SenderProgram, OFFERING, 0.0, random.choice(AMBUSH_DELAYS), lengthen))
 
     def _overwrite_source(self, step: Step, random: Random) -> None:
         """Plan that the source is overwritten after the sender has read a part of it."""

@@ -49,7 +49,7 @@ OWNERS = ("owner-1", "owner-2", "owner-3", "twin of owner-1")
 STRANGER = "stranger"
 STEPS = 60
 DELAY = 0.01
-"""Seconds that a packet between a program and discovery takes at first."""
+"""Seconds that a packet between a program and discovery takes until a fault changes the delay."""
 SETTLE_TIMEOUT = 120.0
 """Maximum seconds of the lab's time, after the faults, in which all requests must end, and in which each program must
 then post."""

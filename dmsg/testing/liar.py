@@ -144,15 +144,15 @@ class LyingPort:
         further frames to send under it."""
         self.held: dict[int, list[Frame]] = {}
         """Frames that are delayed, by transport id."""
-        self.next: list[Frame] = []
-        """Frames to send after the next frame."""
+        self.postponed: list[Frame] = []
+        """Frames that a lie has postponed. They are sent after the next frame to which no lie is applied."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.port, name)
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Send frames to the client, after applying lies to them."""
-        if self.liar.honest and not self.held and not self.next:
+        if self.liar.honest and not self.held and not self.postponed:
             self.port.send(data)
             return
         out: list[Frame] = []
@@ -198,10 +198,10 @@ class LyingPort:
                 now = self.liar.host.seconds()
                 alliance.trace.note(now, self.liar.host.name, "lies:", kind, f"type {frame.type:#x} id {frame.id}")
             out = self.liar.kinds[kind][1](self, frame, pending.random)
-        after, self.next = self.next, []
+        after, self.postponed = self.postponed, []
         if pending is not None:
-            # The frames that a lie has added to self.next are sent after the next frame to which no lie is applied.
-            self.next, after = after, []
+            # A lie was applied to this frame. The postponed frames wait for a frame to which no lie is applied.
+            self.postponed, after = after, []
         return out + after
 
     # --- helpers for lies ---
@@ -228,7 +228,7 @@ class LyingPort:
         """Send the delayed frames, and stop dropping and exchanging frames."""
         self.to_drop.clear()
         self.swapped.clear()
-        following, self.next = self.next, []
+        following, self.postponed = self.postponed, []
         if self.peer in self.liar.relay.peers:
             self.put(following)
             for transport_id in list(self.held):

@@ -48,12 +48,12 @@ def _repeat(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _reorder(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    port.next.append(frame)
+    port.postponed.append(frame)
     return []
 
 
 def _repeat_late(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    port.next.append(frame)
+    port.postponed.append(frame)
     return [frame]
 
 

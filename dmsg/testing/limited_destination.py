@@ -1,4 +1,4 @@
-"""Directory for received files on a disk that may become full, in a walk of codes."""
+"""Directory for received files on a disk that may become full, in a walk of transfers by codes."""
 
 from __future__ import annotations
 

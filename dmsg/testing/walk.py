@@ -36,9 +36,9 @@ REACHABLE_AFTER = 1.2 * REFRESH_EVERY + 200.0
 that was killed has lost the entries, and clients post them again after this time."""
 QUIET = 120.0
 """Seconds after the recovery for which the requests to discovery are counted."""
-MOST_REQUESTS = 15.0
-"""Maximum number of requests in a minute that a client or server may send to a discovery when nothing happens."""
-SECOND = "discovery-2"
+MAX_IDLE_REQUESTS = 15.0
+"""Maximum number of requests per minute to discovery after the recovery, as an average of all clients and servers."""
+SECOND_DISCOVERY = "discovery-2"
 """Host of the second discovery."""
 LASTS = 3600.0
 """Seconds for which a client of a walk tries to resume a stream."""
@@ -68,7 +68,11 @@ class Walk:
         self._clients: dict[str, Client] = {}
         self._server_names = {bytes(lab.key(name).public): name for name in (*self._servers, HARBOUR)}
         self._streams = WalkStreams(lab, self._clients, self.seed)
-        others = ("discovery", *([SECOND] if shape.second else []), *(("carol", "dave", HARBOUR) * plan.lying))
+        others = (
+            "discovery",
+            *([SECOND_DISCOVERY] if shape.second else []),
+            *(("carol", "dave", HARBOUR) * plan.lying),
+        )
         # In a network with one server, a fault may kill or stop this server.
         least = min(1, shape.servers - 1)
         self._faults = Faults(lab, self._servers, self._names, self._streams.open, others=others, least=least)
@@ -136,7 +140,7 @@ class Walk:
         before = host.accepted
         self.lab.network.run(QUIET)
         asked = (host.accepted - before) * 60 / QUIET
-        limit = MOST_REQUESTS * (len(self.lab.clients) + len(self.lab.servers))
+        limit = MAX_IDLE_REQUESTS * (len(self.lab.clients) + len(self.lab.servers))
         if asked > limit:
             raise PromiseBroken(f"discovery gets {asked:.0f} requests a minute, and at most {limit:.0f} are expected")
 
@@ -145,11 +149,11 @@ class Walk:
     def _start(self) -> None:
         lab, shape = self.lab, self.plan.shape
         if shape.second:
-            second = lab.add_discovery(SECOND)
+            second = lab.add_discovery(SECOND_DISCOVERY)
             if shape.second == "down":
-                lab.network.host(SECOND).kill()
+                lab.network.host(SECOND_DISCOVERY).kill()
             elif shape.second == "lying":
-                self._second = LyingSecond(lab, SECOND, second, self.seed)
+                self._second = LyingSecond(lab, SECOND_DISCOVERY, second, self.seed)
         if shape.old and not self.plan.lying and shape.servers > 1:
             lab.old_servers.add(self._servers[0])
         for name in self._servers:
@@ -194,9 +198,9 @@ class Walk:
 
     def _kill_discovery(self, step: Step) -> str:
         """Kill a discovery, and start it again with an empty store."""
-        name = Random(step.chance).choice(["discovery"] + [SECOND] * (self.plan.shape.second == "honest"))
+        name = Random(step.chance).choice(["discovery"] + [SECOND_DISCOVERY] * (self.plan.shape.second == "honest"))
         self.lab.network.host(name).kill()
-        if name == SECOND:
+        if name == SECOND_DISCOVERY:
             self.lab.add_discovery(name)
         else:
             discovery = self.lab.start_discovery()

@@ -79,7 +79,7 @@ class WalkCoverage:
 
     @property
     def reached(self) -> set[Cell]:
-        """Cells that a walk has reached."""
+        """Cells of the coverage table whose fault or lie has happened in their state."""
         return set(self._counts)
 
     @property

@@ -28,8 +28,8 @@ from dmsg.v2019.pings import Pings
 from dmsg.v2019.transport_streams import Encryption, TransportStreams
 from dmsg.v2019.unconfirmed import Confirmations
 
-MAX_ASKING = 16
-"""Maximum number of simultaneous look-ups of the entries of initiators of plain REQUESTs."""
+MAX_LOOKUPS = 16
+"""Maximum number of concurrent look-ups in discovery for plain REQUESTs. Each finds the entry of one initiator."""
 MAX_ANSWERS = 4
 """Maximum number of unconfirmed RESUMEs of one stream through one server. Above it, the oldest is closed. An honest
 initiator sends one RESUME after another, so all but the newest have failed or are forged."""
@@ -118,7 +118,7 @@ class Incoming:
             self._accept_plain(transport, self._accept() if streams is None else streams.factory(0))
         elif streams.features_of is None or (streams.encryption is Encryption.REQUIRE and self._session.pings.answered):
             self._refuse(transport, CloseReason.ENCRYPTION_REQUIRED)
-        elif streams.asking >= MAX_ASKING or not streams.may_look_up(self._session.server, transport.remote):
+        elif streams.asking >= MAX_LOOKUPS or not streams.may_look_up(self._session.server, transport.remote):
             self._refuse(transport, CloseReason.RATE_LIMITED)
         else:
             streams.asking += 1

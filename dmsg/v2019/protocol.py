@@ -29,7 +29,7 @@ from dmsg.net.turns import HoldReason
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission
 from dmsg.servers.serving import ServedSession, ServingFactory
-from dmsg.telemetry.latencies import Seconds
+from dmsg.telemetry.latencies import DurationHistogram
 from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import Relay
@@ -157,7 +157,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             from dmsg.telemetry.relays import RelayTelemetry
 
             self.telemetry = RelayTelemetry(telemetry, reactor.seconds, bytes(key.public))
-        self.relay_seconds = Seconds()
+        self.relay_seconds = DurationHistogram()
         self._turn = TurnFlush(reactor, self.relay_seconds.observe)
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout

@@ -7,7 +7,7 @@ from typing import Any
 
 from dmsg.analytics import functions as F, silver
 from dmsg.analytics.gold import traffic
-from dmsg.analytics.gold.reasons import MANY, MOST_REASONS
+from dmsg.analytics.gold.reasons import MANY, MAX_REASONS
 from dmsg.analytics.lake import with_types
 from dmsg.analytics.schemas import BRONZE, DAILY
 from tests.analytics.support import DAY, DISCOVERY, NEXT, S1, S2, Boot, RulesCase, frame, key, rows_of
@@ -222,17 +222,17 @@ class ReasonsTests(RulesCase):
         return boot.rows
 
     def test_more_reasons_than_the_limit_count_as_one(self) -> None:
-        self.refine([*self.events(S1, MOST_REASONS + 1), *self.events(S2, MOST_REASONS)])
+        self.refine([*self.events(S1, MAX_REASONS + 1), *self.events(S2, MAX_REASONS)])
         closes, refusals = self.made("close_day"), self.made("refusal_hour")
         (row,) = (one for one in closes if one["server"] == S1)
-        self.assertEqual((row["reason"], row["by"], row["transports"]), (MANY, None, MOST_REASONS + 1))
-        self.assertEqual(len(closes), 1 + MOST_REASONS)
+        self.assertEqual((row["reason"], row["by"], row["transports"]), (MANY, None, MAX_REASONS + 1))
+        self.assertEqual(len(closes), 1 + MAX_REASONS)
         (row,) = (one for one in refusals if one["producer"] == S1)
-        self.assertEqual((row["reason"], row["n"], row["who"]), (MANY, 2 * (MOST_REASONS + 1), 2))
-        self.assertEqual(len(refusals), 1 + MOST_REASONS)
-        self.assertEqual(len(self.made("refusal_day")), 1 + MOST_REASONS)
+        self.assertEqual((row["reason"], row["n"], row["who"]), (MANY, 2 * (MAX_REASONS + 1), 2))
+        self.assertEqual(len(refusals), 1 + MAX_REASONS)
+        self.assertEqual(len(self.made("refusal_day")), 1 + MAX_REASONS)
         # The limit follows from the text of the reason that stands for all.
-        self.assertIn(str(MOST_REASONS), MANY)
+        self.assertIn(str(MAX_REASONS), MANY)
 
     def test_late_reasons_count_as_if_they_had_come_at_once(self) -> None:
         for counts in ((60, 40), (60, 60), (120, 5)):
@@ -248,4 +248,4 @@ class ReasonsTests(RulesCase):
             )
             at_once = traffic.close_day(early.unionByName(late))
             self.assertEqual(added, rows_of(with_types(at_once, DAILY["close_day"].schema)))
-            self.assertEqual(len(added), 1 if sum(counts) > MOST_REASONS else sum(counts))
+            self.assertEqual(len(added), 1 if sum(counts) > MAX_REASONS else sum(counts))

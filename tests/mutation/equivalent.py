@@ -150,8 +150,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): _AT_MOST,
     (
         f"{_RMB}/relay/federation/slots.py",
-        "if self._waiting[_Kind.TOGETHER] and count[_Kind.TOGETHER] < MAX_TOGETHER:",
-        "if self._waiting[_Kind.TOGETHER] and count[_Kind.TOGETHER] != MAX_TOGETHER:",
+        "if self._waiting[_Kind.BATCH] and count[_Kind.BATCH] < MAX_BATCHED:",
+        "if self._waiting[_Kind.BATCH] and count[_Kind.BATCH] != MAX_BATCHED:",
     ): _AT_MOST,
     (
         f"{_RMB}/relay/presence.py",

@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.checks.overrides import parse_checked_at
+from dmsg.discovery.checks.overrides import parse_check_target
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
 from dmsg.net.addresses import is_host, parse_address
@@ -96,7 +96,7 @@ class ParsingTests(SynchronousTestCase):
                 error = self.assertRaises(DmsgError, parse_address, at_port(host))
                 self.assertTrue(str(error).isprintable())
                 self.assertRaises(DmsgError, parse_address, f"[{host}]:80")
-                self.assertRaises(DmsgError, parse_checked_at, f"{SecKey.generate().public.hex()}@{at_port(host)}")
+                self.assertRaises(DmsgError, parse_check_target, f"{SecKey.generate().public.hex()}@{at_port(host)}")
                 self.assertFalse(is_host(host))
 
     def test_a_relay_of_the_bus_is_no_host_with_spaces(self) -> None:

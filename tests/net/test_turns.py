@@ -51,7 +51,7 @@ class Worker(TurnTaker):
     def _later(self, call: Callable[[], None]) -> None:
         self._clock.callLater(0, call)
 
-    def _turn_is_over(self) -> None:
+    def _on_work_left(self) -> None:
         self.over += 1
 
     def _is_idle(self) -> bool:

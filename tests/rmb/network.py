@@ -44,7 +44,7 @@ class RawTwin:
     """Session that sends only what a test sends through it; a Receiver of :mod:`dmsg.rmb.socket.websocket`.
 
     :ivar answers_pings: whether the session answers pings at once, as websocket libraries do.
-    :ivar asks: whether the session's token announces that it sends unconfirmed messages again; tokens of the
+    :ivar resends: whether the session's token announces that it sends unconfirmed messages again; tokens of the
         reference's clients do not.
     """
 
@@ -56,14 +56,14 @@ class RawTwin:
         self.pongs: DeferredQueue[bytes] = DeferredQueue()
         self.pings: list[bytes] = []
         self.answers_pings = True
-        self.asks = True
+        self.resends = True
         self.socket: Any = None
         self.open: Deferred[None] = Deferred()
         self.closed: Deferred[str] = Deferred()
 
     async def connect(self, now: float, *, query: str | None = None) -> RawTwin:
         if query is None:
-            query = token.make(self.identity, self.session, int(now), asks=self.asks)
+            query = token.make(self.identity, self.session, int(now), resends=self.resends)
         await connect(self._reactor, self.url, query, self, TurnFlush(self._reactor))
         await self.open
         return self

@@ -88,7 +88,7 @@ class RsPeer:
 
     def _converse(self) -> None:
         """Serve a connection until it is lost."""
-        query = token.make(self.identity, self.session, int(time.time()), asks=False)
+        query = token.make(self.identity, self.session, int(time.time()), resends=False)
         with socket.create_connection(("127.0.0.1", self._port), 5) as self._socket:
             self._socket.settimeout(None)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -253,20 +253,20 @@ class FloodTests(SocketPairCase):
 class DurableTests(PairCase):
     """``--durable``: what a client will not send again is written down before it is delivered."""
 
-    async def other(self, name: str, *, asks: bool) -> RawTwin:
-        return await self.raw(name, self.one, asks=asks)
+    async def other(self, name: str, *, resends: bool) -> RawTwin:
+        return await self.raw(name, self.one, resends=resends)
 
     @asynchronous
     async def test_messages_of_clients_that_do_not_resend_are_stored(self) -> None:
         self.one = await self.named_relay(durable=True)
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         b = await self.raw("B", self.one, answers_pings=False)
-        for asks, kept in ((True, 0), (False, 1)):
-            a = await self.other("A", asks=asks)
+        for resends, kept in ((True, 0), (False, 1)):
+            a = await self.other("A", resends=resends)
             a.send(a.envelope(b.session), self.now())
             await b.messages.get()
             self.assertEqual(kept, len(self.one.switch.queue))
-            if not asks:
+            if not resends:
                 # it learns from a ping behind messages that this one asks after all
                 a.socket.ping(b"8 bytes!")
                 await a.pongs.get()
@@ -291,7 +291,7 @@ class DurableTests(PairCase):
         path = self.mktemp()
         self.one = await self.named_relay(durable=True, queue=f"sqlite:{path}")
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
-        a, b = await self.other("A", asks=False), await self.other("B", asks=False)
+        a, b = await self.other("A", resends=False), await self.other("B", resends=False)
         await self.until(lambda: b.pings)
         got: list[str] = []
         for end in (b.drop, self.one.stopService):
@@ -302,10 +302,10 @@ class DurableTests(PairCase):
             if a.socket is not None:
                 a.send(a.envelope(b.session, uid="while it was away"), self.now())
                 await self.until(lambda: len(self.one.switch.queue) == 1)
-                b = await self.other("B", asks=False)
+                b = await self.other("B", resends=False)
                 self.assertEqual((await b.messages.get()).uid, "while it was away")
         self.one = await self.relay(queue=f"sqlite:{path}", domains=self.one.switch.rules.domains)
-        b = await self.other("B", asks=False)
+        b = await self.other("B", resends=False)
         await self.until(lambda: b.pings)
         self.assertEqual((b.raw, len(self.one.switch.queue)), ([], 0))
 
@@ -316,7 +316,7 @@ class DurableTests(PairCase):
         """
         self.one = await self.named_relay()
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
-        b, a = await self.other("B", asks=False), await self.raw("A", self.one)
+        b, a = await self.other("B", resends=False), await self.raw("A", self.one)
         began = self.reactor.seconds()
         for count in range(3000):
             a.send(a.envelope(b.session, uid=str(count)), self.now())
@@ -811,7 +811,7 @@ class HTTPTests(SocketPairCase):
         """Weakness 5: who reads it in a proxy's log cannot take the session; unless the operator says so."""
         relay = await self.named_relay()
         self.twin("A", relay.domain)
-        query = token.make(self.identities["A"], Session(self.ids["A"]), int(self.now()) - site.SAME_TIME - 1)
+        query = token.make(self.identities["A"], Session(self.ids["A"]), int(self.now()) - site.TOKEN_REUSE_TIME - 1)
         first = RawTwin(self.identities["A"], Session(self.ids["A"]), relay.url, self.reactor)
         self.raws.append(first)
         await first.connect(self.now(), query=query)
@@ -833,14 +833,16 @@ class HTTPTests(SocketPairCase):
         for name in (None, "s"):
             session = Session(self.ids["A"], name)
             for _ in range(2):
-                query = token.make(self.identities["A"], session, int(self.now()), unique=False, asks=False)
+                query = token.make(self.identities["A"], session, int(self.now()), unique=False, resends=False)
                 raw = RawTwin(self.identities["A"], session, relay.url, self.reactor)
                 self.raws.append(raw)
                 await raw.connect(self.now(), query=query)
         # another signature over the same claims is another token
-        old = int(self.now()) - site.SAME_TIME - 1
+        old = int(self.now()) - site.TOKEN_REUSE_TIME - 1
         session = Session(self.ids["A"])
-        one, two = (token.make(self.identities["A"], session, old, unique=False, asks=asks) for asks in (True, False))
+        one, two = (
+            token.make(self.identities["A"], session, old, unique=False, resends=resends) for resends in (True, False)
+        )
         for query in (one, two):
             raw = RawTwin(self.identities["A"], session, relay.url, self.reactor)
             self.raws.append(raw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.telemetry.latencies import LATENCIES, Seconds
+from dmsg.telemetry.latencies import LATENCIES, DurationHistogram
 from dmsg.telemetry.metrics import LabelledSeconds, RelaySeconds
 
 SECONDS = (0.0, 0.0004, LATENCIES[0], 0.03, 0.03, LATENCIES[-1], 11.0)
@@ -32,7 +32,7 @@ class SecondsTests(SynchronousTestCase):
 
     def test_durations_of_a_relay_are_those_of_prometheus_client(self) -> None:
         ours, theirs = CollectorRegistry(), CollectorRegistry()
-        durations = Seconds()
+        durations = DurationHistogram()
         relay = RelaySeconds("some", durations)
         ours.register(relay)
         help_text = next(iter(relay.collect())).documentation

@@ -506,7 +506,7 @@ class ShapeTests(SynchronousTestCase):
         follow(Plan(0, (Step(seconds=1.0),), shape=Shape(1, 2, "lying")))
 
     def test_a_walk_notices_clients_that_ask_often(self) -> None:
-        self.patch(walk_module, "MOST_REQUESTS", 0.5)
+        self.patch(walk_module, "MAX_IDLE_REQUESTS", 0.5)
         plan = Plan(0, (), shape=Shape(1, 2))
         self.assertRaisesRegex(PromiseBroken, "requests a minute, and at most 2 are expected", follow, plan)
 

@@ -71,7 +71,7 @@ class LieTests(SynchronousTestCase):
                 port.to_drop.clear()
                 port.held.clear()
                 port.swapped.clear()
-                port.next.clear()
+                port.postponed.clear()
 
     def test_a_lie_is_told_after_some_frames_and_again_after_others(self) -> None:
         self.liar.tell((Lie("repeat", 2, 1), Lie("no such peer", 0, 1), Lie("cut", 1, 1, again=2)))

@@ -57,7 +57,7 @@ from dmsg.v2019.core.wire import (
     encode_frame,
     pack_header_into,
 )
-from dmsg.v2019.incoming import MAX_ASKING
+from dmsg.v2019.incoming import MAX_LOOKUPS
 from dmsg.v2019.transport_streams import LOOK_UP_BURST, LOOK_UP_RATE, Encryption
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
 from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, Carrier
@@ -755,14 +755,14 @@ class PlainTests(SecureCase):
 
         self.streams["B"].features_of = ask
         openings = []
-        for number in range(MAX_ASKING + 4):
+        for number in range(MAX_LOOKUPS + 4):
             openings.append(self.a.open(B.public, Accepting()))
             self.network.settle()
             if number % 2:
                 openings[-1].cancel()
                 self.network.settle()
-        self.assertEqual(len(asked), MAX_ASKING)
-        refused = self.failureResultOf(openings[MAX_ASKING], TransportRefused).value
+        self.assertEqual(len(asked), MAX_LOOKUPS)
+        refused = self.failureResultOf(openings[MAX_LOOKUPS], TransportRefused).value
         self.assertEqual(refused.reason, CloseReason.RATE_LIMITED)
         for one in asked:
             one.callback(())

@@ -1,6 +1,6 @@
 """Bound for the reasons that producers write into events, so that no producer can make a table grow without limit.
 
-A producer may write any text as a reason. On a day on which it writes more than :data:`MOST_REASONS` different ones,
+A producer may write any text as a reason. On a day on which it writes more than :data:`MAX_REASONS` different ones,
 all of them count as :data:`MANY`. The rule depends neither on the order of the events nor on how runs divide them: once
 there are too many reasons, further events change nothing.
 """
@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame
 from dmsg.analytics import functions as F
 from dmsg.analytics.functions import Window
 
-MOST_REASONS = 100
-"""Maximum number of different reasons of a producer and day that tables distinguish."""
+MAX_REASONS = 100
+"""Maximum number of different reasons that a producer may write on one day. With more, all count as :data:`MANY`."""
 MANY = "more than 100 reasons"
-"""Reason that replaces all reasons of a producer and day if there are more than :data:`MOST_REASONS`."""
+"""Reason that replaces all reasons of a producer and day if there are more than :data:`MAX_REASONS`."""
 
 
 def bound_counts(rows: DataFrame) -> DataFrame:
@@ -25,7 +25,7 @@ def bound_counts(rows: DataFrame) -> DataFrame:
     of_day = Window.partitionBy("server", "dt")
     bounded = rows.withColumns(
         {
-            "many": (F.count(F.lit(1)).over(of_day) > MOST_REASONS)
+            "many": (F.count(F.lit(1)).over(of_day) > MAX_REASONS)
             | (F.max(F.when(F.col("reason") == MANY, 1).otherwise(0)).over(of_day) == 1)
         }
     )
@@ -43,6 +43,6 @@ def bound_counts(rows: DataFrame) -> DataFrame:
 def bound_reasons(refusals: DataFrame) -> DataFrame:
     """Replace all reasons of a producer by :data:`MANY` on each day on which it wrote too many different reasons."""
     keys = ["producer", "dt"]
-    many = refusals.groupBy(*keys).agg((F.count_distinct("reason") > MOST_REASONS).alias("many")).where(F.col("many"))
+    many = refusals.groupBy(*keys).agg((F.count_distinct("reason") > MAX_REASONS).alias("many")).where(F.col("many"))
     reason = F.when(F.coalesce("many", F.lit(False)), MANY).otherwise(F.col("reason"))
     return refusals.join(F.broadcast(many), keys, "left").withColumn("reason", reason)

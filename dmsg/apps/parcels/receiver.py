@@ -58,7 +58,7 @@ class ReceivedParcel:
     :ivar size: number of bytes transferred, without those that existed already.
     :ivar paths: paths of the top-level files and directories.
     :ivar seconds: duration from acceptance to the end.
-    :ivar changed: names of the first files that were written to during the transfer, at most ``CHANGED_LIMIT``.
+    :ivar changed: names of files that somebody changed at the sender while they were sent; at most ``CHANGED_LIMIT``.
     :ivar sha256: hash in hexadecimal if the parcel is one file, else empty.
     """
 

@@ -39,7 +39,7 @@ class SentParcel:
 
     :ivar size: number of bytes transferred, without those that the other side had already.
     :ivar seconds: duration from acceptance to the final answer.
-    :ivar changed: names of the first files that were written to during the transfer, at most ``CHANGED_LIMIT``.
+    :ivar changed: names of files that somebody changed at the sender while they were sent; at most ``CHANGED_LIMIT``.
     :ivar sha256: hash in hexadecimal if the parcel is one file, else empty.
     """
 

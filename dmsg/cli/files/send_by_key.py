@@ -122,7 +122,7 @@ def list_names(names: Sequence[str]) -> str:
 
 
 def say_changed(paths: Sequence[str]) -> None:
-    """Print which files were written to during the transfer."""
+    """Print a warning for each file that somebody changed at the sender while it was sent."""
     for path in paths:
         notice(printable(changed_text(path)))
 

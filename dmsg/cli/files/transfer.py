@@ -342,7 +342,9 @@ def receive(
 
     if listen:
         if code or yes or verify:
-            raise click.UsageError("--listen receives at a key; it cannot be combined with CODE, --yes or --verify")
+            raise click.UsageError(
+                "--listen receives files for your key; it cannot be combined with CODE, --yes or --verify"
+            )
         check_no_lan("--listen")
         access = Access(allow)
         check_takes(access, anyone=anyone, option="--listen")

@@ -39,8 +39,8 @@ Each wider block that contains the checked address has a limit, too: ``PROOFS``,
 (:func:`~dmsg.net.blocks.blocks_of`).
 """
 OWN_CHECKS = 16
-"""Maximum number of checks of one address per period that are not counted towards ``PROOFS``, because the checked
-server was posted from its own address block.
+"""Maximum number of checks of one address per period that do not count towards ``PROOFS``. They are checks of servers
+that were posted from the block of the checked address.
 """
 OF_HOST = 32
 """Maximum number of servers listed at one public address. For a wider address block, the number is multiplied by the

@@ -10,8 +10,8 @@ from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_address
 
 
-class CheckedAt(NamedTuple):
-    """A server and the address at which it is checked.
+class CheckTarget(NamedTuple):
+    """Server, and the address at which discovery checks the server.
 
     :ivar key: public key of the server in hexadecimal, as in its entry.
     :ivar address: ``HOST:PORT``.
@@ -21,11 +21,11 @@ class CheckedAt(NamedTuple):
     address: str
 
 
-def parse_checked_at(text: str) -> CheckedAt:
+def parse_check_target(text: str) -> CheckTarget:
     """Read ``KEY@HOST:PORT``.
 
     :raises DmsgError: the key or the address is malformed.
     """
     key, _, address = text.partition("@")
     parse_address(address)
-    return CheckedAt(PubKey.from_text(key).hex(), address)
+    return CheckTarget(PubKey.from_text(key).hex(), address)

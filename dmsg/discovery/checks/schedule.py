@@ -96,9 +96,9 @@ CHECKS_PER_TTL = 3
 """Number of checks of a quiet server within the time for which one successful check keeps it listed. So one or two
 failed checks do no harm.
 """
-LONGEST = 3600.0
+MAX_INTERVAL = 3600.0
 """Longest interval in seconds between checks of an unreachable server that does not post its entry regularly."""
-LONGEST_REFRESHING = 300.0
+MAX_INTERVAL_REFRESHED = 300.0
 """Longest interval in seconds between checks of an unreachable server that posts its entry regularly."""
 MAX_REMEMBERED = 10_000
 """Maximum number of rows in each table of earlier checks: results, proofs, and consecutive failures."""
@@ -293,7 +293,7 @@ class ServerChecks:
             self._failures.pop(entry.static, None)
             await self._store.record_check(entry.static, address, None, NEVER, listed=False)
             return
-        longest = LONGEST_REFRESHING if due_server.refreshes else LONGEST
+        longest = MAX_INTERVAL_REFRESHED if due_server.refreshes else MAX_INTERVAL
         delay = min(longest, self._ttl / CHECKS_PER_TTL * 2 ** min(failures - 1, 20))
         await self._store.record_check(entry.static, address, None, now + delay, listed=listed)
 

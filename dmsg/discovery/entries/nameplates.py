@@ -25,8 +25,8 @@ MAX_PER_ADDRESS = 32
 """Maximum number of nameplates that clients at one public address may have. For a wider address block, the number is
 multiplied by the factor of the block.
 """
-MISSED = 20
-"""Number of requests that the rate limit counts for one failed look-up, so that nobody can find nameplates by trying
+FAILED_LOOKUP_COST = 20
+"""Number of requests for which a failed look-up counts in the rate limit, so that nobody can find nameplates by trying
 numbers.
 """
 LOOK_BURST, LOOK_RATE = 20.0, 0.1

@@ -19,12 +19,12 @@ from dmsg.discovery.entries.nameplates import (
     ATTACK_FORGOTTEN,
     ATTACK_MISSES,
     DIGITS,
+    FAILED_LOOKUP_COST,
     LASTS,
     LOOK_BURST,
     LOOK_RATE,
     MAX_NAMEPLATES,
     MAX_PER_ADDRESS,
-    MISSED,
     NONE_FREE,
     PRIVATE_FACTOR,
     TOO_MANY,
@@ -157,7 +157,7 @@ class Nameplates:
 
         def missed(failure: Failure) -> bytes:
             failure.trap(EntryNotFound)
-            charge(request, MISSED)
+            charge(request, FAILED_LOOKUP_COST)
             self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
             self._missed.level = max(-LASTS * ATTACK_FORGOTTEN, self._missed.level - 1.0)
             return answer(request, 404, NO_SUCH)

@@ -18,7 +18,7 @@ from dmsg.base.options import (
     proxied_option,
     rate_option,
 )
-from dmsg.discovery.checks.overrides import CheckedAt, parse_checked_at
+from dmsg.discovery.checks.overrides import CheckTarget, parse_check_target
 from dmsg.discovery.checks.proof import OPENINGS, Openings
 from dmsg.discovery.service.ranking import RankingFile
 from dmsg.discovery.store.opening import STORE_LIMIT
@@ -87,11 +87,11 @@ class DiscoverySettings(PageSettings):
     private_servers: bool = option(
         False, "Also check servers in private networks, no matter who posted their entries", FLAG, group=NETWORK
     )
-    check_at: Sequence[CheckedAt] = option(
+    check_at: Sequence[CheckTarget] = option(
         (),
         "Check the server with this key at HOST:PORT in place of the address in its entry, which may be unreachable "
         "from behind the same router; repeatable",
-        Text("KEY@HOST:PORT", parse_checked_at),
+        Text("KEY@HOST:PORT", parse_check_target),
         repeated=True,
         group=NETWORK,
     )

@@ -308,7 +308,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             raise error
         self._error = error
 
-    def _turn_is_over(self) -> None:
+    def _on_work_left(self) -> None:
         self.hold(HoldReason.TURN)
 
     def _later(self, call: Callable[[], None]) -> None:

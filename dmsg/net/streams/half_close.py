@@ -24,7 +24,7 @@ CLOSE_WAIT = 10.0
 """Seconds to wait for the other end's CLOSE, if both directions have ended and the other end has to close the
 stream."""
 END_SIZE = 1
-"""Number of bytes for which the end of data counts, in the queue and in flight."""
+"""Number of bytes for which an unacknowledged half-close counts in the queue and in flight."""
 
 
 class HalfClosing:
@@ -77,7 +77,7 @@ class HalfClosing:
 
     @property
     def _unconfirmed_end(self) -> int:
-        """Number of bytes in the queue or in flight that stand for the end of data."""
+        """Number of bytes for which this end's half-close counts in the queue and in flight."""
         return END_SIZE if self._end_ticket is not None and not self._end_acknowledged else 0
 
     def end_writing(self) -> Deferred[None]:

@@ -53,7 +53,7 @@ def follow(current: Twin | None, statement: Twin) -> None:
     statement.check()
     if current is None:
         if statement.id:
-            raise RegistryRefused("the statement gives an id, but no twin has its account")
+            raise RegistryRefused("the statement has an id, but its account has no twin")
         return
     if statement.id not in (0, current.id):
         raise RegistryConflict(f"this account is twin {current.id}, not {statement.id}")

@@ -79,7 +79,7 @@ class Scale:
         """Read an optional byte string; None if it is absent."""
         mark = self.take(1)
         if mark not in (b"\0", b"\1"):
-            raise ScaleError("the data has an optional value that is neither absent nor present")
+            raise ScaleError("the data has an optional value whose first byte is neither 0 nor 1")
         return self.data() if mark == b"\1" else None
 
     def end(self) -> None:

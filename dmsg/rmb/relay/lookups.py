@@ -25,9 +25,9 @@ from dmsg.rmb.twins.twin import Twin
 
 MAX_LOOKUPS = 200
 """Number of unfinished look-ups of one session at which the session is paused."""
-MAX_LOOKING_SIZE = 64 * 1024 * 1024
-"""Maximum bytes of messages that wait for look-ups, over all sessions. Above it, sessions that send further ones are
-paused."""
+MAX_WAITING_SIZE = 64 * 1024 * 1024
+"""Maximum bytes of messages of all sessions that wait for look-ups. Above this size, a session that sends a further
+message is paused."""
 LOOKUP_TIMEOUT, LOOKUP_RETRY = 5.0, 0.5
 """Maximum seconds for which a look-up is repeated while the registry is unavailable, and seconds between the
 attempts."""
@@ -128,10 +128,10 @@ class LookupLines:
             self.looking[session] += size
         else:
             decrement(self.looking, session, -size)
-        if size > 0 and self.size > MAX_LOOKING_SIZE and session.socket is not None:
+        if size > 0 and self.size > MAX_WAITING_SIZE and session.socket is not None:
             self._held[session] = None
             session.socket.hold(HoldReason.REGISTRY)
-        elif self.size <= MAX_LOOKING_SIZE // 2 and self._held:
+        elif self.size <= MAX_WAITING_SIZE // 2 and self._held:
             held, self._held = self._held, {}
             for one in held:
                 if one.socket is not None:

@@ -91,7 +91,7 @@ class RelaySession:
     def __init__(self, switch: SessionHost, session: Session, *, resends: bool = True) -> None:
         """Create a session whose socket is not open yet.
 
-        :param resends: whether the session asks by pings for the confirmation of its messages, and sends unconfirmed
+        :param resends: whether the session requests confirmations of its messages by pings, and sends unconfirmed
             messages again.
         """
         self.switch = switch

@@ -45,8 +45,8 @@ rate is also the burst."""
 OTHER_RATE, OTHER_BURST = 50.0, 500.0
 """Number of other requests that one address may make per second, and in a burst: for metrics, health and unknown
 paths."""
-SAME_TIME = 2
-"""Seconds after its issue within which a token may open more than one connection.
+TOKEN_REUSE_TIME = 2
+"""Seconds after a token was issued during which the token may open several connections.
 
 Clients of the reference implementation put only the current second into their tokens, and ed25519 signatures over the
 same claims are equal. So if such a client connects twice in one second, both connections have the same token.
@@ -234,7 +234,7 @@ class RelaySite(Resource):
             # The charge is refunded, because _authenticate charges this connection again.
             self._connects.charge(address, -1.0, now)
             return False
-        self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, resends=parsed.asks))
+        self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, resends=parsed.resends))
         return True
 
     # This method exceeds Ruff's limit of return statements, because each refusal has its own.
@@ -261,7 +261,7 @@ class RelaySite(Resource):
         if not self._make_place_if_full(session):
             request.setHeader(b"retry-after", b"10")
             return self._refuse(request, Drop.TOO_MANY_SESSIONS, 503, "too many sessions")
-        return self._upgrade.upgrade(request, RelaySession(self._switch, session, resends=parsed.asks))
+        return self._upgrade.upgrade(request, RelaySession(self._switch, session, resends=parsed.resends))
 
     def _may_have_more(self, session: Session) -> bool:
         """Whether the session replaces an older connection, or its twin has fewer sessions than it may have."""
@@ -274,14 +274,14 @@ class RelaySite(Resource):
         return session in self._switch.sessions or self._make_place(session.twin)
 
     def _first_use(self, parsed: token.Token) -> bool:
-        """Whether the token was not used before, or was issued within ``SAME_TIME``.
+        """Whether the token was not used before, or was issued within ``TOKEN_REUSE_TIME``.
 
         Proxies log URLs, so a token from a log must not open a session.
         """
         if self._used is None:
             return True
         now = int(self._switch.now())
-        return self._used.first_use(parsed, now) or abs(now - parsed.issued) <= SAME_TIME
+        return self._used.first_use(parsed, now) or abs(now - parsed.issued) <= TOKEN_REUSE_TIME
 
     # --- other relays ---
 

@@ -218,7 +218,7 @@ class Socket(HeldReading, TurnTaker):
         self.close(code, reason)
         self.forget()
 
-    def _turn_is_over(self) -> None:
+    def _on_work_left(self) -> None:
         if self._loss is None:
             self.hold(HoldReason.TURN)
 

@@ -39,7 +39,7 @@ class Token:
     :ivar issued: time of issue, in seconds since 1970.
     :ivar expires: time of expiry, in seconds since 1970.
     :ivar signed: bytes that ``signature`` signs.
-    :ivar asks: whether the session asks by pings for the confirmation of its messages, and sends unconfirmed messages
+    :ivar resends: whether the session requests confirmations of its messages by pings, and sends unconfirmed messages
         again.
     """
 
@@ -48,7 +48,7 @@ class Token:
     expires: int
     signed: bytes
     signature: bytes
-    asks: bool = False
+    resends: bool = False
 
     def check_times(self, now: int, limit: int | None = MAX_TTL) -> None:
         """Check that the token is valid now.
@@ -105,15 +105,17 @@ def _header(part: bytes) -> Mapping[str, object]:
     return _object(part)
 
 
-def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: bool = True, asks: bool = True) -> str:
+def make(
+    signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: bool = True, resends: bool = True
+) -> str:
     """Return a token for ``session`` that is valid for ``ttl`` seconds.
 
     :param unique: whether to add a random claim ``jti``. A relay may accept each token only once.
-    :param asks: whether to add a claim ``ack``. It says that the session sends unconfirmed messages again; relays of
+    :param resends: whether to add a claim ``ack``. It says that the session sends unconfirmed messages again; relays of
         the reference implementation ignore it.
     """
     claims: dict[str, object] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
-    if asks:
+    if resends:
         claims["ack"] = True
     if unique:
         claims["jti"] = os.urandom(8).hex()

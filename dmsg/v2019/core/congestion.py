@@ -19,9 +19,9 @@ ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
 PEER_QUEUE_LIMIT = 16 * 1024 * 1024
 """Number of bytes in a peer's queue above which routes that use more than an equal share of it are closed."""
 ANSWERS_MAXIMUM = 4 * 1024 * 1024
-"""Number of bytes by which control frames may make a peer's queue exceed ``PEER_QUEUE_MAXIMUM``; above it, the peer is
-disconnected. Other clients can fill the queue up to ``PEER_QUEUE_MAXIMUM``, but only the peer itself can provoke so
-many answers beyond it."""
+"""Number of bytes by which control frames may exceed ``PEER_QUEUE_MAXIMUM`` in a peer's queue before the peer is
+disconnected. Only answers to the peer's own frames can become so many. Other clients can fill the queue only up to
+``PEER_QUEUE_MAXIMUM``."""
 PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
 """Maximum bytes of a peer's queue for forwarded frames. A transport whose frames would exceed this limit is closed. If
 control frames exceed this limit by more than ``ANSWERS_MAXIMUM``, the peer's own connection is closed."""

@@ -26,7 +26,7 @@ from dmsg.discovery.checks.schedule import (
     AT_ONCE_SILENT,
     CHECK_INTERVAL,
     CHECKS_PER_TTL,
-    LONGEST_REFRESHING,
+    MAX_INTERVAL_REFRESHED,
     POSTPONED_FOR,
     PROVED_FOR,
     SOON,
@@ -151,7 +151,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.proofs, 4)
         # another has its address now
         self.proves = False
-        self.advance(PROVED_FOR + 5 * LONGEST_REFRESHING)
+        self.advance(PROVED_FOR + 5 * MAX_INTERVAL_REFRESHED)
         self.assertEqual(self.listed(), 0)
         self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
@@ -174,7 +174,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.there = False
         self.advance(PROVED_FOR + 3000.0)
         looked = len(self.reached)
-        self.assertLess(looked, 3 + 5 + 3000.0 / LONGEST_REFRESHING)
+        self.assertLess(looked, 3 + 5 + 3000.0 / MAX_INTERVAL_REFRESHED)
         self.assertGreaterEqual(looked, 3 + UNLISTED_AFTER)
         self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
@@ -266,7 +266,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.successResultOf(crowded.acquire("2.2.2.2"))
         postponed = self.count_postponements()
         self.clock.advance(PROVED_FOR)
-        post_regularly(4 * LONGEST_REFRESHING)
+        post_regularly(4 * MAX_INTERVAL_REFRESHED)
         self.assertEqual(self.proofs, 1)
         self.assertGreater(len(postponed), 2 * TRIES)
         crowded.release("2.2.2.2")

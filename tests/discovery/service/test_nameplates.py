@@ -8,12 +8,12 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail, succeed
 
 from dmsg.discovery.entries.nameplates import (
+    FAILED_LOOKUP_COST,
     LARGEST,
     LASTS,
     LOOK_BURST,
     LOOK_RATE,
     MAX_PER_ADDRESS,
-    MISSED,
     Release,
 )
 from dmsg.discovery.lookup.lookup import Lookup
@@ -139,7 +139,7 @@ class AnswerTests(APICase):
         charged: list[float] = []
         self.api.charge = lambda request, requests: charged.append(requests)
         self.assertEqual(self.message("GET", f"{PATH}/77"), (404, "there is no such nameplate"))
-        self.assertEqual(charged, [MISSED])
+        self.assertEqual(charged, [FAILED_LOOKUP_COST])
 
     def test_malformed_requests_are_refused(self) -> None:
         for path in ("/0x7", "/123456789", "/-1", "/%C2%B2", "/a"):

@@ -353,7 +353,9 @@ class TokenTests(SynchronousTestCase):
             self.assertEqual((100, 1000, 1020), (parsed.session.twin, parsed.issued, parsed.expires))
             parsed.check_signature(signer.account)
         row = vectors("jwt")["rows"][0]
-        made = token.make(ALICE["ed25519"], Session(100), 1700000000, 4102444800 - 1700000000, unique=False, asks=False)
+        made = token.make(
+            ALICE["ed25519"], Session(100), 1700000000, 4102444800 - 1700000000, unique=False, resends=False
+        )
         self.assertEqual(row["ed25519_token"], made)
 
     def test_tokens_are_unique_and_state_the_resend_rule(self) -> None:
@@ -363,9 +365,9 @@ class TokenTests(SynchronousTestCase):
         signer = ALICE["ed25519"]
         one, two = (token.make(signer, Session(100), 1000) for _ in range(2))
         self.assertNotEqual(one, two)
-        self.assertTrue(token.parse(one.encode()).asks)
-        self.assertFalse(token.parse(token.make(signer, Session(100), 1000, asks=False).encode()).asks)
-        self.assertFalse(token.Token(Session(1), 0, 1, b"", b"").asks)
+        self.assertTrue(token.parse(one.encode()).resends)
+        self.assertFalse(token.parse(token.make(signer, Session(100), 1000, resends=False).encode()).resends)
+        self.assertFalse(token.Token(Session(1), 0, 1, b"", b"").resends)
 
     def test_malformed_tokens_raise_the_errors_of_the_reference(self) -> None:
         """The error texts are those of the reference."""
@@ -420,7 +422,7 @@ class TokenTests(SynchronousTestCase):
             ({"ack": 1}, True),
         ):
             if good:
-                self.assertEqual(token.parse(made(**claims)).asks, False)
+                self.assertEqual(token.parse(made(**claims)).resends, False)
             else:
                 self.assertRaises(TokenError, token.parse, made(**claims))
         whole = made()

@@ -354,7 +354,7 @@ class IntakeTests(FederationCase):
         """
         await self.make()
         await self.b.drop()
-        self.b = await self.raw("B", self.one, asks=False)
+        self.b = await self.raw("B", self.one, resends=False)
         await self.until(lambda: self.b.pings)
         await self.pause(0.1)
         for number in range(3):

@@ -24,7 +24,7 @@ MAX_QUICK_OF_SENDER, MAX_SLOW_OF_SENDER = 48, 32
 """Maximum numbers of concurrent attempts for one sender: with quick relays, and with other relays."""
 MAX_POSTS_OF_ONE = 16
 """Maximum number of concurrent attempts for one set of relays. While these relays do not answer, the maximum is 1."""
-MAX_TOGETHER, MAX_TOGETHER_OF_ONE, MAX_TOGETHER_OF_SENDER = 1024, 512, 256
+MAX_BATCHED, MAX_BATCHED_OF_ONE, MAX_BATCHED_OF_SENDER = 1024, 512, 256
 """Maximum numbers of concurrent attempts for quick relays that accept batches: in all, for one set of relays, and for
 one sender.
 
@@ -43,7 +43,7 @@ Item = TypeVar("Item", bound=Hashable)
 class _Kind(Enum):
     """Kinds of relays, in the order in which attempts for them begin."""
 
-    TOGETHER = auto()
+    BATCH = auto()
     """Relays that answer quickly and accept batches."""
     QUICK = auto()
     SLOW = auto()
@@ -51,12 +51,12 @@ class _Kind(Enum):
 
 
 _MOST_OF_RELAYS = {
-    _Kind.TOGETHER: MAX_TOGETHER_OF_ONE,
+    _Kind.BATCH: MAX_BATCHED_OF_ONE,
     _Kind.QUICK: MAX_POSTS_OF_ONE,
     _Kind.SLOW: MAX_POSTS_OF_ONE,
 }
 _MOST_OF_SENDER = {
-    _Kind.TOGETHER: MAX_TOGETHER_OF_SENDER,
+    _Kind.BATCH: MAX_BATCHED_OF_SENDER,
     _Kind.QUICK: MAX_QUICK_OF_SENDER,
     _Kind.SLOW: MAX_SLOW_OF_SENDER,
 }
@@ -117,7 +117,7 @@ class Slots(Generic[Item]):
     def _kind(self, relays: Relays) -> _Kind:
         if relays not in self._quick:
             return _Kind.SLOW
-        return _Kind.TOGETHER if all(map(self._takes_many, relays)) else _Kind.QUICK
+        return _Kind.BATCH if all(map(self._takes_many, relays)) else _Kind.QUICK
 
     def add(self, item: Item, relays: Relays, sender: int) -> None:
         """Queue an item until its attempt may begin.
@@ -154,8 +154,8 @@ class Slots(Generic[Item]):
         none."""
         count = self._of_kind
         posts = count[_Kind.QUICK] + count[_Kind.SLOW]
-        if self._waiting[_Kind.TOGETHER] and count[_Kind.TOGETHER] < MAX_TOGETHER:
-            return _Kind.TOGETHER
+        if self._waiting[_Kind.BATCH] and count[_Kind.BATCH] < MAX_BATCHED:
+            return _Kind.BATCH
         if self._waiting[_Kind.QUICK]:
             return _Kind.QUICK if posts < MAX_POSTS else None
         if self._waiting[_Kind.SLOW] and posts < MAX_POSTS and count[_Kind.SLOW] < MAX_SLOW_POSTS:

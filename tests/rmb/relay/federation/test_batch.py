@@ -15,7 +15,7 @@ from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, EnvelopeError
 from dmsg.rmb.relay.federation import batch, post
 from dmsg.rmb.relay.federation.post import Poster
-from dmsg.rmb.relay.federation.slots import MAX_POSTS_OF_ONE, MAX_TOGETHER_OF_SENDER, Slots
+from dmsg.rmb.relay.federation.slots import MAX_BATCHED_OF_SENDER, MAX_POSTS_OF_ONE, Slots
 from dmsg.rmb.twins.address import Session
 from tests.ports import port_of
 from tests.rmb.relay.test_federation import FederationCase, MemoryFederationCase
@@ -85,7 +85,7 @@ class SlotsTests(SynchronousTestCase):
         taken_all = []
         while (item := slots.take()) is not None:
             taken_all.append(item.split()[0])
-        self.assertEqual(taken_all.count("many"), MAX_TOGETHER_OF_SENDER)
+        self.assertEqual(taken_all.count("many"), MAX_BATCHED_OF_SENDER)
         self.assertEqual(taken_all.count("few"), MAX_POSTS_OF_ONE)
 
 
