@@ -28,7 +28,7 @@ SCENARIOS = {
         "entities faults lost_receipts memory messaging old_programs openapi operate provoked resume sites telemetry"
     ),
     "net/carriers": "tls_attacks",
-    "net/links": "carrier_attacks rest",
+    "net/links": "carrier_attacks release_ciphers",
     "noise": "oracle",
     "pages": "pages parts",
     "rmb": "enemies failures full_disk random_input",

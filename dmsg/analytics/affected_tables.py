@@ -76,7 +76,7 @@ class _Words:
     """Events and receipts of the transports whose rows the new events change.
 
     :ivar old: events and receipts that earlier runs have read, by family of events.
-    :ivar all: these and the new ones, by family of events.
+    :ivar all: the old and the new events and receipts together, by family of events.
     """
 
     old: Mapping[str, pa.Table]
@@ -268,8 +268,8 @@ class AffectedTables:
         table = self._lake.table("silver", "verdicts")
         rewrites = find_rewrites(table, days, former_rows.find if former.num_rows else None)
         if not former_rows.is_complete:
-            # The former verdicts differ from the stored ones, because the stored ones were computed with events of days
-            # that this run does not read. So the stored rows to remove cannot be found.
+            # Some of the verdicts that were computed again from the old events are not in the table, because the stored
+            # verdicts also depend on events of days that this run does not read. So the rows to remove cannot be found.
             raise WholeDays
         self._verdict_days = days
         return Rows(fresh, rewrites)

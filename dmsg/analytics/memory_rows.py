@@ -321,7 +321,7 @@ class _Grouped:
 
 
 def _find(column: Expression, operations: Container[str], found: dict[str, Expression]) -> None:
-    """Add to ``found`` each part of an expression whose operation is in ``operations``, by the SQL text of the part."""
+    """Add each part of an expression whose operation is in ``operations`` to ``found``, under the part's SQL text."""
     if column.op in operations:
         found[column.sql] = column
         return

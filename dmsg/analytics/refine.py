@@ -325,7 +325,8 @@ class Refinement:
         """Write each table for the days on which an input of it has changed.
 
         :param plan: returns the plans of the tables for some days.
-        :param plan_in_memory: returns the same plans over rows in memory; None if only Spark may compute the tables.
+        :param plan_in_memory: returns plans that compute the same tables in memory, without Spark; None if
+            only Spark may compute the tables.
         """
         days = {name: self._changes.days_of(name) for name in names}
         for name, some in days.items():
@@ -378,7 +379,8 @@ class Refinement:
     ) -> None:
         """Write tables that do not depend on each other. In a small job, several tables are written at the same time.
 
-        :param in_memory: plans over rows in memory.
+        :param in_memory: functions that compute tables in memory, without Spark, by the names of the tables. Tables
+            that are not among them are computed by Spark.
         """
 
         def one(name: str) -> None:

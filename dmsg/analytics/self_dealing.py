@@ -39,8 +39,8 @@ Otherwise an operator could avoid a flag with a little faked traffic with other 
 CLOSED_SHARE = 0.25
 """Minimum share of a server's credited bytes that closed groups must have for a flag."""
 CLOSED_TIMES = 3.0
-"""Factor by which the share of closed groups must also exceed the median of the other servers' shares, because many
-honest users connect only their own two machines.
+"""Minimum ratio, for a flag, of the share of closed groups at the server to the median of their shares at the other
+servers. Honest users who connect only their own two machines form closed groups, too, but at all servers.
 """
 CLOSED_LEAST = 30
 """Minimum number of a server's transports that closed groups must have for a flag. A smaller number may be chance."""
@@ -48,7 +48,7 @@ NETWORK_SERVERS = 3
 """Minimum number of servers with credit on the day; with fewer, no server is flagged, because the clients have no
 choice of servers."""
 CLOSED_CLIENTS = 0.5
-"""Share of the network's clients. If more of them are in closed groups, no server is flagged for closed groups, because
+"""Maximum share of the network's clients in closed groups. Above it, no server is flagged for closed groups, because
 the network is small or consists of private groups.
 """
 BURST_SHARE = 0.5
@@ -56,7 +56,7 @@ BURST_SHARE = 0.5
 BURST_LEAST = 50
 """Minimum number of transports that must be in the busiest hour for a flag."""
 OTHERS_SHARE = 0.2
-"""Share of the transports of all other servers. If more of them were in the same hour, the server is not flagged,
+"""Maximum share of the transports of all other servers in a server's busiest hour. Above it, the server is not flagged,
 because the hour was busy everywhere."""
 AWAKE_HOURS = 12
 """Minimum number of hours with heartbeats for a flag. The traffic of a server that was up for fewer hours is
@@ -277,8 +277,8 @@ def lines_of(dealing: Dealing) -> list[str]:
     lines = [
         f"{dealing.closed_clients:,} of {dealing.clients:,} clients deal with nobody else: {dealing.closed_bytes:,} of "
         f"{dealing.credited:,} credited bytes, {dealing.closed_share * 100:.1f} % (limit {CLOSED_SHARE * 100:g} %, and "
-        f"{CLOSED_LEAST} transports), in {dealing.closed_transports:,} transports; the median of others is "
-        f"{dealing.others_closed_share * 100:.1f} % (at most 1/{CLOSED_TIMES:g} of this for a flag)",
+        f"{CLOSED_LEAST} transports), in {dealing.closed_transports:,} transports; the median of the other servers is "
+        f"{dealing.others_closed_share * 100:.1f} % (at most 1/{CLOSED_TIMES:g} of this server's share for a flag)",
         f"in the whole network {closed:,} of {clients:,} clients deal with nobody else (at most "
         f"{CLOSED_CLIENTS * 100:g} % for a flag), and {servers:,} servers have credit (at least {NETWORK_SERVERS})",
         f"{dealing.peak_transports:,} of {dealing.transports:,} transports and {dealing.peak_bytes:,} bytes came in "

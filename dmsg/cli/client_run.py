@@ -86,7 +86,7 @@ class _Run:
         self._finished: Deferred[None] = Deferred()
         self._started: Deferred[None] = Deferred()
         self._running = Deferred.fromCoroutine(self._run_guarded(main))
-        output.state.ended = self._give_up
+        output.state.cancel = self._give_up
         if output.state.status is not None:
             self._give_up()
         reactor.callWhenRunning(self._tell_signals_apart)

@@ -55,7 +55,7 @@ class _Output:
         """Exit status of the command if its standard output cannot be written; None while it can."""
         self.interrupted = False
         """Whether the user has ended the command, as with Ctrl-C."""
-        self.ended: Callable[[], None] | None = None
+        self.cancel: Callable[[], None] | None = None
         """Callback that cancels the running command; None if no command runs in a reactor."""
 
 
@@ -138,8 +138,8 @@ def mark_output_failed(error: Exception, *, err: bool) -> None:
     state.status = EXIT_PIPE if is_pipe else 1
     if not is_pipe:
         say(f"dmsg: standard output: {getattr(error, 'strerror', None) or error}", err=True)
-    if state.ended is not None:
-        state.ended()
+    if state.cancel is not None:
+        state.cancel()
 
 
 @contextmanager

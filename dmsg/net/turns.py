@@ -6,9 +6,9 @@ share allows, buffers the rest, and continues in the next turn. Until then, read
 parts of the program can pause reading as well, each for a reason of its own. Reading resumes when no reason is left. So
 no part needs to know which other parts have paused reading.
 
-Data stay in order, because the rest of a read is processed before the connection is read again. Every receiver with a
-rest continues in a later turn, whatever the other receivers do. This module uses neither Twisted nor a clock directly;
-the share (:class:`dmsg.net.turn_share.TurnShare`) has both.
+Data stay in order, because the rest of a read is processed before the connection is read again. Every receiver with
+unprocessed data continues in a later turn, whatever the other receivers do. This module uses neither
+Twisted nor a clock directly; the share (:class:`dmsg.net.turn_share.TurnShare`) has both.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class HeldReading:
         raise NotImplementedError
 
     @property
-    def held(self) -> bool:
+    def is_reading_paused(self) -> bool:
         """Whether reading is paused."""
         return bool(self.held_by)
 

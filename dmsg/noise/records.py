@@ -66,8 +66,8 @@ class _Direction:
         self._rekey_at += self._rekey_after
         return self._wake()
 
-    def rest(self) -> None:
-        """Release the cipher object until the next record."""
+    def release_cipher(self) -> None:
+        """Release the cipher object, to save memory. The next record makes it again."""
         self._cipher = None
 
 

@@ -15,7 +15,7 @@ from dmsg.net.links.link import Link
 from dmsg.net.memory_watch import MemoryWatch
 from dmsg.servers.serving import AnyServing, ServedSession
 
-REST_AFTER = 3.0
+RELEASE_AFTER = 3.0
 """Minimum seconds for which a link is idle before its cipher objects are released. They are released after twice this
 time at the latest. The objects occupy 5 KiB, and it takes 3 us to create them again."""
 SMALL = 4096
@@ -37,10 +37,10 @@ class LinkHoldings(MemoryWatch[Link]):
         super().__init__(reactor, memory)
         self._factory = factory
         self._quiet: WeakSet[Link] = WeakSet()
-        """Links without buffered data that became idle in the present interval of ``REST_AFTER`` seconds."""
+        """Links without buffered data that became idle in the present interval of ``RELEASE_AFTER`` seconds."""
         self._quiet_before: WeakSet[Link] = WeakSet()
-        """Links without buffered data that became idle in the previous interval of ``REST_AFTER`` seconds."""
-        self._rest_at = reactor.seconds() + REST_AFTER
+        """Links without buffered data that became idle in the previous interval of ``RELEASE_AFTER`` seconds."""
+        self._release_at = reactor.seconds() + RELEASE_AFTER
         memory.add(self._holdings, self.log_dropped)
 
     def _holdings(self) -> Iterator[Holding]:
@@ -70,14 +70,14 @@ class LinkHoldings(MemoryWatch[Link]):
             block, *around = blocks_of(self._factory.counted_as(link))
             age = self.now - link.made_at
             yield Holding((block.name,), "handshakes", HANDSHAKE_SIZE, age, link.evict, tuple(around))
-        if self.now >= self._rest_at:
-            self._rest_links()
+        if self.now >= self._release_at:
+            self._release_ciphers()
 
-    def _rest_links(self) -> None:
-        """Release the cipher objects of the links that were idle for ``REST_AFTER`` seconds or more."""
+    def _release_ciphers(self) -> None:
+        """Release the cipher objects of the links that were idle for ``RELEASE_AFTER`` seconds or more."""
         active = self._factory.active_links
         for link in self._quiet_before:
             if link not in active and link not in self._quiet:
-                link.rest()
+                link.release_ciphers()
         self._quiet_before, self._quiet = self._quiet, WeakSet()
-        self._rest_at = self.now + REST_AFTER
+        self._release_at = self.now + RELEASE_AFTER

@@ -40,11 +40,12 @@ class ReceiptVerdict(IntEnum):
     """Verdict on a receipt that a client submits."""
 
     NOT = 0
+    """Not due: the receipt must not be accepted."""
     KNOWN = 1
     """Due: the receipt comes from an end of a carried transport and names the other end."""
     FORMER = 2
-    """Possibly due: the receipt is for a transport from before the server's start. Only the server's earlier events
-    show whether the signer was an end of this transport."""
+    """Unknown whether due: the transport was carried before the server's start, if at all. Only the server's earlier
+    events show whether the signer was an end of this transport."""
 
 
 @define

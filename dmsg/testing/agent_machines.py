@@ -1,4 +1,4 @@
-"""Machines of a walk of agents: on each run an agent and programs that use the agent, each as a separate process.
+"""Machines of a walk of agents: on each machine, an agent and the programs that use it run, each as a separate process.
 
 The processes run the classes of the package ``dmsg.agent`` unchanged. They are connected by simulated Unix sockets.
 """
@@ -22,7 +22,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.testing.lab import Lab
 from dmsg.testing.network import Host
-from dmsg.testing.numbered_ends import Accepting, NumberedEnd
+from dmsg.testing.numbered_ends import AcceptingFactory, NumberedEnd
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.unix_sockets import Process, UNIXPort
 from dmsg.v2019.client import Client
@@ -58,7 +58,7 @@ class Machine:
     def start_agent(self) -> None:
         """Start the agent, if it does not run.
 
-        :raises PromiseBroken: it cannot be started.
+        :raises PromiseBroken: the agent cannot be started.
         """
         if self.agent is None:
             self.host.revive()
@@ -112,8 +112,8 @@ class Machine:
         self.is_stopping = False
         self.lab.kill(self.name)
 
-    def found(self) -> FoundAgent:
-        """Return the description of the agent, as a program finds it."""
+    def find_agent(self) -> FoundAgent:
+        """Return the description of the agent that a program gets when it searches for the agent of this machine."""
         return FoundAgent(self.path, self.key, self.host.pid, (), "require")
 
 
@@ -123,7 +123,7 @@ class User:
     :param machine: machine whose agent the program uses; None for a program with a client of its own.
     :param port: port at which the program accepts streams.
     :param ends: accepting ends of all streams, by the numbers of the streams.
-    :ivar is_listening: whether the program has its port.
+    :ivar is_listening: whether the program accepts streams at its port.
     :ivar is_running: whether the process runs.
     """
 
@@ -149,12 +149,13 @@ class User:
         if self.machine is None:
             self._client = self.lab.add_client(self.name, resume_timeout=RESUME_TIMEOUT)
         else:
-            self._client = AgentClient(self.host.reactor, self.machine.found(), self.name, on_warning=lambda text: None)
+            agent = self.machine.find_agent()
+            self._client = AgentClient(self.host.reactor, agent, self.name, on_warning=lambda text: None)
         self._listen()
 
     def _listen(self) -> None:
         assert self._client is not None
-        listening: Deferred[Any] = maybeDeferred(self._client.listen, Accepting(self._ends), self.port)
+        listening: Deferred[Any] = maybeDeferred(self._client.listen, AcceptingFactory(self._ends), self.port)
         listening.addCallbacks(self._has_port, self._has_no_port)
 
     def _has_port(self, port: object) -> None:

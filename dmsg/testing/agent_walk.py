@@ -29,7 +29,7 @@ from dmsg.testing.agent_streams import STATES, AgentStream
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
-from dmsg.testing.numbered_ends import NUMBER, NumberedEnd, Opening
+from dmsg.testing.numbered_ends import NUMBER, NumberedEnd, OpeningFactory
 from dmsg.testing.plan import Plan, Step, draw
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.rude_programs import RUDE, SINK, RudeProgram
@@ -238,7 +238,7 @@ class AgentWalk:
             stream.has_failed = True
             failure.trap(DmsgError)
 
-        one.connect(two, Opening(stream.opening)).addCallbacks(opened, failed)
+        one.connect(two, OpeningFactory(stream.opening)).addCallbacks(opened, failed)
         return stream
 
     def _last_stream(self, one: User, two: User) -> Callable[[], bool]:

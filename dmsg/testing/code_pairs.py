@@ -71,7 +71,7 @@ class Pair:
         self._versions: dict[str, list[bytes]] = {}
         """Contents that each file of the source had, by its path; the path of a single file is empty."""
         self._names: list[set[str]] = []
-        """Sets of paths, in order of time: all files that the source had at once. The last set is the present one."""
+        """Paths of all files of the source: one set after each change of the source, the oldest first."""
         self._second: ReceiverProgram | None = None
         self._programs = 0
         self._is_source_new = False
@@ -79,7 +79,8 @@ class Pair:
         self._progress: object = None
         """Programs of the transfer, with their states and shares, at the last progress."""
         self._progress_at = self._waiting_since = 0.0
-        """Times, by the lab's clock, of the last progress, and since which both programs only wait for each other."""
+        """Time of the last progress, and time since which both programs only wait for each other, both by the lab's
+        clock."""
         self.sender: SenderProgram | None = None
         self.receiver: ReceiverProgram | None = None
         self.finished = 0
@@ -90,7 +91,7 @@ class Pair:
         """Programs that run now."""
         return [one for one in (self.sender, self.receiver) if one is not None and not one.has_ended]
 
-    def want(self, size: int, random: Random) -> None:
+    def begin_transfer(self, size: int, random: Random) -> None:
         """Begin to send a new file or directory of about ``size`` bytes, unless another transfer is unfinished."""
         if not self.is_idle:
             return
@@ -251,8 +252,8 @@ class Pair:
             self._second.start()
 
     def _content(self, size: int) -> bytes | None:
-        """Return the content of the file that is sent; None for a directory, or if another content may be sent because
-        the file was replaced after the offer.
+        """Return the content of the file that is sent; None for a directory, or if different content may be sent
+        because the file was replaced after the offer.
         """
         versions = self._versions.get("")
         return versions[-1] if versions is not None and self._is_source_new else None
@@ -289,7 +290,7 @@ class Pair:
         shutil.rmtree(self._target.parent)
 
     def check(self) -> None:
-        """Check what the receiver has.
+        """Check the files that the receiver has.
 
         :raises PromiseBroken: there is a wrong file, or the sender believes wrongly that the transfer has succeeded.
         """
@@ -302,9 +303,9 @@ class Pair:
         if final.exists():
             self._check_content(final)
         elif self.sender is not None and self.sender.sent is not None and not self._has_second_got_it():
-            raise PromiseBroken("a sender was told that everything has arrived, and the receiver has nothing")
+            raise PromiseBroken("a sender was told that everything has arrived, but the receiver has nothing")
         elif self.receiver is not None and self.receiver.received is not None:
-            raise PromiseBroken("a receiver has finished, and there is no file")
+            raise PromiseBroken("a receiver has finished, but there is no file")
 
     def _has_second_got_it(self) -> bool:
         """Whether the third person, who was told the present code, too, has received the parcel."""
@@ -317,7 +318,7 @@ class Pair:
         found = [final] if final.is_file() else sorted(one for one in final.rglob("*") if one.is_file())
         names = {"" if one == final else str(one.relative_to(final)) for one in found}
         if names not in self._names:
-            raise PromiseBroken(f"the receiver has the files {sorted(names)}, and the sender never had just these")
+            raise PromiseBroken(f"the receiver has the files {sorted(names)}, and the sender never had exactly these")
         for one in found:
             name = "" if one == final else str(one.relative_to(final))
             content = one.read_bytes()
@@ -328,4 +329,4 @@ class Pair:
             # both. The receiver is then told that the file has changed.
             taken = None if self.receiver is None else self.receiver.received
             if len(same_size) < 2 or (taken is not None and not taken.changed):
-                raise PromiseBroken(f"the receiver has another content of {name or 'the file'}")
+                raise PromiseBroken(f"the receiver has wrong content in {name or 'the file'}")

@@ -286,7 +286,7 @@ class ReceiverProgram(Program):
 
     def check(self) -> None:
         super().check()
-        # If the source was replaced after the offer, another content may have been sent.
+        # If the source was replaced after the offer, different content may have been sent.
         known = self.received is not None and self._content(self.received.offer.size) is not None
         if known and self.received is not None and self.resumed is not None:
             needed = self.received.offer.size - self.resumed

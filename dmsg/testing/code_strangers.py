@@ -1,6 +1,7 @@
-"""Strangers who attack transfers by codes: they guess codes, occupy the port of a sender, and intercept streams.
+"""Stranger who attacks transfers by codes: guesses codes, occupies the port of a sender, and intercepts streams.
 
-The stranger knows the keys of all senders, and discovery may direct receivers to it. It knows no code.
+The stranger knows the keys of all senders, and discovery may direct receivers to the stranger. The stranger knows no
+code.
 """
 
 from __future__ import annotations
@@ -149,12 +150,12 @@ class _Intercepting(Factory):
 
     noisy = False
 
-    def __init__(self, strangers: CodeStrangers) -> None:
-        self._strangers = strangers
+    def __init__(self, stranger: CodeStranger) -> None:
+        self._stranger = stranger
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         assert isinstance(addr, DmsgAddress)
-        return self._strangers.intercept(addr.public_key)
+        return self._stranger.intercept(addr.public_key)
 
 
 class _Fixed(Factory):
@@ -167,8 +168,8 @@ class _Fixed(Factory):
         return self._protocol
 
 
-class CodeStrangers:
-    """Stranger with a client of its own.
+class CodeStranger:
+    """Stranger who attacks the senders and receivers of codes, with a client of the stranger's own.
 
     :param records: records of all codes so far.
     :ivar broken: texts of broken guarantees.

@@ -37,7 +37,7 @@ from dmsg.testing.code_programs import (
     ReceiverProgram,
     SenderProgram,
 )
-from dmsg.testing.code_strangers import GUESSES, NAME, SILENT, VISITS, CodeStrangers
+from dmsg.testing.code_strangers import GUESSES, NAME, SILENT, VISITS, CodeStranger
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.host_work import work_on_hosts
@@ -189,7 +189,7 @@ class CodeWalk:
         self._watch_discovery()
         for name in (name for pair in PAIRS for name in pair):
             self.lab.network.host(name)
-        self._strangers = CodeStrangers(self.lab, self.records)
+        self._stranger = CodeStranger(self.lab, self.records)
         self._slow_down()
         self.lab.settle()
         for step in self.plan.steps:
@@ -203,7 +203,7 @@ class CodeWalk:
         self.repaired_at = self.lab.clock.seconds()
         # Each pair ends with one more transfer, which no fault disturbs.
         for pair in self._pairs:
-            pair.want(LARGE, self._random)
+            pair.begin_transfer(LARGE, self._random)
         try:
             self.lab.network.run_until(self._all_finished, SETTLE_TIMEOUT)
         except AssertionError as error:
@@ -222,8 +222,8 @@ class CodeWalk:
 
         :raises PromiseBroken: one is broken.
         """
-        if self._strangers.broken:
-            raise PromiseBroken("; ".join(self._strangers.broken[:5]))
+        if self._stranger.broken:
+            raise PromiseBroken("; ".join(self._stranger.broken[:5]))
         for record in self.records:
             record.check()
         for pair in self._pairs:
@@ -233,16 +233,16 @@ class CodeWalk:
         """Once all faults are repaired, let a stranger disturb the sender of each new code: by silent streams, and by
         three wrong guesses. The transfer must succeed nevertheless."""
         if self.repaired_at is not None:
-            self._strangers.visit(SILENT, record, self._random)
+            self._stranger.visit(SILENT, record, self._random)
             for kind in self._random.choices(GUESSES, k=3):
-                self._strangers.visit(kind, record, self._random)
+                self._stranger.visit(kind, record, self._random)
 
     def _do(self, step: Step) -> None:
         random = Random(step.chance)
         for number, size in step.says:
             if number < len(self._pairs):
                 drawn = Random(f"{step.chance} {number}")
-                self._pairs[number].want(drawn.choice((size, LARGE)), drawn)
+                self._pairs[number].begin_transfer(drawn.choice((size, LARGE)), drawn)
         if step.fault:
             self.faults.append(step.fault)
             if step.fault not in STEERED:
@@ -398,7 +398,7 @@ class CodeWalk:
         find = nameplates.find
 
         def found(number: int, now: float) -> Deferred[str]:
-            return succeed(self._strangers.client.public_key.hex()) if self._intercepting else find(number, now)
+            return succeed(self._stranger.client.public_key.hex()) if self._intercepting else find(number, now)
 
         nameplates.find = found
 
@@ -410,7 +410,7 @@ class CodeWalk:
         offering = [pair.sender.record for pair in self._pairs if pair.sender is not None and not pair.sender.has_ended]
         records = [record for record in offering if record is not None]
         if records:
-            self._strangers.visit(step.fault, random.choice(records), random)
+            self._stranger.visit(step.fault, random.choice(records), random)
 
     def _lie(self, step: Step, random: Random) -> None:
         """Let a server lie from now on."""

@@ -24,7 +24,7 @@ from dmsg.testing import faults
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import SERVER_PORT, Lab, repeatable_lab
-from dmsg.testing.numbered_ends import NUMBER, Accepting, NumberedEnd, Opening
+from dmsg.testing.numbered_ends import NUMBER, AcceptingFactory, NumberedEnd, OpeningFactory
 from dmsg.testing.plan import Plan, Step, draw
 from dmsg.testing.walk_command import Done, explained, run
 
@@ -85,7 +85,7 @@ class MessagingWalk:
             )
             client.startService()
             lab.clients[name] = self._clients[name] = client  # type: ignore[assignment]  # The lab only stops it.
-            client.listen(Accepting(self._accepting))
+            client.listen(AcceptingFactory(self._accepting))
         lab.settle()
         for step in self.plan.steps:
             self._do(step)
@@ -149,7 +149,7 @@ class MessagingWalk:
         def opened(_: IProtocol) -> None:
             stream_of(opening).write(number.to_bytes(NUMBER, "big"))
 
-        connecting = self._clients[one].connect(self._clients[two].public_key, Opening(opening))
+        connecting = self._clients[one].connect(self._clients[two].public_key, OpeningFactory(opening))
         connecting.addCallbacks(opened, lambda failure: failure.trap(DmsgError))
 
     def _close(self, random: Random) -> None:

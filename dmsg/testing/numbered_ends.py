@@ -96,7 +96,8 @@ class NumberedEnd(Protocol):
 
 @implementer(IHalfCloseableProtocol)
 class _Accepted(Protocol):
-    """Accepting end of a stream, until it has read the number of the stream."""
+    """Protocol of an accepted stream. It reads the number of the stream, and passes all further data to the accepting
+    end with this number."""
 
     def __init__(self, ends: Sequence[NumberedEnd]) -> None:
         self._ends = ends
@@ -128,8 +129,8 @@ class _Accepted(Protocol):
             self._end.connectionLost(reason)
 
 
-class Accepting(Factory):
-    """Factory of accepting ends.
+class AcceptingFactory(Factory):
+    """Factory of the protocols that accept streams and read their numbers.
 
     :param ends: accepting ends of all streams, by the numbers of the streams.
     """
@@ -143,8 +144,8 @@ class Accepting(Factory):
         return _Accepted(self._ends)
 
 
-class Opening(Factory):
-    """Factory of one opening end."""
+class OpeningFactory(Factory):
+    """Factory for one stream: its protocol is the opening end ``end``."""
 
     noisy = False
 

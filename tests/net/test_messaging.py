@@ -218,7 +218,7 @@ class NetworkTests(MessagingCase):
         size = 30_000_000
         slow.transport.write(bytes(size))
         relay = server.factory.relay
-        await self.until(lambda: any(peer.held for peer in relay.peers))
+        await self.until(lambda: any(peer.is_paused for peer in relay.peers))
         queued = sum(peer.port.queued() for peer in relay.peers) + relay.congestion.total
         self.assertLess(queued, 4_000_000)
         other: Any = await friend.connect(carol.public_key, Accepting(), timeout=2)

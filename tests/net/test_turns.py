@@ -30,11 +30,12 @@ class HoldTests(SynchronousTestCase):
         one.release(HoldReason.TURN)
         for why in (HoldReason.TURN, HoldReason.TURN, HoldReason.CONGESTED):
             one.hold(why)
-        self.assertEqual((one.told, one.held, one.held_by), (["stop"], True, {HoldReason.TURN, HoldReason.CONGESTED}))
+        self.assertEqual((one.told, one.is_reading_paused), (["stop"], True))
+        self.assertEqual(one.held_by, {HoldReason.TURN, HoldReason.CONGESTED})
         one.release(HoldReason.TURN)
         self.assertEqual(one.told, ["stop"])
         one.release(HoldReason.CONGESTED)
-        self.assertEqual((one.told, one.held), (["stop", "read on"], False))
+        self.assertEqual((one.told, one.is_reading_paused), (["stop", "read on"], False))
 
 
 class Worker(TurnTaker):

@@ -114,14 +114,14 @@ class RecordTests(SynchronousTestCase):
         self.assertEqual((found, opener.broken, opener.sequence), (sum(sizes), None, len(sizes)))
 
     @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=40))
-    def test_rests_change_no_record(self, records: list[tuple[int, bool]]) -> None:
+    def test_released_ciphers_change_no_record(self, records: list[tuple[int, bool]]) -> None:
         """The cipher objects are released between records, also just before the key changes."""
         sealer, opener = self.pair()
         steady, _ = self.pair()
-        for size, rests in records:
-            if rests:
-                sealer.rest()
-                opener.rest()
+        for size, is_released in records:
+            if is_released:
+                sealer.release_cipher()
+                opener.release_cipher()
                 self.assertIsNone(sealer._cipher)
             record = bytes(sealer.seal(bytes(size)))
             self.assertEqual(record, bytes(steady.seal(bytes(size))))

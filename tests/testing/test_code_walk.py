@@ -36,7 +36,7 @@ SEEDS = (0, 1, 3)
 SHORTEST = 3
 """Seed of the shortest of these walks."""
 STEPS = 30
-CONTENT = "the receiver has another content"
+CONTENT = "the receiver has wrong content"
 
 
 @cache
@@ -130,7 +130,7 @@ class LedWalkTests(WalkCase):
 
     def test_a_file_that_an_earlier_transfer_has_left_is_found(self) -> None:
         self.patch(Destination, "_take_away_others", lambda place, entry, inside, known: iter(()))
-        self.found("and the sender never had just these", _led_to(REPLACE_PARTLY_RECEIVED))
+        self.found("and the sender never had exactly these", _led_to(REPLACE_PARTLY_RECEIVED))
 
     def test_a_longer_file_in_place_of_the_offered_one_is_found(self) -> None:
         def open_any(offered: OfferedFiles, index: int) -> Any:

@@ -181,7 +181,7 @@ class ClientRuleTests(SynchronousTestCase):
         client.core.send(transport, b"d", "d")
         self.assertEqual(client.sent(), recorded[3:])
         client.feed(Frame(CLOSE, 0x2001, b"\0"))
-        self.assertEqual(client.events[-1], Closed(transport, 0, refused=False, by=EndedBy.ANYBODY))
+        self.assertEqual(client.events[-1], Closed(transport, 0, refused=False, by=EndedBy.UNAUTHENTICATED))
         self.assertEqual(set(token for _, token in transport.in_flight.values()), {"b", "d"})
 
     def test_zero_length_write(self) -> None:

@@ -101,12 +101,14 @@ class IEntryStore(Interface):
         """
 
     def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
-        """Return the entries' JSON of all servers with keys in ``statics`` that the method ``available`` may draw."""
+        """Return the entries' JSON of those servers with keys in ``statics`` that meet the conditions of the method
+        ``available``.
+        """
 
     def due(limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
         """Return at most ``limit`` servers whose check is due, the longest overdue first.
 
-        The next check of each is planned for ``next_check``, for the case that no result of this check is recorded.
+        The next check of each is planned for ``next_check``, in case no result of this check is recorded.
         """
 
     def record_check(

@@ -4,7 +4,7 @@ The protocol has no windows, and a link carries many channels, so the server can
 each channel has its own *backlog*, a queue of data for its receiver.  The server sends the backlogs of a link in turn,
 one piece of each, so that a long backlog does not delay the other channels.
 
-A *source* is a link whose client sends data. While a channel has a long backlog, its source is paused (*held*): the
+A *source* is a link whose client sends data. While a channel has a long backlog, its source is paused: the
 server stops reading from it, for a bounded time, and repeats this as needed.  If the source also sends to other
 receivers, the server then reads from it for at least as long as it was paused.  A slow receiver keeps its channels, but
 a receiver that reads nothing at all loses them.
@@ -55,23 +55,21 @@ class Congestion:
     """Backlogs of one relay.
 
     :param now: function that returns the seconds of a monotonic clock.
-    :param on_held: callback invoked when reading from a link is paused.  The caller must call :meth:`check_source`
+    :param on_paused: callback invoked when reading from a link is paused.  The caller must call :meth:`check_source`
         after ``HOLD`` seconds.
     :param give_up: function that closes a channel whose receiver reads nothing.
-    :ivar held: number of times that a source was paused.
     :ivar total: number of bytes in all backlogs.
     """
 
     def __init__(
         self,
         now: Callable[[], float],
-        on_held: Callable[[RelayPeer], None],
+        on_paused: Callable[[RelayPeer], None],
         give_up: Callable[[End, DropReason], None],
     ) -> None:
         self._now = now
-        self._on_held = on_held
+        self._on_paused = on_paused
         self._give_up = give_up
-        self.held = 0
         self.total = 0
 
     # --- output to a link ---
@@ -145,7 +143,7 @@ class Congestion:
             # A source is resumed only when the backlog is down to half of the limit. Otherwise it would be paused and
             # resumed for each piece.
             source = end.other.peer
-            if source.held and end.queued <= HOLD_AT // 2:
+            if source.is_paused and end.queued <= HOLD_AT // 2:
                 self._release_source(source, only_if_short=True)
             # Only a flush shows whether TCP accepts more. Without it, the backlogs would all move into the link's
             # output queue, where channels do not take turns.
@@ -158,20 +156,19 @@ class Congestion:
 
     def _hold(self, source: RelayPeer, end: End) -> None:
         now = self._now()
-        if source.held or (now < source.free_until and not self._is_full(end)):
+        if source.is_paused or (now < source.free_until and not self._is_full(end)):
             return
-        source.held = True
-        source.held_at = now
-        self.held += 1
+        source.is_paused = True
+        source.paused_at = now
         source.port.pause_reading()
-        self._on_held(source)
+        self._on_paused(source)
 
     def _is_full(self, end: End) -> bool:
         return end.queued >= (SCARCE_BACKLOG if self.total >= BACKLOG_TOTAL else CHANNEL_BACKLOG)
 
     def check_source(self, source: RelayPeer) -> None:
         """Check a paused source: close channels whose receivers read nothing, and resume the source if possible."""
-        if not source.held:
+        if not source.is_paused:
             return
         # The time counts from the receiver's last progress, so a receiver that reads slowly keeps its channels.
         now = self._now()
@@ -179,14 +176,14 @@ class Congestion:
             receiver = end.other.peer
             if end.other.backlog and now - receiver.progress_at >= STALLED_AFTER:
                 self._give_up(end, DropReason.QUEUE_FULL)
-        if not source.held:
+        if not source.is_paused:
             return
-        late = now - source.held_at >= HOLD_LIMIT
+        late = now - source.paused_at >= HOLD_LIMIT
         if late and self.total >= BACKLOG_TOTAL + OVER_TOTAL:
             # The source must not be paused for longer than HOLD_LIMIT, but all backlogs together exceed their limit.
             # So its channel with the longest backlog is closed before the source is read again.
             self._give_up(max(source.ends.values(), key=_waiting_behind), DropReason.QUEUE_FULL)
-            if not source.held:
+            if not source.is_paused:
                 return
         # A source that also sends to other receivers is resumed early. Otherwise these would have to wait for the slow
         # receiver.
@@ -194,16 +191,16 @@ class Congestion:
         if (source.served and not full) or late:
             self._release_source(source)
         else:
-            self._on_held(source)
+            self._on_paused(source)
 
     def _release_source(self, source: RelayPeer, *, only_if_short: bool = False) -> None:
         if only_if_short and any(end.other.queued > HOLD_AT for end in source.ends.values()):
             return
         now = self._now()
-        source.held = False
+        source.is_paused = False
         # A source that also sends to other receivers is not paused again until it was read for as long as it was
         # paused.
-        source.free_until = now + (now - source.held_at if source.served else 0.0)
+        source.free_until = now + (now - source.paused_at if source.served else 0.0)
         source.served = False
         source.port.resume_reading()
 

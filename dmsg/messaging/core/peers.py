@@ -74,8 +74,8 @@ class RelayPeer:
     :ivar slow: whether frames for the link must be queued, because the link is congested or has a backlog.
     :ivar waiting: ends that have a backlog, in the order of their turns.
     :ivar draining: ends of closed channels that still have a backlog, by id. These ids stay in use.
-    :ivar held: whether reading from the link is paused now.
-    :ivar held_at: time at which reading was paused.
+    :ivar is_paused: whether reading from the link is paused now.
+    :ivar paused_at: time at which reading was paused.
     :ivar free_until: time before which only a full backlog pauses the link again.
     :ivar served: whether frames from the link were accepted since it was last paused, by receivers without a long
         backlog.
@@ -97,9 +97,9 @@ class RelayPeer:
     slow: bool = False
     waiting: deque[End] = field(default_factory=deque)
     draining: dict[int, End] = field(default_factory=dict)
-    held: bool = False
+    is_paused: bool = False
     served: bool = False
-    held_at: float = 0.0
+    paused_at: float = 0.0
     free_until: float = 0.0
     progress_at: float = 0.0
     closing: bool = False

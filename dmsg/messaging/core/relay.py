@@ -165,7 +165,7 @@ class Relay(ConnectionTable[RelayPeer]):
         ends = peer.ends
         profile = self._profile
         position = start = frames = 0
-        run: End | None = None  # The frames from ``start`` to ``position`` are for this end's link.
+        run: End | None = None  # The frames from ``start`` to ``position`` are for the link of ``run.other``.
         last = -1
         burst = FIRST_BURST
         view = memoryview(buffer)
@@ -217,8 +217,8 @@ class Relay(ConnectionTable[RelayPeer]):
                         buffer[position + ID_OFFSET] = other.name
                         position = following
                         continue
-                # The run is sent before the control frame, so that the control frame cannot overtake data of its
-                # channel.
+                # The data frames before this control frame are sent first. Otherwise the control frame could overtake
+                # data of its channel.
                 if steps >= limit:
                     frames -= 1
                     break

@@ -323,7 +323,7 @@ class Link(LinkReceiver):
         """Free the memory of sent bytes in the send buffer."""
         shed_sent_bytes(self._tcp)
 
-    def rest(self) -> None:
+    def release_ciphers(self) -> None:
         """Release the cipher objects of an encrypted link. The link makes them again when it is used."""
 
     def _unopened_size(self) -> int:

@@ -105,10 +105,10 @@ class RecordLink(Link):
         finally:
             _SCRATCH.give_back(buffer)
 
-    def rest(self) -> None:
+    def release_ciphers(self) -> None:
         if self._sealer is not None and self._opener is not None:
-            self._sealer.rest()
-            self._opener.rest()
+            self._sealer.release_cipher()
+            self._opener.release_cipher()
 
     def _unopened_size(self) -> int:
         return self._opener.held if self._opener is not None else 0

@@ -192,7 +192,7 @@ class PeerStore:
             cursor, flat = await self._redis.execute_command("HSCAN", outgoing, cursor, "COUNT", 1000)
             found += [(flat[at].decode(), bytes(flat[at + 1])) for at in range(0, len(flat), 2)]
             if bytes(cursor) == b"0":
-                # HSCAN returns entries in no order, so they are sorted by the time of reading.
+                # HSCAN returns messages in no order, so they are sorted by the time at which the peer read them.
                 return sorted(found, key=lambda one: float(one[1].partition(b"\n")[0]))
 
     async def confirmed(self, outgoing: str, uid: str) -> None:

@@ -21,9 +21,9 @@ TTL = 300.0
 """Seconds for which an entry is valid. After that, the registry is queried again."""
 NEGATIVE_TTL = 5.0
 """Seconds for which an id counts as unknown after the registry has reported that no twin has it."""
-DOUBT = 1.0
-"""Age in seconds of an answer that an id is unknown. :meth:`CachedRegistry.mark_stale` drops only older answers of this
-kind from the cache."""
+MIN_NEGATIVE_AGE = 1.0
+"""Seconds for which :meth:`CachedRegistry.mark_stale` keeps the answer that an id is unknown. Older answers are
+dropped, so that the registry is queried again."""
 STALE = 24 * 3600.0
 """Maximum age in seconds of an entry that is used while the registry is unavailable."""
 AWAY = 2.0
@@ -80,12 +80,13 @@ class CachedRegistry:
 
     def mark_stale(self, twin: int) -> None:
         """Make the next :meth:`get` of this twin query the registry, unless the cached answer is recent. An entry is
-        recent for ``negative_ttl`` seconds, the answer that the id is unknown for ``DOUBT`` seconds."""
+        recent for ``negative_ttl`` seconds, and the answer that the id is unknown is recent for ``MIN_NEGATIVE_AGE``
+        seconds."""
         now = self._clock.seconds()
         known = self._known.get(twin)
         if known is not None and now - known[0] >= self._negative_ttl:
             self._known[twin] = (now - self._ttl, known[1])
-        elif known is None and now - self._none.get(twin, now) >= DOUBT:
+        elif known is None and now - self._none.get(twin, now) >= MIN_NEGATIVE_AGE:
             del self._none[twin]
 
     def get(self, twin: int) -> Deferred[Twin]:

@@ -100,7 +100,7 @@ class PeriodicChecks:
             if socket is not None and socket.has_received:
                 socket.has_received = False
                 session.heard_at = now
-            elif socket is not None and socket.held:
+            elif socket is not None and socket.is_reading_paused:
                 # The relay does not read from a paused session, so it cannot know whether the session is silent. The
                 # ping shows the session that the relay is alive.
                 session.heard_at = now

@@ -345,7 +345,8 @@ class RelaySite(Resource):
 
 
 class BatchAnswer:
-    """Answer to one request with several messages. Each outcome is written as soon as it is known."""
+    """Answer to one request with several messages. The status of each message is written in the reactor turn in which
+    it becomes known."""
 
     def __init__(self, verifier: InboundVerifier, request: Request, address: str, reactor: IReactorTime) -> None:
         self._verifier = verifier
@@ -386,7 +387,7 @@ class BatchAnswer:
         self._left -= 1
         self._lines.append(batch.encode_answer(number, status))
         if not self._is_flush_planned:
-            # All outcomes of one reactor turn are written together, to save system calls.
+            # The statuses that become known in one reactor turn are written together, to save system calls.
             self._is_flush_planned = True
             at_turn_end(self._reactor)(self._write)
 

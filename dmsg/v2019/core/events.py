@@ -108,9 +108,9 @@ class EndedBy(Enum):
 
     REMOTE = auto()
     """The remote client, whose CLOSE was authenticated."""
-    ANYBODY = auto()
-    """The remote client or a server on the path, because the CLOSE was not authenticated."""
-    HERE = auto()
+    UNAUTHENTICATED = auto()
+    """The remote client or a server on the path. The CLOSE was not authenticated, so either may have sent it."""
+    LOCAL = auto()
     """The local end, because of a protocol error of the other end."""
 
 
@@ -135,9 +135,9 @@ class Closed:
         The end of an open transport is final, unless it came in a CLOSE that a server may have forged. A refusal is
         final only if the remote authenticated it, or if the two ends disagree about the history of the stream.
         """
-        if self.by is EndedBy.HERE and self.refused:
+        if self.by is EndedBy.LOCAL and self.refused:
             return self.reason == CloseReason.HASH_MISMATCH
-        return self.by is not EndedBy.ANYBODY
+        return self.by is not EndedBy.UNAUTHENTICATED
 
 
 @dataclass(slots=True)

@@ -329,4 +329,4 @@ class SecureTable(TransportTable):
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
         refused = transport.state is not State.OPEN
         self.close(transport, reason)
-        events.append(Closed(transport, reason, refused, EndedBy.HERE, transport.secure))
+        events.append(Closed(transport, reason, refused, EndedBy.LOCAL, transport.secure))

@@ -408,7 +408,8 @@ class ClientConnection(SecureTable):
         self._move(transport, Input.RECV_CLOSE)
         self._remove(transport, was_open=not refused)
         reason = close_reason(payload) if said is None else said
-        events.append(Closed(transport, reason, refused, EndedBy.ANYBODY if said is None else EndedBy.REMOTE, end))
+        by = EndedBy.UNAUTHENTICATED if said is None else EndedBy.REMOTE
+        events.append(Closed(transport, reason, refused, by, end))
 
     def _on_answer(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == ACCEPT and transport.proposal is not None and not transport.upgrade:

@@ -52,7 +52,7 @@ class BadMessage(DmsgError):
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Content of an answer.
+    """Content of the answer with which the code's sender announces itself to a receiver.
 
     :ivar key: ephemeral key of the code's sender.
     :ivar port: TCP port at which the sender listens, at the address from which the answer came.

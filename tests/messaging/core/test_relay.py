@@ -264,8 +264,8 @@ class SlowReaderTests(RelayCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.held: list[Any] = []
-        self.relay.congestion._on_held = self.held.append
+        self.paused: list[Any] = []
+        self.relay.congestion._on_paused = self.paused.append
 
     def stick(self, peer: RelayPeer) -> None:
         port = self.ports[peer]
@@ -319,7 +319,7 @@ class SlowReaderTests(RelayCase):
         self.assertFalse(self.ports[a].paused)
         self.send(a, 0, 200_000)
         self.assertTrue(self.ports[a].paused)
-        self.assertEqual(self.held, [a])
+        self.assertEqual(self.paused, [a])
         while self.ports[a].paused:
             self.take(b)
         self.assertLessEqual(self.relay.congestion.total, HOLD_AT // 2)
@@ -965,17 +965,17 @@ class UnreadTests(SynchronousTestCase):
         self.network.settle()
 
     def test_a_stopped_application_holds_the_link(self) -> None:
-        self.assertTrue(self.b.link.held)
+        self.assertTrue(self.b.link.is_reading_paused)
         self.stopped.transport.resumeProducing()
         self.network.settle()
-        self.assertFalse(self.b.link.held)
+        self.assertFalse(self.b.link.is_reading_paused)
         self.assertEqual(len(self.stopped.data), 2_000_000)
         self.network.advance(STALL_TIMEOUT)
         self.assertIsNone(self.stopped.lost)
 
     def test_a_slow_reader_keeps_its_channel(self) -> None:
         self.network.advance(STALL_TIMEOUT - 1)
-        while self.b.link.held:
+        while self.b.link.is_reading_paused:
             self.stopped.transport._deliver(self.stopped.transport._unread.popleft())
         self.network.advance(STALL_TIMEOUT * 2)
         self.assertIsNone(self.stopped.lost)
@@ -983,9 +983,9 @@ class UnreadTests(SynchronousTestCase):
 
     def test_a_stopped_reader_loses_its_channel(self) -> None:
         self.network.advance(STALL_TIMEOUT - 1)
-        self.assertTrue(self.b.link.held)
+        self.assertTrue(self.b.link.is_reading_paused)
         self.network.advance(2)
-        self.assertFalse(self.b.link.held)
+        self.assertFalse(self.b.link.is_reading_paused)
         self.assertIsNotNone(self.ends[0].lost)
         self.ends[1].transport.write(b"still here")
         self.network.settle()
@@ -1016,5 +1016,5 @@ class UnreadTests(SynchronousTestCase):
     def test_aborting_releases_the_link(self) -> None:
         self.stopped.transport.abortConnection()
         self.network.settle()
-        self.assertFalse(self.b.link.held)
+        self.assertFalse(self.b.link.is_reading_paused)
         self.assertIsNotNone(self.ends[0].lost)

@@ -79,11 +79,11 @@ class ClosedTests(SynchronousTestCase):
         self.assertEqual(
             {key for key, value in final.items() if not value},
             {
-                (EndedBy.ANYBODY, False, CloseReason.UNSPECIFIED),
-                (EndedBy.ANYBODY, False, CloseReason.HASH_MISMATCH),
-                (EndedBy.ANYBODY, True, CloseReason.UNSPECIFIED),
-                (EndedBy.ANYBODY, True, CloseReason.HASH_MISMATCH),
-                (EndedBy.HERE, True, CloseReason.UNSPECIFIED),
+                (EndedBy.UNAUTHENTICATED, False, CloseReason.UNSPECIFIED),
+                (EndedBy.UNAUTHENTICATED, False, CloseReason.HASH_MISMATCH),
+                (EndedBy.UNAUTHENTICATED, True, CloseReason.UNSPECIFIED),
+                (EndedBy.UNAUTHENTICATED, True, CloseReason.HASH_MISMATCH),
+                (EndedBy.LOCAL, True, CloseReason.UNSPECIFIED),
             },
         )
 
@@ -249,7 +249,7 @@ class ReceiveTests(ClientCase):
             events = self._fwd(sequence & 0xFFFF, 60_000)
             sequence += 1
             self.assertLess(sequence * 60_000, 2 * RECEIVE_LIMIT)
-        self.assertEqual(events[-1], Closed(self.transport, CloseReason.BUFFER_FULL, refused=False, by=EndedBy.HERE))
+        self.assertEqual(events[-1], Closed(self.transport, CloseReason.BUFFER_FULL, refused=False, by=EndedBy.LOCAL))
         self.assertEqual(sent(self.core)[-1], Frame(CLOSE, 1, bytes([CloseReason.BUFFER_FULL])))
 
     def test_tiny_frames_count_for_more_than_their_bytes(self) -> None:
@@ -457,7 +457,7 @@ class SecureTests(SynchronousTestCase):
             closed = events[-1]
             assert isinstance(closed, Closed)
             self.assertEqual(
-                (closed.refused, closed.by), (not authentic, EndedBy.REMOTE if authentic else EndedBy.ANYBODY)
+                (closed.refused, closed.by), (not authentic, EndedBy.REMOTE if authentic else EndedBy.UNAUTHENTICATED)
             )
 
     def test_both_have_to_know_half_closes(self) -> None:

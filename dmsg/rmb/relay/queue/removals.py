@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 
 MAX_REMOVALS = 200_000
-"""Maximum number of ids to remember.  Above it the oldest ids are forgotten, and their messages are delivered again."""
+"""Maximum number of delivered messages whose ids are remembered until they are deleted. Above it, the oldest ids are
+forgotten, and the messages with these ids are delivered again."""
 AT_ONCE = 500
 """Maximum number of messages that are deleted in one attempt."""
 

@@ -1,4 +1,4 @@
-"""Idle links of a server release what they can make again."""
+"""Idle links of a server release their cipher objects."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.base.memory import Memory
 from dmsg.keys import SecKey
 from dmsg.net.links.records import RecordLink
-from dmsg.servers.holdings import REST_AFTER, LinkHoldings
+from dmsg.servers.holdings import RELEASE_AFTER, LinkHoldings
 from tests.support import MemoryNetwork
 
 ONE, TWO = (SecKey.from_seed(name) for name in (b"one", b"two"))
 
 
-class RestTests(SynchronousTestCase):
+class ReleaseCiphersTests(SynchronousTestCase):
     """A server in memory with two clients."""
 
     def setUp(self) -> None:
@@ -32,7 +32,7 @@ class RestTests(SynchronousTestCase):
     def links(self) -> list[RecordLink]:
         return [session.link for session in self.network.factory.sessions]
 
-    def resting(self) -> list[bool]:
+    def released(self) -> list[bool]:
         return [link._sealer._cipher is None for link in self.links()]  # type: ignore[union-attr]
 
     def ping(self) -> None:
@@ -45,18 +45,18 @@ class RestTests(SynchronousTestCase):
         for _ in range(round(seconds / 0.25)):
             self.clock.advance(0.25)
 
-    def test_an_idle_link_rests_and_works_again(self) -> None:
-        self.wait(REST_AFTER - 0.5)
-        self.assertEqual(self.resting(), [False, False])
-        self.wait(2 * REST_AFTER)
-        self.assertEqual(self.resting(), [True, True])
+    def test_an_idle_link_releases_its_ciphers_and_works_again(self) -> None:
+        self.wait(RELEASE_AFTER - 0.5)
+        self.assertEqual(self.released(), [False, False])
+        self.wait(2 * RELEASE_AFTER)
+        self.assertEqual(self.released(), [True, True])
         self.ping()
-        self.assertEqual(sorted(self.resting()), [False, True])
+        self.assertEqual(sorted(self.released()), [False, True])
 
-    def test_a_link_in_use_does_not_rest(self) -> None:
+    def test_a_link_in_use_keeps_its_ciphers(self) -> None:
         for _ in range(20):
-            self.wait(REST_AFTER / 4)
-            self.assertIn(False, self.resting())
+            self.wait(RELEASE_AFTER / 4)
+            self.assertIn(False, self.released())
             self.ping()
 
     def test_links_that_end_are_not_kept(self) -> None:
