@@ -57,19 +57,19 @@ SLOW_DAYS = 3
 a server is never reported as slow.
 """
 SLOW_READERS = 0.01
-"""Share of a server's transports. If at least this share ended because of slow receivers, the server is reported."""
+"""Minimum share of a server's transports that ended because of slow receivers; below it, the server is not reported."""
 SLOW_READERS_LEAST = 10
 """Minimum number of transports that ended because of slow receivers; with fewer, the server is not reported."""
 UNCERTAIN = 0.02
-"""Share of the bytes that a server claims. Bytes that were in flight when their transports ended are not credited. If
-at least this share was in flight, the server is reported.
+"""Minimum share of the bytes that a server claims which were in flight when their transports ended, and therefore are
+not credited. Below it, the server is not reported.
 """
 UNCERTAIN_LEAST = 1024 * 1024
 """Minimum number of uncredited bytes in flight; fewer are not reported."""
 ATTACK = 100.0
 """Minimum score at which an actor (a client or network) is reported for abuse."""
 COMPLETE = 0.99
-"""Share of a producer's events of a day. If fewer have arrived, the missing events are reported."""
+"""Share of a producer's events of a day that must have arrived. Below it, the missing events are reported."""
 OLD_SECONDS = 2 * 3600
 """Age in seconds of the newest event above which the data is reported as old. Entities finish a file of events every
 five minutes.

@@ -27,8 +27,8 @@ CHECK_INTERVAL = 0.25
 OLD = 2.0
 """Age in seconds from which buffered data count as old. A live reader would have read them by then."""
 ENOUGH = 0.8
-"""Fraction of the memory limit. Above the limit, old data are dropped until this fraction is left, but young data only
-until the limit is no longer exceeded."""
+"""Fraction of the memory limit down to which old data are dropped once the limit is exceeded. Young data are
+dropped only until the limit is no longer exceeded."""
 SHARE = 4
 """Divisor of the machine's memory. The result is the default memory limit."""
 LEAST = 64 * 1024 * 1024

@@ -15,7 +15,7 @@ from dmsg.net.isolate import call_isolated
 CHECK_INTERVAL = 5.0
 """Seconds between comparisons of the system's clock with the reactor's."""
 LEAST_STEP = 2.0
-"""Number of seconds. If the system's clock jumps by at least this much between two comparisons, it was set. NTP
+"""Minimum jump of the system's clock in seconds, between two comparisons, which shows that the clock was set. NTP
 corrects smaller errors gradually, without a jump."""
 
 _log = Logger()

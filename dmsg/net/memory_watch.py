@@ -17,9 +17,9 @@ from dmsg.base.memory import CHECK_INTERVAL, Holding, Memory, resident
 MARKS = 240
 """Number of memory checks for which the byte count of each peer is remembered."""
 WORTH_GIVING_BACK = 8 * 1024 * 1024
-"""Number of bytes. If the process exceeds its expected size by more, the allocator is told to return memory to the
-system. The expected size is the smallest size of the process so far, plus the memory buffered for peers. If a tenth of
-that smallest size is more than this number, the tenth is used instead."""
+"""Number of bytes by which the process may exceed its expected size. Above it, the allocator is told to return memory
+to the system. The expected size is the smallest size of the process so far, plus the memory buffered for peers. If a
+tenth of that smallest size is more than this number, the tenth is used instead."""
 TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
 """Shortest and longest pause, in seconds, between two requests to the allocator to return memory. The pause doubles
 after each request without effect. It is reset when the amount of memory changes much."""

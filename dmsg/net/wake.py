@@ -14,7 +14,7 @@ CHECK_INTERVAL = 1.0
 rest of its time. The checks limit each sleep to this number of seconds, and so the delay of all timers after a
 suspension."""
 MIN_SLEEP = 10.0
-"""Minimum delay in seconds of a check which shows that the machine was suspended. Smaller delays also occur if the
+"""Minimum delay of a check in seconds which shows that the machine was suspended. Smaller delays also occur if the
 process is busy."""
 
 

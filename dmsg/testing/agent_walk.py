@@ -161,7 +161,7 @@ class AgentWalk:
     def check(self) -> None:
         """Check all guarantees.
 
-        :raises PromiseBroken: one is broken.
+        :raises PromiseBroken: a guarantee is broken.
         """
         if self._broken:
             raise PromiseBroken("; ".join(self._broken[:5]))

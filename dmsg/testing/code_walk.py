@@ -220,7 +220,7 @@ class CodeWalk:
     def check(self) -> None:
         """Check all guarantees.
 
-        :raises PromiseBroken: one is broken.
+        :raises PromiseBroken: a guarantee is broken.
         """
         if self._stranger.broken:
             raise PromiseBroken("; ".join(self._stranger.broken[:5]))

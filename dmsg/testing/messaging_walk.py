@@ -101,7 +101,7 @@ class MessagingWalk:
     def check(self) -> None:
         """Check the guarantee of all channels.
 
-        :raises PromiseBroken: a channel has broken it.
+        :raises PromiseBroken: a channel has broken its guarantee.
         """
         for end in self._ends():
             end.check()

@@ -29,8 +29,8 @@ counts once per minute."""
 CHURN_LIMIT = 5000
 """Limit per day: number of entries that one client posted; an ordinary client posts every few minutes."""
 UNANSWERED_LIMIT = 0.9
-"""Share of a client's requests for transports. If more than this share was not accepted by anybody, the client is
-reported, provided that it made at least ``UNANSWERED_LEAST`` requests."""
+"""Maximum share of a client's requests for transports that nobody accepts. Above it, the client is reported, if it made
+at least ``UNANSWERED_LEAST`` requests."""
 UNANSWERED_LEAST = 50
 CHURN = "churn"
 """Kind of abuse that is found in the table ``entries``."""

@@ -32,11 +32,10 @@ TOLERANCE = 0.01
 INFLATION_LIMIT = 0.02
 """Share by which a server's claim may exceed the counts of the ends. A claim that exceeds them by more is inflated."""
 MOST = 0.5
-"""Share of a server's clients. If the counts of more than this share show an inflated claim, the verdict says so. Each
-client counts once, so a few clients that lie together cannot accuse a server.
-"""
+"""Maximum share of a server's clients whose counts may show an inflated claim. Above it, the verdict says so. Each
+client counts once, so a few clients that lie together cannot accuse a server."""
 SIDED_LIMIT = 0.01
-"""Share of a server's transports. If the server agrees with one end against the other in more than this share, the
+"""Maximum share of a server's transports in which the server may agree with one end against the other. Above it, the
 verdict on the day says so."""
 FIRST_WINDOW = 256 * 1024
 MAX_WINDOW = 32 * 1024 * 1024
@@ -46,7 +45,7 @@ stream, the window is ``FIRST_WINDOW``.
 WINDOW_GROWTH = 4
 """Maximum number of bytes by which a sender's window grows for each acknowledged byte."""
 WITNESS_LIMIT = 0.5
-"""Share of a server's transports. If fewer have receipts of both ends, the verdict is that there are too few
+"""Minimum share of a server's transports with receipts of both ends. Below it, the verdict is that there are too few
 receipts."""
 
 

@@ -16,7 +16,7 @@ from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 DISTRUST = 0.1
-"""Share of a server's minutes with heartbeats. If discovery did not see the server in more than this share, the day
+"""Maximum share of a server's minutes with heartbeats in which discovery does not see the server. Above it, the day
 gets a flag."""
 MINUTES_OF_DAY = 1440
 CLOCK_LIMIT_MS = 60_000

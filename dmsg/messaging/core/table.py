@@ -54,8 +54,8 @@ MAX_PINGS = 8
 """Maximum number of open channels that other clients use only to measure a round trip. A further one closes the
 oldest."""
 JOIN_LIMIT = 64 * 1024
-"""Number of bytes. When the joined messages of one channel have more, they become an event. This bounds the memory of
-an event."""
+"""Number of bytes above which the joined messages of one channel become an event. This bounds the memory of an
+event."""
 
 
 class ClientConnection:

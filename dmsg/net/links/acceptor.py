@@ -54,8 +54,7 @@ failed handshake proves no key."""
 FAILED_RATE = 8.0
 """Rate, per second, at which an address's failed handshakes are forgotten."""
 ROOM_AGAIN = 0.9
-"""Fraction of the maximum number of clients. A server that was full logs that it accepts clients again when fewer
-clients than this are connected."""
+"""Fraction of the maximum number of clients below which a server that was full logs that it accepts clients again."""
 _SILENT = frozenset(
     {
         DropReason.HANDSHAKE_ABANDONED,

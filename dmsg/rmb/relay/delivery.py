@@ -44,8 +44,7 @@ and their bytes. At a limit, the senders of these messages are paused."""
 OVERHEAD = 300
 """Number of bytes of memory that each message takes in addition to its data."""
 FEW_IN_WINDOW = 64
-"""Number of messages. A session that logs an error for each ping is pinged with a delay while fewer messages than this
-are unconfirmed."""
+"""Number of unconfirmed messages below which a session that logs an error for each ping is pinged with a delay."""
 
 
 class Delivery:

@@ -55,8 +55,8 @@ from dmsg.v2019.core.wire import (
 )
 
 STRANGER_AFTER = 5.0
-"""Number of seconds. Of two connections with the same key, the older one is assumed to belong to another program if it
-was made longer ago than this, and its PINGs do not identify its program."""
+"""Age in seconds above which the older of two connections with the same key is assumed to belong to another program. It
+applies only if the PINGs of the older connection do not identify its program."""
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
