@@ -99,9 +99,9 @@ class Groups:
         return self.several([(name, values, other)])[0]
 
     def several(self, wanted: Sequence[tuple[str, pa.Array, object]]) -> list[pa.Array]:
-        """Return several aggregates of the kind of :meth:`standard`, for which rows are assigned to groups only once.
+        """Return the results of several calls of :meth:`standard`, but assign rows to groups only once.
 
-        :param wanted: for each aggregate the name, the values and the result for a group without values.
+        :param wanted: arguments of each call: ``name``, ``values`` and ``other``.
         """
         columns = {f"value{index}": values for index, (_, values, _) in enumerate(wanted)}
         options = [_COUNT if name == "count" else _SKIP for name, _, _ in wanted]

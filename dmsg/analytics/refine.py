@@ -41,19 +41,19 @@ from dmsg.analytics.views import VIEWS
 SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 """Gold tables that are computed from other gold tables of the same days."""
-_OF_OVERALL = ("boot", "placement")
+_DERIVED_OVERALL = ("boot", "placement")
 """Gold tables without days that are computed from other tables without days."""
-_OF_SILVER = ("verdicts", "unfinished")
+_DERIVED_SILVER = ("verdicts", "unfinished")
 """Silver tables computed from other silver tables, in the order in which they are computed."""
-_OF_CLIENTS = {
+_CLIENT_TABLES = {
     *("sessions", "heartbeats", "verdicts", "unfinished", "transports", "refusals", "entries", "receipts"),
     *("pair_day", "settlement_conflict_day", "abuse_day", "lost_transport", "actor"),
 }
 """Tables whose size grows with clients, transports or events. The size of all other tables grows with servers and
 hours."""
 _USUALLY_SMALL = ("abuse_day", "actor", "lost_transport")
-"""Tables of :data:`_OF_CLIENTS` that usually have few rows. Their rows are collected and compared with the stored ones,
-unless there are more than :data:`~dmsg.analytics.changes.COMPARED_ROWS`, as during an attack.
+"""Tables of :data:`_CLIENT_TABLES` that usually have few rows. Their rows are collected and compared with the stored
+ones, unless there are more than :data:`~dmsg.analytics.changes.COMPARED_ROWS`, as during an attack.
 """
 MEMORY_EVENTS = 50_000_000
 """Maximum number of events of the days to recompute for which the tables of servers and hours are collected and written
@@ -248,12 +248,12 @@ class Refinement:
                 last_day=last_day,
             )
 
-        names = [name for name in SILVER if name not in _OF_SILVER]
+        names = [name for name in SILVER if name not in _DERIVED_SILVER]
         if doubtful is None:
             for name in VIEWS:
                 names.remove(name)
                 lake.clear(name, self._claim.number, days)
-        for some in (names, *([name] for name in _OF_SILVER)):
+        for some in (names, *([name] for name in _DERIVED_SILVER)):
             # If there are duplicate events, no table is computed in memory, because Spark chooses which of the
             # duplicates to use.
             self._write_days("silver", some, plan, plan_in_memory if doubtful is None else None)
@@ -425,7 +425,7 @@ class Refinement:
         lake, number = self._lake, self._claim.number
         schema = lake.table(layer, name).schema
         collected = None
-        if self._few or (self._in_memory and name not in _OF_CLIENTS):
+        if self._few or (self._in_memory and name not in _CLIENT_TABLES):
             collected = with_types(rows, schema).toArrow()
         elif self._can_compare and name in _USUALLY_SMALL:
             collected = with_types(rows.limit(COMPARED_ROWS + 1), schema).toArrow()
@@ -493,8 +493,8 @@ class Refinement:
         in_memory = overall_tables(self._memory_reader(None), self._memory_reader(recent), self._today)
         assert tables.keys() == OVERALL.keys()
         keeps = self._can_compare and self._before.today == str(self._today)
-        for names in ([name for name in tables if name not in _OF_OVERALL], _OF_OVERALL):
-            # The tables of _OF_OVERALL are computed from the others, and only if one of those has changed. So the
+        for names in ([name for name in tables if name not in _DERIVED_OVERALL], _DERIVED_OVERALL):
+            # The tables of _DERIVED_OVERALL are computed from the others, and only if one of those has changed. So the
             # others are written first.
             wanted = {name: tables[name] for name in names if not keeps or self._changes.has_changed(name)}
             self._write("gold", wanted, in_memory)

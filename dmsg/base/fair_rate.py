@@ -141,7 +141,7 @@ class FairRate:
         return True
 
     def _forget_one(self) -> None:
-        """Forget the source with the oldest last request, at the outermost level of blocks with several sources."""
+        """Forget the least recently used group of sources, at the outermost level that has several groups."""
         sources = self._sources
         assert sources is not None
         while len(sources) == 1 and (below := next(iter(sources.values())).below):

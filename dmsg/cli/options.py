@@ -164,7 +164,7 @@ def _for_terminals(text: str | None) -> str | None:
 
 
 def _with_advice(error: click.UsageError, line: str | None) -> click.UsageError:
-    """Return the error with the line to type instead, if there is one."""
+    """Return the error with the suggested command line appended, if there is one."""
     if line is None:
         return error
     return click.UsageError(f"{error.format_message().rstrip('.')}; say: {line}", error.ctx)

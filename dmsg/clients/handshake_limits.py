@@ -18,13 +18,13 @@ from dmsg.errors import CloseReason, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
-OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
+ONE_KNOWN_RATE, ONE_KNOWN_BURST = 200.0, 2000.0
 """Rate per second and burst of handshakes of one known initiator. The burst is large, because all streams that are
 resumed after the loss of a server begin a handshake at the same time.
 """
 ONE_STRANGER_RATE, ONE_STRANGER_BURST = 50.0, 200.0
 """Rate per second and burst of handshakes of one unknown initiator."""
-OF_STRANGERS_RATE, OF_STRANGERS_BURST = 1000.0, 2000.0
+ALL_STRANGERS_RATE, ALL_STRANGERS_BURST = 1000.0, 2000.0
 """Rate per second and burst of handshakes of all unknown initiators through one server. At this rate, handshakes use a
 fifth of a processor core.
 
@@ -33,7 +33,7 @@ handshakes. An attacker can evade this by changing keys, because keys cost nothi
 addresses, can stop such an attacker. The server forwards fewer handshakes than this rate
 (:data:`~dmsg.base.policing.DESTINATION_FACTOR`).
 """
-OF_KNOWN_RATE, OF_KNOWN_BURST = 1000.0, 5000.0
+ALL_KNOWN_RATE, ALL_KNOWN_BURST = 1000.0, 5000.0
 """Rate per second and burst of handshakes of all known initiators through one server."""
 RESERVED_RATE, RESERVED_BURST = 2.0, 20.0
 """Rate per second and burst of handshakes that each known initiator may make even if the rate of all known initiators
@@ -73,10 +73,10 @@ class HandshakeLimits:
     def __init__(self, now: Callable[[], float], factories: Callable[[], Iterable[object]]) -> None:
         self._now = now
         self._factories = factories
-        self._of_one = RateLimit(OF_ONE_RATE, OF_ONE_BURST)
-        self._of_stranger = RateLimit(ONE_STRANGER_RATE, ONE_STRANGER_BURST)
-        self._of_strangers: OrderedDict[str, FairRate] = OrderedDict()
-        self._of_known = RateLimit(OF_KNOWN_RATE, OF_KNOWN_BURST)
+        self._one_known = RateLimit(ONE_KNOWN_RATE, ONE_KNOWN_BURST)
+        self._one_stranger = RateLimit(ONE_STRANGER_RATE, ONE_STRANGER_BURST)
+        self._all_strangers: OrderedDict[str, FairRate] = OrderedDict()
+        self._all_known = RateLimit(ALL_KNOWN_RATE, ALL_KNOWN_BURST)
         self._reserved = RateLimit(RESERVED_RATE, RESERVED_BURST)
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._seen = Fingerprints(REMEMBERED)
@@ -119,15 +119,15 @@ class HandshakeLimits:
         now = self._now()
         who = f"{server} {initiator.hex()}"
         if initiator not in self._known:
-            strangers = self._of_strangers.get(server) or FairRate()
-            remember(self._of_strangers, server, strangers, MAX_SERVERS)
-            return self._of_stranger.allow(who, now) and strangers.take(
-                (initiator,), OF_STRANGERS_RATE, OF_STRANGERS_BURST, now
+            strangers = self._all_strangers.get(server) or FairRate()
+            remember(self._all_strangers, server, strangers, MAX_SERVERS)
+            return self._one_stranger.allow(who, now) and strangers.take(
+                (initiator,), ALL_STRANGERS_RATE, ALL_STRANGERS_BURST, now
             )
-        if not self._of_one.allow(who, now):
+        if not self._one_known.allow(who, now):
             return False
         # Each known initiator has a reserved rate, because others may have used up the common rate.
-        return self._reserved.allow(who, now) or self._of_known.allow(server, now)
+        return self._reserved.allow(who, now) or self._all_known.allow(server, now)
 
     def _admitted(self, initiator: bytes) -> bool:
         listening = False

@@ -110,10 +110,10 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             self._waiting: dict[Deferred[RedisProtocol], None] = {}
             self._timer: IDelayedCall | None = None
             self._since = 0.0
-            self._without()
+            self._start_grace_period()
             super().startConnecting(endpoint)
 
-        def _without(self) -> None:
+        def _start_grace_period(self) -> None:
             """Record that there is no connection, and start the grace period of waiting calls."""
             self._since = clock.seconds()
             self._stop_timer()
@@ -144,7 +144,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             # The lost connection is removed from the queue, which would otherwise keep it in memory.
             if conn in self.connectionQueue.pending:
                 self.connectionQueue.remove(conn)
-            self._without()
+            self._start_grace_period()
 
         def disconnect(self) -> Deferred[object]:
             self._stop_timer()

@@ -16,7 +16,7 @@ from dmsg.streams.core.resumption import INITIAL_WINDOW
 CHECK_INTERVAL = 1.0
 """Seconds between checks of a client's streams."""
 SMALL = INITIAL_WINDOW // 4
-"""Number of buffered bytes from which on a stream is reported. A suspended stream is always reported."""
+"""Number of buffered bytes below which a stream is not reported, unless it is suspended."""
 STREAM_SIZE = 16 * 1024
 """Number of bytes that are counted for each stream in addition to its data."""
 

@@ -14,11 +14,11 @@ from dmsg.testing.tcp import Path
 from dmsg.v2019.core.wire import DRAIN, Frame
 
 WRONG_BY = (-400 * 86400.0, -3600.0, -20.0, 0.0, 20.0, 3600.0, 400 * 86400.0)
-"""Possible errors of the date of a host, in seconds. The fault ``wall clock`` draws one of them."""
+"""Possible errors of the wall clock of a host, in seconds. The fault ``wall clock`` draws one of them."""
 MALFORMED = Frame(DRAIN, 0, b"malformed")
 """Frame that a poisoned server sends."""
 DRIFTS = (0.0, 0.0, 0.0, -0.05, -0.0005, 0.0005, 0.05)
-"""Possible drifts of the date of a host, in seconds per second. The fault ``wall clock`` draws one of them."""
+"""Possible drifts of the wall clock of a host, in seconds per second. The fault ``wall clock`` draws one of them."""
 
 
 class FaultyLab(Protocol):
@@ -192,7 +192,7 @@ class Faults:
         self._lab.clock.advance(self._random.choice((5, 60, 600)))
 
     def wall_clock(self) -> None:
-        """Set a wrong date on one host, and sometimes let the date drift. The timers of the host are not affected."""
+        """Set the wall clock of one host wrong, and sometimes let it drift. The timers of the host are not affected."""
         host = self._lab.network.host(self._random_host((*self._clients, *self._servers, *self._others)))
         host.ahead = self._random.choice(WRONG_BY)
         host.drift(self._random.choice(DRIFTS))

@@ -87,7 +87,7 @@ class Network:
         return self.hosts[name]
 
     def ahead(self) -> float:
-        """Return by how many seconds the date of the host whose code runs now is ahead of the lab's date."""
+        """Return by how many seconds the wall clock of the host whose code runs now is ahead of the lab's clock."""
         return 0.0 if self.running is None else self.running.ahead
 
     def path(self, source: Host, target: Host) -> Path:
@@ -300,7 +300,8 @@ class _Names:
 class Host:
     """Simulated host, which is the reactor of the entities that run on it.
 
-    The date of a host may be wrong, in a :func:`~dmsg.testing.lab.repeatable_lab`: see :attr:`ahead` and :meth:`drift`.
+    In a :func:`~dmsg.testing.lab.repeatable_lab`, the wall clock of a host may be wrong: see :attr:`ahead` and
+    :meth:`drift`.
     Timers use a monotonic clock, and are not affected.
 
     :ivar accepted: number of connections that this host has accepted.
@@ -335,11 +336,11 @@ class Host:
         has."""
         return cast(Reactor, self)
 
-    # --- date ---
+    # --- wall clock ---
 
     @property
     def ahead(self) -> float:
-        """Seconds by which the date of this host is ahead of the lab's date. Setting it also ends a drift."""
+        """Seconds by which the wall clock of this host is ahead of the lab's clock. Setting it also ends a drift."""
         return self._ahead + self._drift * (self.seconds() - self._ahead_at)
 
     @ahead.setter
@@ -347,9 +348,9 @@ class Host:
         self._ahead, self._drift, self._ahead_at = seconds, 0.0, self.seconds()
 
     def drift(self, rate: float) -> None:
-        """Let the date of this host become more and more wrong from now on.
+        """Let the wall clock of this host drift from now on.
 
-        :param rate: seconds by which the date gets ahead in each second; negative for a clock that is slow.
+        :param rate: seconds that the wall clock gains in each second; negative for a clock that loses time.
         """
         self.ahead = self.ahead
         self._drift = rate

@@ -205,7 +205,7 @@ class OldPair:
         self._begin(self._random.choice(sorted(EXCHANGES.keys() - (RUDE if self._is_steady else set()))))
 
     def check(self) -> None:
-        """Check that the clients have received what was recorded.
+        """Check that the clients have received only the recorded frames.
 
         :raises PromiseBroken: a client has received a frame that differs from the recorded one.
         """

@@ -317,7 +317,7 @@ class _SimulatedVfs:
         return OK
 
     def _unmap_shared(self, file: Any, delete: int) -> int:
-        # Each database has only one connection here, so no other connection uses this memory.
+        # Each database has only one connection here, so no other connection uses the shared memory.
         self._shared.pop(file.contents.number, None)
         return OK
 

@@ -34,13 +34,13 @@ SETTLE_TIMEOUT = 400.0
 REACHABLE_AFTER = 1.2 * REFRESH_EVERY + 200.0
 """Maximum seconds between the repair of all faults and the time at which each client is reachable again. A discovery
 that was killed has lost the entries, and clients post them again after this time."""
-QUIET = 120.0
+LOAD_SECONDS = 120.0
 """Seconds after the recovery for which the requests to discovery are counted."""
 MAX_IDLE_REQUESTS = 15.0
 """Maximum number of requests per minute to discovery after the recovery, as an average of all clients and servers."""
 SECOND_DISCOVERY = "discovery-2"
 """Host of the second discovery."""
-LASTS = 3600.0
+RESUME_TIMEOUT = 3600.0
 """Seconds for which a client of a walk tries to resume a stream."""
 
 
@@ -138,8 +138,8 @@ class Walk:
         """
         host = self.lab.network.host("discovery")
         before = host.accepted
-        self.lab.network.run(QUIET)
-        asked = (host.accepted - before) * 60 / QUIET
+        self.lab.network.run(LOAD_SECONDS)
+        asked = (host.accepted - before) * 60 / LOAD_SECONDS
         limit = MAX_IDLE_REQUESTS * (len(self.lab.clients) + len(self.lab.servers))
         if asked > limit:
             raise PromiseBroken(f"discovery gets {asked:.0f} requests a minute, and at most {limit:.0f} are expected")
@@ -180,9 +180,9 @@ class Walk:
     def _start_client(self, name: str) -> None:
         if name == "alice" and self.plan.lying:
             keys = [self.lab.key(one).public for one in self._servers]
-            client = self.lab.add_client(name, resume_timeout=LASTS, only=keys, min_servers=min(2, len(keys)))
+            client = self.lab.add_client(name, resume_timeout=RESUME_TIMEOUT, only=keys, min_servers=min(2, len(keys)))
         else:
-            client = self.lab.add_client(name, resume_timeout=LASTS)
+            client = self.lab.add_client(name, resume_timeout=RESUME_TIMEOUT)
         self._clients[name] = client
 
     def _kill_client(self, step: Step) -> str:

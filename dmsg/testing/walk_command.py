@@ -200,7 +200,7 @@ class _Walks:
     def text(self, amount: str) -> str:
         """Return a summary of all walks.
 
-        :param amount: text that follows the number of what the walks count.
+        :param amount: unit of the number that the walks count, followed by the guarantee that they check.
         """
         last = self._first + self._count - 1
         text = f"{self._count} walks, seeds {self._first} to {last}: {self._amount} {amount}\n"

@@ -22,7 +22,7 @@ UNACKNOWLEDGED = 4_000_000
 """Number of unacknowledged bytes at which an end of a stream sends no more data."""
 STREAMS = 6
 """Maximum number of streams that are open at the same time."""
-LAST = 10_000
+LAST_SIZE = 10_000
 """Size in bytes of the data that an end sends just before it closes its stream."""
 LONGEST_PAUSE = 60.0
 """Maximum seconds of the lab's time between two attempts to open the stream that a walk opens at its end, to check that
@@ -123,7 +123,7 @@ class WalkStreams:
                 pause = min(2 * pause, LONGEST_PAUSE)
                 talker = self._connect(*pair)
             elif talker.transport is not None and not talker.sent:
-                talker.say(LAST)
+                talker.say(LAST_SIZE)
             elif talker.acknowledged:
                 return
         raise AssertionError(f"{pair[0]} cannot reach {pair[1]}")
@@ -184,7 +184,7 @@ class WalkStreams:
             other = talker.other
             assert talker.transport is not None and other is not None and other.transport is not None
             # The stream closes when this data is acknowledged, so later faults happen while it is closing.
-            talker.say(LAST)
+            talker.say(LAST_SIZE)
             talker.transport.resumeProducing()  # type: ignore[attr-defined]
             other.transport.resumeProducing()  # type: ignore[attr-defined]
             talker.transport.loseConnection()

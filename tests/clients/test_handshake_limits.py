@@ -9,11 +9,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients import handshake_limits as doorman_module
 from dmsg.clients.handshake_limits import (
-    OF_KNOWN_BURST,
-    OF_ONE_BURST,
-    OF_ONE_RATE,
-    OF_STRANGERS_BURST,
-    OF_STRANGERS_RATE,
+    ALL_KNOWN_BURST,
+    ALL_STRANGERS_BURST,
+    ALL_STRANGERS_RATE,
+    ONE_KNOWN_BURST,
+    ONE_KNOWN_RATE,
     ONE_STRANGER_BURST,
     RESERVED_BURST,
     HandshakeLimits,
@@ -57,18 +57,18 @@ class HandshakeLimitsTests(SynchronousTestCase):
 
     def test_handshakes_of_a_single_server_are_limited(self) -> None:
         self.handshake_limits.remember(A)
-        self.assertEqual(self.asked(OF_ONE_BURST + 10, A), OF_ONE_BURST)
+        self.assertEqual(self.asked(ONE_KNOWN_BURST + 10, A), ONE_KNOWN_BURST)
         self.assertIs(self.here(A, request(0)), CloseReason.RATE_LIMITED)
         self.clock.advance(1)
-        self.assertEqual(self.asked(OF_ONE_RATE + 10, A), OF_ONE_RATE)
+        self.assertEqual(self.asked(ONE_KNOWN_RATE + 10, A), ONE_KNOWN_RATE)
         # what came through another server was counted there
         self.assertEqual(self.asked(10, A, at=self.there), 10)
 
     def test_strangers_do_not_displace_known_keys(self) -> None:
         self.handshake_limits.remember(A)
         # as many as there are places, each under a name of its own
-        names = [bytes([2]) + number.to_bytes(32, "big") for number in range(int(OF_STRANGERS_BURST) + 50)]
-        self.assertEqual(self.asked(len(names), *names), OF_STRANGERS_BURST)
+        names = [bytes([2]) + number.to_bytes(32, "big") for number in range(int(ALL_STRANGERS_BURST) + 50)]
+        self.assertEqual(self.asked(len(names), *names), ALL_STRANGERS_BURST)
         self.assertIs(self.here(B, request(0)), CloseReason.RATE_LIMITED)
         self.assertEqual(self.asked(100, A), 100)
         self.assertIsNone(self.there(B, request(0)))
@@ -87,20 +87,20 @@ class HandshakeLimitsTests(SynchronousTestCase):
                     newcomers += 1
                     refused += not self.asked(1, bytes([3]) + turn.to_bytes(32, "big"))
             self.assertEqual((newcomers, refused), (100, 0), attackers)
-            self.assertLess(let_in, 12 * OF_STRANGERS_RATE + OF_STRANGERS_BURST)
+            self.assertLess(let_in, 12 * ALL_STRANGERS_RATE + ALL_STRANGERS_BURST)
 
     def test_servers_are_counted_apart_and_forgotten(self) -> None:
         self.patch(doorman_module, "MAX_SERVERS", 2)
         for name in "ABC":
             self.asked(1, A, at=self.handshake_limits.at(KEYS[name].public))
-        self.assertEqual(len(self.handshake_limits._of_strangers), 2)
+        self.assertEqual(len(self.handshake_limits._all_strangers), 2)
 
     def test_each_server_has_its_own_share(self) -> None:
         others = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]
         for one in (A, *others):
             self.handshake_limits.remember(one)  # type: ignore[arg-type]
         least = RESERVED_BURST * len(others)
-        self.assertEqual(self.asked(OF_KNOWN_BURST + least + 500, *others), OF_KNOWN_BURST + least)
+        self.assertEqual(self.asked(ALL_KNOWN_BURST + least + 500, *others), ALL_KNOWN_BURST + least)
         self.assertEqual(self.asked(RESERVED_BURST + 5, A), RESERVED_BURST)
 
     def test_of_one_stranger(self) -> None:

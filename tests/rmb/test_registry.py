@@ -349,7 +349,7 @@ class CacheTests(SynchronousTestCase):
         self.cache.get(1)
         self.known(4)
         self.assertEqual([True, False, True], [self.cache.get_cached(number) is not None for number in (1, 2, 3)])
-        self.patch(cache, "MAX_QUESTIONS", 1)
+        self.patch(cache, "MAX_QUERIES", 1)
         self.cache.get(10)
         self.failureResultOf(self.cache.get(11), RegistryUnavailable)
 

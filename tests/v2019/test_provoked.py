@@ -7,7 +7,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.policing import FLOODING_REFUSALS
-from dmsg.clients.handshake_limits import OF_STRANGERS_BURST, OF_STRANGERS_RATE
+from dmsg.clients.handshake_limits import ALL_STRANGERS_BURST, ALL_STRANGERS_RATE
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.servers.serving import REFUSED_BURST
@@ -205,8 +205,8 @@ class AnswerTests(ProvokedCase):
 class RateTests(SynchronousTestCase):
     def test_a_server_passes_less_on_than_a_client_lets_in(self) -> None:
         limits = Limits()
-        self.assertLessEqual(limits.destination_rate, 0.8 * OF_STRANGERS_RATE)
-        self.assertLessEqual(limits.destination_burst, OF_STRANGERS_BURST)
+        self.assertLessEqual(limits.destination_rate, 0.8 * ALL_STRANGERS_RATE)
+        self.assertLessEqual(limits.destination_burst, ALL_STRANGERS_BURST)
 
 
 class FloodTests(SynchronousTestCase):

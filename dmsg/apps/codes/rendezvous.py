@@ -35,7 +35,7 @@ FIRST_NAMEPLATE, NAMEPLATES = 1000, 9000
 """First nameplate that a program may draw without discovery, and number of such nameplates.  They have four digits,
 like those of discovery.
 """
-FAILURES_TOLD = 2
+FAILURES_BEFORE_WARNING = 2
 """Number of consecutive failed renewals after which ``on_warning`` is called."""
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class OfferedCode:
                 failed = 0
             except DiscoveryError as error:
                 failed += 1
-                if failed == FAILURES_TOLD:
+                if failed == FAILURES_BEFORE_WARNING:
                     self._on_warning(f"{error}; the code may be lost with it")
             except Exception:
                 _log.failure("unhandled error while the number of a code was renewed in discovery")

@@ -46,7 +46,7 @@ CHANGED_LIMIT = 20
 """Maximum number of names in the list of files that changed during the transfer."""
 DIGEST_SIZE = 32
 GAVE_UP = "the other side gave up"
-WHAT = "parcels"
+PROTOCOL_NAME = "parcels"
 """Name of the protocol in error messages."""
 
 
@@ -106,7 +106,7 @@ class Messages:
 
         :raises TransferError: the message is malformed, or reports that the other side has ended the transfer.
         """
-        message = _take_message(self._buffer, MESSAGE_LIMIT, WHAT)
+        message = _take_message(self._buffer, MESSAGE_LIMIT, PROTOCOL_NAME)
         if message is None:
             return None
         if "error" in message:
@@ -118,7 +118,7 @@ class Messages:
 
         :raises TransferError: the piece is too long.
         """
-        return take_framed(self._buffer, CHUNK_LIMIT, WHAT)
+        return take_framed(self._buffer, CHUNK_LIMIT, PROTOCOL_NAME)
 
     def part_of_piece(self, reader: ChunkReader, left: int) -> bytes | None:
         """Remove and return bytes of the current chunk; see :meth:`~dmsg.apps.chunks.ChunkReader.take`."""

@@ -232,7 +232,7 @@ class Demo:
             await self._push(caller, callee, [one, 1], ret, str(one))
             answer = await self._answer(caller, ret)
             if answer["err"] is not None or json.loads(b64decode(answer["dat"])) != one + 1:
-                raise DmsgError(f"the service gave a wrong answer: {answer}")
+                raise DmsgError(f"the service returned an unexpected answer: {answer}")
             times.append(time.monotonic() - began)
         self._rows.append((caller, callee, way, number, sorted(times)[number // 2]))
         self._say(f"{caller} called {callee} {number} times, {way}: all answers right, encrypted end to end")

@@ -198,7 +198,9 @@ def _plan_send(
         if not recursive:
             raise TransferError(f"{source}: this is a directory; use -r to copy it")
         if not into:
-            raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
+            raise TransferError(
+                "a directory needs a target that ends in : or /; the copy gets the directory's name there"
+            )
         becomes = path + local.resolve().name
         return CopyJob(peer, _putter(local, becomes, hidden)), becomes
     regular_size(local)

@@ -199,7 +199,7 @@ def _check_code_options(to_many: bool, receivers: int | None, expires: float | N
     :raises click.UsageError: the options contradict each other, or one of them was given although no code is used.
     """
     if not by_code and (to_many or expires is not None):
-        raise click.UsageError("--to-many and --expires are for codes; KEY, a name or @GROUP needs no code")
+        raise click.UsageError("--to-many and --expires need a code; a transfer to KEY, a name or @GROUP has none")
     if to_many and receivers is None and expires is None:
         raise click.UsageError("--to-many needs --receivers N, --expires TIME, or both")
     if receivers is not None and not to_many:

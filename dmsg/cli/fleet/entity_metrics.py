@@ -162,7 +162,8 @@ def _problem(now: Snapshot, clients: float | None, free: float | None, memory: f
     found: list[tuple[int, str]] = []
     if now.status != "ok":
         found.append((90, now.status))
-    # Whether an entity is registered in discovery is only in the answer to /health.
+    # The metric is also 0 for a server without a discovery, which need not be registered. Only /health tells the
+    # difference.
     if now.health.get("registered", now.number("registered") != 0) is False:
         found.append((80, "not registered"))
     if now.health.get("shared_with"):

@@ -305,11 +305,19 @@ def verify(spool: Path, out: Path, clear_keys: bool) -> None:
 @analytics.command()
 @local_directory_option("--out", "Directory for the events.")
 @click.option(
-    "--transports", default=100_000, show_default=True, type=click.IntRange(1, 10**9), help="Number of transports."
+    "--transports",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(1, 10**9),
+    help="Number of transports to simulate.",
 )
-@click.option("--servers", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Number of servers.")
-@click.option("--clients", default=2_000, show_default=True, type=click.IntRange(1, 10**7), help="Number of clients.")
-@click.option("--days", default=3, show_default=True, type=click.IntRange(1, 3650), help="Number of days.")
+@click.option(
+    "--servers", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Number of servers to simulate."
+)
+@click.option(
+    "--clients", default=2_000, show_default=True, type=click.IntRange(1, 10**7), help="Number of clients to simulate."
+)
+@click.option("--days", default=3, show_default=True, type=click.IntRange(1, 3650), help="Number of days to simulate.")
 @click.option("--last-day", type=click.DateTime(["%Y-%m-%d"]), help="Last simulated day.  Default: yesterday.")
 @click.option(
     "--seed",

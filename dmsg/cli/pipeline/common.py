@@ -175,7 +175,10 @@ def as_of_option(command: Callable[..., object]) -> Callable[..., object]:
         type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
         metavar="TIME",
         callback=_end_of_day,
-        help=("Show the tables of this time (UTC), at most eight days ago, such as 2026-01-31 or 2026-01-31T08:00."),
+        help=(
+            "Show the tables as they were at this time (UTC), at most eight days ago, such as 2026-01-31 or "
+            "2026-01-31T08:00."
+        ),
     )(command)
 
 
@@ -209,7 +212,7 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        # Without this, rich ends with an empty line wherever standard error is no terminal.
+        # If standard error is no terminal, an enabled bar would print an empty line at its end.
         disable=state.quiet or not console.is_terminal or console.is_dumb_terminal,
     )
     with bar:

@@ -17,7 +17,7 @@ ROOM_AT_ONCE = 100
 drops more if needed.
 """
 OVERHEAD = 1536
-"""Bytes that are counted for an entry in addition to its JSON, and bytes that are counted for a tombstone."""
+"""Bytes that are counted for an entry in addition to its JSON. A tombstone, which has no JSON, counts as this many."""
 TOMBSTONE_TTL = 86400.0
 """Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
 LATEST_CHECK = 3600.0

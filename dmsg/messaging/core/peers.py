@@ -70,7 +70,8 @@ class End:
 class RelayPeer:
     """Relay's record of one link.
 
-    :ivar two_ids: whether the client uses two ids; None if not known yet. Its ChannelOpened frames show this.
+    :ivar two_ids: whether the client uses two ids for a channel, one for each direction; None if not known yet. The
+        client's ChannelOpened frames show this.
     :ivar slow: whether frames for the link must be queued, because the link is congested or has a backlog.
     :ivar waiting: ends that have a backlog, in the order of their turns.
     :ivar draining: ends of closed channels that still have a backlog, by id. These ids stay in use.

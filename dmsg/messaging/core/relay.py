@@ -433,8 +433,10 @@ class Relay(ConnectionTable[RelayPeer]):
         self._answer(other.peer, encode_opened(self._profile, other.name, message, other.id if two else None))
 
     def _record_two_ids(self, peer: RelayPeer, two_ids: bool) -> None:
-        """Remember whether a client uses two ids, as its own answer shows, for this link and for later links of its
-        key."""
+        """Remember whether a client uses two ids, for this link and for later links of its key.
+
+        :param two_ids: whether the client's ChannelOpened had two ids.
+        """
         peer.two_ids = two_ids
         self._known.pop(peer.key, None)
         self._known[peer.key] = two_ids

@@ -45,7 +45,7 @@ def read_into_shared_buffer(
     :param limit: returns the maximum size of the next read in bytes, up to ``READ_SIZE``.
     :returns: False if the transport does not support this and calls ``dataReceived`` as usual.
     """
-    # TLS and subclasses with a read method of their own are not changed.
+    # A TLS connection, or a subclass of Connection with its own ``doRead``, keeps its read method.
     if not isinstance(transport, Connection) or transport.TLS or type(transport).doRead is not Connection.doRead:
         return False
     transport.doRead = partial(_do_read, transport, received, limit)  # type: ignore[method-assign]

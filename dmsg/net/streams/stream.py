@@ -65,7 +65,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     disconnected = False
     unacknowledged = 0
     """Number of bytes that were not acknowledged when the other end closed the stream. If the carrier does not count
-    bytes, the number of frames in flight is used for the data in flight."""
+    bytes, each frame in flight counts as one byte."""
     _probing = False
     secure = False
     """Whether the stream is encrypted end to end."""

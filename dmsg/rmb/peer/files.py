@@ -312,7 +312,8 @@ class FileUploads:
         free = free_bytes(self._directory)
         if free is not None and size > free // 2:
             raise ValueError(
-                f"not enough space: the file has {human_size(size)} and may take half of the free {human_size(free)}"
+                f"not enough space: the file has {human_size(size)}, and a file may use at most half of the free "
+                f"{human_size(free)}"
             )
         path = self._directory / key[1]
         self._incoming[key] = _Incoming(path, size, command)

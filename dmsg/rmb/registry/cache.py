@@ -32,7 +32,7 @@ MAX_TWINS = 50_000
 """Maximum number of entries in the cache. Above it, the least recently used entry is evicted."""
 MAX_NONE = 10_000
 """Maximum number of unknown ids in the cache."""
-MAX_QUESTIONS = 500
+MAX_QUERIES = 500
 """Maximum number of simultaneous queries to the registry. A further query fails at once."""
 
 _log = Logger()
@@ -101,7 +101,7 @@ class CachedRegistry:
         elif twin in self._none and self._none[twin] + self._negative_ttl > now:
             self.hits += 1
             return fail(TwinNotFound(f"twin not found {twin}"))
-        if len(self._asking) >= MAX_QUESTIONS and twin not in self._asking:
+        if len(self._asking) >= MAX_QUERIES and twin not in self._asking:
             return fail(RegistryUnavailable("too many simultaneous queries to the registry"))
         waiting: Deferred[Twin] = Deferred()
         others = self._asking.get(twin)

@@ -129,7 +129,7 @@ class Answer(NamedTuple):
 
 def is_authentic(decrypt: Callable[..., bytes], nonce: int, frame_type: int, payload: bytes | memoryview) -> bool:
     """Return whether a FWD, ACK or CLOSE with this nonce is authentic."""
-    # A CLOSE begins with its unencrypted reason, for servers.
+    # A CLOSE begins with its reason, which is not encrypted, so that servers can read it.
     sealed = payload[1:] if frame_type == CLOSE else payload
     for associated in (bytes((frame_type,)), END_DATA) if frame_type == FWD else (bytes((frame_type,)),):
         try:

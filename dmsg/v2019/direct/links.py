@@ -114,8 +114,7 @@ class DirectPort(Acceptor):
             return None
         link = super().buildProtocol(addr)
         if link is not None:
-            # Without this callback, HTTP requests are not answered. A server answers them, but this port sends nothing
-            # to strangers.
+            # The acceptor of a server answers HTTP requests in this callback. This port must send nothing to strangers.
             link.first_bytes = None
         return link
 

@@ -19,7 +19,7 @@ from dmsg.keys import PubKey
 TAG_SIZE = 16
 """Number of bytes of the tag by which one end of a direct link recognises the other."""
 LABEL = b"dmsg direct 1"
-"""First bytes of the data whose keyed hash is a tag."""
+"""Prefix of the data that is hashed into a tag (domain separation)."""
 MAX_TICKETS = 32
 """Maximum number of tickets of one port. Above it, the oldest ticket is evicted."""
 TICKET_TIME = 60.0

@@ -16,8 +16,8 @@ PACKETS_RATE, PACKETS_BURST = 500.0, 1000.0
 """Maximum number of packets that are parsed per second, and in a burst, over all networks. The numbers are large,
 because other programs use multicast DNS, too."""
 QUESTIONS_RATE, QUESTIONS_BURST = 2.0, 10.0
-"""Maximum number of questions for codes per second, and in a burst, from one address. At this rate, it takes an hour to
-try all numbers."""
+"""Maximum number of DNS questions for codes per second, and in a burst, from one address. At this rate, it takes an
+hour to try all nameplates."""
 ANSWERS_RATE, ANSWERS_BURST = 10.0, 32.0
 """Maximum number of answers per second, and in a burst, to all addresses together. Each answer costs a key
 agreement."""
