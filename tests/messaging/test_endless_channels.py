@@ -60,7 +60,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
     def test_channels_opened_and_closed_repeatedly_are_limited(self) -> None:
         """The channels have one name."""
         once = [self.opening(0, ping=True) + encode_close(Profile.SEED, 0)] * 3
-        self.handshake_limits._of_stranger.charge(f"{KEYS['X'].public} {A.public}", ONE_STRANGER_BURST - 2, 0.0)
+        self.handshake_limits._one_stranger.charge(f"{KEYS['X'].public} {A.public}", ONE_STRANGER_BURST - 2, 0.0)
         for data in once:
             self.receive(data)
         self.assertEqual(self.handshake_limits.refused, 1)
