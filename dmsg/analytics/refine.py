@@ -39,7 +39,7 @@ from dmsg.analytics.table_plans import HISTORY_DAYS, Read, Tables, daily_tables,
 from dmsg.analytics.views import VIEWS
 
 SMALL_WORKERS = 4
-_OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
+_DERIVED_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 """Gold tables that are computed from other gold tables of the same days."""
 _DERIVED_OVERALL = ("boot", "placement")
 """Gold tables without days that are computed from other tables without days."""
@@ -482,8 +482,8 @@ class Refinement:
         def plan_in_memory(days: tuple[str, ...]) -> Tables:
             return daily_tables(self._memory_reader(days), self._memory_reader(days, days_around(days)))
 
-        self._write_days("gold", [name for name in DAILY if name not in _OF_GOLD], plan, plan_in_memory)
-        self._write_days("gold", _OF_GOLD, plan, plan_in_memory)
+        self._write_days("gold", [name for name in DAILY if name not in _DERIVED_GOLD], plan, plan_in_memory)
+        self._write_days("gold", _DERIVED_GOLD, plan, plan_in_memory)
 
     def gold_overall(self) -> None:
         """Write the gold tables without days."""

@@ -27,8 +27,8 @@ FIRST = 1.0
 FORGET_AFTER = 30.0
 """Seconds without a request after which a source counts as new."""
 MAX_SOURCES = 4096
-"""Maximum number of sources and groups of sources that one rate limit remembers. Above it, the source with the oldest
-last request is forgotten."""
+"""Maximum number of sources and groups of sources that one rate limit remembers. Above it, the least recently used one
+is forgotten."""
 MAX_CROWDED = 64
 """Maximum number of rate limits of one server that count sources separately. Above it, the least recently used rate
 limit forgets its sources."""

@@ -81,7 +81,7 @@ class _Described(click.Command):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.help = _for_terminals(self.help)
+        self.help = _format_for_terminal(self.help)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the summary, the examples and the rest of the description."""
@@ -114,7 +114,7 @@ class Command(_Described):
         except click.UsageError as error:
             if parent is None or parent.parent is not None:
                 raise
-            raise _with_advice(error, arguments_instead(info_name or "", given)) from None
+            raise _add_suggestion(error, arguments_instead(info_name or "", given)) from None
 
     def _defaults(self, name: str | None, args: list[str], parent: click.Context | None) -> dict[str, object]:
         """Return the default values of this command from the configuration file."""
@@ -158,12 +158,12 @@ class Command(_Described):
             formatter.write(f"  {ctx.command_path} --help-all\n")
 
 
-def _for_terminals(text: str | None) -> str | None:
+def _format_for_terminal(text: str | None) -> str | None:
     """Return a docstring as help and manual pages show it, with quotes in place of backticks."""
     return None if text is None else _MARKED.sub(r"'\2'", text)
 
 
-def _with_advice(error: click.UsageError, line: str | None) -> click.UsageError:
+def _add_suggestion(error: click.UsageError, line: str | None) -> click.UsageError:
     """Return the error with the suggested command line appended, if there is one."""
     if line is None:
         return error
@@ -201,7 +201,7 @@ class Group(_Described, click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             line = instead_of(args[0], ctx.command_path, self.list_commands(ctx))
-            raise _with_advice(error, line) from None
+            raise _add_suggestion(error, line) from None
 
 
 class OneLineGroup(Group):

@@ -43,9 +43,9 @@ MAX_SERVERS = 64
 """Maximum number of servers for which handshakes of unknown initiators are counted. The server whose last handshake is
 oldest is forgotten first.
 """
-KNOWN = 4096
+MAX_KNOWN = 4096
 """Maximum number of known initiators: keys with which a handshake was completed."""
-REMEMBERED = 16_384
+MIN_REMEMBERED = 16_384
 """Minimum number of recent ephemeral keys that are remembered. A handshake with one of them is a
 replay and is refused.
 """
@@ -79,7 +79,7 @@ class HandshakeLimits:
         self._all_known = RateLimit(ALL_KNOWN_RATE, ALL_KNOWN_BURST)
         self._reserved = RateLimit(RESERVED_RATE, RESERVED_BURST)
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._seen = Fingerprints(REMEMBERED)
+        self._seen = Fingerprints(MIN_REMEMBERED)
         self.refused = 0
 
     def at(self, server: PubKey) -> Refusal:
@@ -88,7 +88,7 @@ class HandshakeLimits:
 
     def remember(self, key: PubKey) -> None:
         """Remember a key that has completed a handshake, so that it is a known initiator from now on."""
-        remember(self._known, key, None, KNOWN)
+        remember(self._known, key, None, MAX_KNOWN)
 
     def refusal(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
         """Return the reason why a handshake is refused, or None if it is to be processed.

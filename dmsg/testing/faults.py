@@ -47,7 +47,7 @@ class Faults:
     :param servers: names of the servers to which faults may happen.
     :param clients: names of the clients to which faults may happen.
     :param talkers: ends of streams that may stop reading.
-    :param others: names of other hosts whose dates may become wrong.
+    :param others: names of other hosts whose wall clocks may become wrong.
     :param least: minimum number of servers that continue to run. No fault kills or stops a server while only this many
         run.
     :ivar hit: names of the hosts to which the last fault happened; empty if it happened to no particular host.

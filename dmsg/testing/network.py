@@ -358,7 +358,7 @@ class Host:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Context manager for a test that starts an entity on this host: the code in it runs as code of this host, with
-        the host's date."""
+        the host's wall clock."""
         before, self.network.running = self.network.running, self
         try:
             yield

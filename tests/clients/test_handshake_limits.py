@@ -110,7 +110,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.assertEqual(self.asked(300, A), 300)
 
     def test_the_number_of_known_keys_is_limited(self) -> None:
-        self.patch(doorman_module, "KNOWN", 3)
+        self.patch(doorman_module, "MAX_KNOWN", 3)
         for number in range(5):
             self.handshake_limits.remember(bytes([number]))  # type: ignore[arg-type]
         self.assertEqual(len(self.handshake_limits._known), 3)

@@ -189,7 +189,7 @@ def check_no_lan(instead: str) -> None:
     """
     ctx = click.get_current_context()
     if ctx.params["lan"] != "off" and ctx.get_parameter_source("lan") is ParameterSource.COMMANDLINE:
-        raise click.UsageError(f"--lan is for codes, and {instead} needs no code")
+        raise click.UsageError(f"--lan needs a code, and {instead} does not use one")
 
 
 def _check_code_options(to_many: bool, receivers: int | None, expires: float | None, *, by_code: bool) -> None:

@@ -32,7 +32,7 @@ Dropped = Callable[[str, str, int], object]
 entries.
 
 The reasons are ``ended`` (the entry was not posted again in time), ``deleted`` (a tombstone expired), ``address`` (the
-place exceeded its limit) and ``total`` (the store exceeded its limit, and this place had most bytes in it).
+place exceeded its limit) and ``total`` (the store exceeded its limit, and this place had the most bytes in it).
 """
 
 
@@ -128,7 +128,7 @@ class IEntryStore(Interface):
         """Correct the times of POSTs and checks after the clock was set back to ``now``: those in the future are set to
         ``now``.
 
-        Without this, a server that has ended would stay listed, without checks, until the clock reached the old time
+        Otherwise, a server that has ended would stay listed, without checks, until the clock reached the old time
         again.
         """
 

@@ -23,7 +23,7 @@ class LanOptionTests(ToolCase):
         ):
             status, _, error = await self.run_command(*arguments, DMSG_DISCOVERY=network)
             self.assertEqual(status, 2, error)
-            self.assertIn("--lan is for codes", error)
+            self.assertIn("--lan needs a code", error)
 
     @asynchronous
     async def test_a_default_in_the_configuration_file_concerns_codes_only(self) -> None:
