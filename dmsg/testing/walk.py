@@ -18,6 +18,7 @@ from dmsg.testing.bystanders import HARBOUR
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
+from dmsg.testing.old_party import NEW_HOST, OLD_HOST, OldParty
 from dmsg.testing.old_programs import OldPair
 from dmsg.testing.plan import LIES, Plan, Step
 from dmsg.testing.promise import PromiseBroken
@@ -51,7 +52,8 @@ class Walk:
     :param trace: trace of the lab.
     :param plan: plan of the walk.
     :ivar faults: names of the faults so far, in order.
-    :ivar old_programs: clients of 2019; None if the shape of the network has none.
+    :ivar old_programs: clients of 2019 that repeat exchanges; None if the shape of the network has none.
+    :ivar old_party: client of 2019 that communicates with a client of today; None if the shape of the network has none.
     :ivar coverage: states of the streams in which the faults and lies happened, and the roles of the hosts to which
         they happened.
     """
@@ -75,11 +77,15 @@ class Walk:
         )
         # In a network with one server, a fault may kill or stop this server.
         least = min(1, shape.servers - 1)
-        self._faults = Faults(lab, self._servers, self._names, self._streams.open, others=others, least=least)
+        # In a walk with lies, the programs of 2019 use a server without faults, and must not be interrupted.
+        old = (OLD_HOST, NEW_HOST) * (shape.old and not plan.lying)
+        clients = (*self._names, *old)
+        self._faults = Faults(lab, self._servers, clients, self._streams.open, others=others, least=least)
         self.coverage = WalkCoverage(EVERY_LIE if plan.lying else EVERY_FAULT, STATES, parties_of, is_possible)
         self._liars = WalkLiars(lab, trace, lambda kind, host: self._note(kind, self._places(), (host,)))
         self._second: LyingSecond | None = None
         self.old_programs: OldPair | None = None
+        self.old_party: OldParty | None = None
         self._own: dict[str, Callable[[Step], object]] = {
             LIES: self._liars.lie,
             "honest": lambda step: self._liars.repent(),
@@ -124,6 +130,10 @@ class Walk:
             if old is not None:
                 finished = old.finished
                 self.lab.network.run_until(lambda: old.is_ahead_of(finished), SETTLE_TIMEOUT)
+            party = self.old_party
+            if party is not None:
+                conversations = list(party.finished)
+                self.lab.network.run_until(lambda: party.is_ahead_of(conversations), SETTLE_TIMEOUT)
             self._check_load()
         except AssertionError as error:
             raise type(error)(f"{error}: {self._state()}") from error
@@ -176,6 +186,7 @@ class Walk:
             # No fault happens to the honest server of a walk with lies.
             server = HARBOUR if self.plan.lying else self._servers[0]
             self.old_programs = OldPair(lab, server, self.seed, is_steady=self.plan.lying)
+            self.old_party = OldParty(lab, server, self.seed, is_steady=self.plan.lying)
 
     def _start_client(self, name: str) -> None:
         if name == "alice" and self.plan.lying:
@@ -218,6 +229,8 @@ class Walk:
             self._second.change()
         if self.old_programs is not None:
             self.old_programs.proceed()
+        if self.old_party is not None:
+            self.old_party.proceed()
         if step.fault:
             self.faults.append(step.fault)
             self.trace.note(self.lab.clock.seconds(), "fault", step.fault)
@@ -249,6 +262,8 @@ class Walk:
         self._liars.check(() if self.old_programs is None else self.old_programs.rude_at)
         if self.old_programs is not None:
             self.old_programs.check()
+        if self.old_party is not None:
+            self.old_party.check()
 
     def _state(self) -> str:
         """Return a text with the state of a walk that makes no progress, for an error."""

@@ -143,3 +143,5 @@ class WalkTests(SynchronousTestCase):
             done = follow(replace(plan, shape=replace(plan.shape, old=True, clients=2)))
             assert done.old_programs is not None
             self.assertGreater(done.old_programs.finished, 0)
+            assert done.old_party is not None
+            self.assertGreater(min(done.old_party.finished), 0)
