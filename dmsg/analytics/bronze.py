@@ -115,8 +115,8 @@ def file_names(rows: DataFrame) -> DataFrame:
 
 
 LINES = "lines"
-"""Name in bronze for the source of the lines that Spark's JSON reader skipped, and that a second reading of the files
-found. The name sorts before those of the other sources.
+"""Value of the column ``origin`` for lines that Spark's JSON reader skipped, and that a second reading of the files
+found. For all other lines, the value is the name of a source, and sorts after this one.
 """
 
 

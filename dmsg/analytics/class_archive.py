@@ -24,7 +24,7 @@ PATTERN = "spark-*.jsa"
 """Glob pattern of the names of archives."""
 _UNQUOTED = re.compile(r"[\s\"'\\\\]")
 TRAINING_SECONDS = 600.0
-"""Maximum seconds that making an archive may take."""
+"""Maximum seconds that making an archive of classes may take."""
 
 
 class ArchiveFailed(DmsgError):

@@ -16,7 +16,7 @@ from dmsg.analytics.session import Load, make_session
 from dmsg.telemetry.schema import EVENTS_PREFIX, SCHEMA_VERSION, SEGMENT_SUFFIX
 
 EXIT_SECONDS = 300.0
-"""Seconds that Java may take to write the archive as it ends."""
+"""Seconds that Java may take to write the archive of classes when it ends."""
 
 
 def main() -> None:

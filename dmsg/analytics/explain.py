@@ -23,7 +23,8 @@ WEEK = 7
 RECENT = 7
 """Number of days before and after the explained day for which other crashes of the server are mentioned."""
 CONFLICTS = 5
-"""Maximum number of transports whose counts are shown: those with the largest difference."""
+"""Maximum number of transports whose byte counts are shown. Those with the largest difference between the claimed and
+the credited bytes are shown."""
 PAIRS = 100_000
 """Maximum number of pairs of clients for which self-dealing is examined. With more pairs, this would take seconds."""
 GAPS = 5

@@ -30,17 +30,17 @@ WORDS = ("transport", "receipt")
 """Families of events with the byte counts of transports."""
 
 
-def concerned_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> set[str]:
-    """Return the neighbouring days that the new events can change.
+def affected_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> set[str]:
+    """Return those of ``days`` whose verdicts the new events can change.
 
     :param new: files of bronze with the new events.
-    :param days: neighbouring days. These days have no new events themselves.
+    :param days: days before and after those of the new events. They have no new events themselves.
     """
     files, storage = bronze.files(), bronze.storage()
-    return {day for day in days if _is_concerned(storage, day, files, new)}
+    return {day for day in days if _is_affected(storage, day, files, new)}
 
 
-def _is_concerned(storage: pafs.FileSystem, day: str, files: Sequence[File], new: Sequence[File]) -> bool:
+def _is_affected(storage: pafs.FileSystem, day: str, files: Sequence[File], new: Sequence[File]) -> bool:
     neighbours = {
         file.path: distance
         for file in new

@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from dmsg.analytics.data_files import File
 from dmsg.analytics.event_rules import MIDNIGHT_MS
 from dmsg.analytics.lake import Lake
-from dmsg.analytics.neighbour_days import concerned_days
+from dmsg.analytics.neighbour_days import affected_days
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import DAY_MS, FAMILIES, QUARANTINE
 from dmsg.analytics.store import batch_of
@@ -85,4 +85,4 @@ def days_to_refine(lake: Lake, new_lines: NewLines, before: State) -> list[str]:
     neighbours = [day for day in new_lines.days if day not in own]
     if not neighbours:
         return new_lines.days
-    return sorted(own | concerned_days(lake.table("", "bronze"), lake.fresh_files(before.batches), neighbours))
+    return sorted(own | affected_days(lake.table("", "bronze"), lake.fresh_files(before.batches), neighbours))

@@ -44,7 +44,7 @@ _DERIVED_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 _DERIVED_OVERALL = ("boot", "placement")
 """Gold tables without days that are computed from other tables without days."""
 _DERIVED_SILVER = ("verdicts", "unfinished")
-"""Silver tables computed from other silver tables, in the order in which they are computed."""
+"""Silver tables that are computed from other silver tables, in the order in which they are computed."""
 _CLIENT_TABLES = {
     *("sessions", "heartbeats", "verdicts", "unfinished", "transports", "refusals", "entries", "receipts"),
     *("pair_day", "settlement_conflict_day", "abuse_day", "lost_transport", "actor"),

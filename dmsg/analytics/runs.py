@@ -138,10 +138,10 @@ def _this_process() -> str:
         names = os.readlink("/proc/self/ns/pid")
     except OSError:
         booted = names = ""
-    return "/".join([socket.gethostname(), booted, names, str(os.getpid()), _begun(os.getpid())])
+    return "/".join([socket.gethostname(), booted, names, str(os.getpid()), _start_time(os.getpid())])
 
 
-def _begun(process: int) -> str:
+def _start_time(process: int) -> str:
     """Return a process's start time in clock ticks since boot; empty if the process is gone or /proc is missing."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
@@ -155,7 +155,7 @@ def owner_exists(owner: str) -> bool | None:
     theirs, ours = owner.split("/"), _this_process().split("/")
     if len(theirs) < len(ours) or theirs[:3] != ours[:3] or not ours[1]:
         return None
-    return _begun(int(theirs[3])) == theirs[4]
+    return _start_time(int(theirs[3])) == theirs[4]
 
 
 class Runs:

@@ -97,16 +97,16 @@ class Load(Enum):
 
     @classmethod
     def of_files(cls, size: int | None) -> Load:
-        """Return the load for sealed files.
+        """Return the load of a run that reads sealed files.
 
-        :param size: total size of the files in bytes; None if it is unknown.
+        :param size: total size of the files in bytes; None if the size is unknown.
         """
         if size is None or size >= MEDIUM_FILES:
             return cls.LARGE
         return cls.SMALL if size < SMALL_FILES else cls.MEDIUM
 
 
-_OF_LOAD = {Load.SMALL: SMALL_SETTINGS, Load.MEDIUM: MEDIUM_SETTINGS, Load.LARGE: {}}
+_SETTINGS_BY_LOAD = {Load.SMALL: SMALL_SETTINGS, Load.MEDIUM: MEDIUM_SETTINGS, Load.LARGE: {}}
 
 
 _ASKED = (
@@ -245,7 +245,7 @@ def make_session(
         if master is None or master.startswith("local"):
             # With this variable, Java does not resolve the name of this machine, which may fail.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            options |= LOCAL_SETTINGS | _OF_LOAD[load]
+            options |= LOCAL_SETTINGS | _SETTINGS_BY_LOAD[load]
             if archive_to is not None:
                 options[JAVA_OPTIONS] += f" -XX:ArchiveClassesAtExit={archive_to}"
             elif archives is not None:

@@ -165,7 +165,7 @@ def open_ours(name: str, at: int, display_name: str) -> int:
         descriptor = os.open(name, flags, dir_fd=at)
     except PermissionError:
         # An earlier transfer has completed this file and has set the sender's mode, which may deny access.
-        _let_ourselves_in(name, at, status)
+        _grant_own_access(name, at, status)
         descriptor = os.open(name, flags, dir_fd=at)
     try:
         now = os.fstat(descriptor)
@@ -195,8 +195,11 @@ def make_private(descriptor: int) -> bool:
     return stat.S_IMODE(os.fstat(descriptor).st_mode) == stat.S_IMODE(before)
 
 
-def _let_ourselves_in(name: str, at: int, status: os.stat_result) -> None:
-    """Change the mode of a file that this user cannot open, after a check that it is still the file with ``status``."""
+def _grant_own_access(name: str, at: int, status: os.stat_result) -> None:
+    """Set the mode of this user's file or directory to 0600 or 0700, so that this user can open it.
+
+    The mode is left unchanged if the file has been replaced since ``status`` was read.
+    """
     descriptor = os.open(name, getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         if os.path.samestat(os.fstat(descriptor), status):

@@ -76,5 +76,5 @@ def find_replaced(name: str, at: int) -> os.stat_result | None:
     if not stat.S_ISREG(found.st_mode):
         raise TransferError(f"{name}: this is not a regular file")
     if not os.access(name, os.W_OK, dir_fd=at):
-        raise TransferError(f"{name}: the file permissions do not allow to write this file")
+        raise TransferError(f"{name}: the file permissions forbid writing")
     return found

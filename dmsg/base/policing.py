@@ -21,9 +21,9 @@ ANSWER_FACTOR = 4.0
 """Allowed rate of answers, as a multiple of the allowed rate of requests."""
 FLOOD_FACTOR = 4.0
 """Allowed rate of refused frames, as a multiple of the allowed rate of requests. A client above it is disconnected."""
-PROVOKED_LASTS = 30.0
-"""Minimum seconds for which a late frame that others provoked is accepted without charge. The maximum is twice as
-long."""
+PROVOKED_LIFETIME = 30.0
+"""Minimum lifetime in seconds of the permission to send late frames (:class:`ProvokedFrames`). The permission expires
+after at most twice this time."""
 DESTINATION_FACTOR = 1.6
 """Requests per second to one destination from all clients, as a multiple of the requests that one connection may send.
 By default these are 800 per second. That is fewer than a client accepts from unknown initiators, so the server's limit
@@ -68,8 +68,8 @@ class ProvokedFrames:
         return True
 
     def _forget_old(self, now: float) -> None:
-        if (passed := now - self._since) >= PROVOKED_LASTS:
-            self._before = self._recent if passed < 2 * PROVOKED_LASTS else 0
+        if (passed := now - self._since) >= PROVOKED_LIFETIME:
+            self._before = self._recent if passed < 2 * PROVOKED_LIFETIME else 0
             self._recent = 0
             self._since = now
 

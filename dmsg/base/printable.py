@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 MAX_ERROR = 1000
-"""Maximum number of characters that one error message quotes from another, so that it has room for advice as well."""
+"""Maximum number of characters of another error's text that an error message quotes. The message then still has room
+for advice."""
 MAX_WORDS_OF_STRANGERS = 300
 """Maximum number of characters that are shown of a text from a peer or a server."""
 _USERINFO = re.compile(r"://[^/?#\s]*@")

@@ -16,10 +16,10 @@ from dmsg.base.memory import CHECK_INTERVAL, Holding, Memory, resident
 
 MARKS = 240
 """Number of memory checks for which the byte count of each peer is remembered."""
-WORTH_GIVING_BACK = 8 * 1024 * 1024
-"""Number of bytes by which the process may exceed its expected size. Above it, the allocator is told to return memory
-to the system. The expected size is the smallest size of the process so far, plus the memory buffered for peers. If a
-tenth of that smallest size is more than this number, the tenth is used instead."""
+TRIM_THRESHOLD = 8 * 1024 * 1024
+"""Number of bytes by which the process may exceed its expected size before the allocator is told to return memory to
+the system. The expected size is the smallest size of the process so far, plus the memory buffered for peers. A
+tenth of that smallest size replaces this number if it is larger."""
 TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
 """Shortest and longest pause, in seconds, between two requests to the allocator to return memory. The pause doubles
 after each request without effect. It is reset when the amount of memory changes much."""
@@ -65,20 +65,20 @@ class Allocator:
         have = self._resident()
         beyond = have - held
         self._smallest_size = max(0, min(self._smallest_size, beyond))
-        worth = max(WORTH_GIVING_BACK, self._smallest_size // 10)
-        if have > self._known[0] + worth or held < self._known[1] - worth:
+        threshold = max(TRIM_THRESHOLD, self._smallest_size // 10)
+        if have > self._known[0] + threshold or held < self._known[1] - threshold:
             # The pause is reset, because much memory was allocated or released since the last attempt. The pause may
             # have grown after attempts without effect.
             self._pause = TRIM_PAUSE
         self._next = now + self._pause
         self._known = have, held
-        if beyond <= self._smallest_size + worth:
+        if beyond <= self._smallest_size + threshold:
             return
         self._trim()
         self.releases += 1
         left = self._resident()
         self._known = left, held
-        self._pause = TRIM_PAUSE if have - left > worth // 4 else min(LONGEST_TRIM_PAUSE, 2 * self._pause)
+        self._pause = TRIM_PAUSE if have - left > threshold // 4 else min(LONGEST_TRIM_PAUSE, 2 * self._pause)
         self._next = now + max(self._pause, TRIM_COST * (self._now() - now))
 
 

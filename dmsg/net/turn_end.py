@@ -32,7 +32,7 @@ AtTurnEnd = Callable[[Callable[[], object]], object]
 
 
 class _Iteration:
-    """Hook in the iteration of one reactor that runs the scheduled calls."""
+    """Hook that runs the scheduled calls in each iteration of one reactor."""
 
     def __init__(self, reactor: ReactorBase) -> None:
         self._calls: list[Callable[[], object]] = []

@@ -21,10 +21,10 @@ from dmsg.net.isolate import call_isolated
 TURN = 0.008
 """Seconds of a reactor turn that all owners together may use."""
 MOST = 0.002
-"""Maximum share of one owner in seconds of a reactor turn, if there are few owners."""
+"""Maximum share of one owner in a reactor turn, in seconds. Owners get this share if there are few of them."""
 LEAST = 0.0002
-"""Minimum share of one owner in seconds of a reactor turn, if there are many owners. Work that has begun is finished
-even if it exceeds the share."""
+"""Minimum share of one owner in a reactor turn, in seconds. Owners get this share if there are many of them. Work that
+has begun is finished even if it exceeds the share."""
 STEPS = 256
 """Maximum number of frames of one read that a server processes one by one. The rest is processed in the next turn."""
 FRAMES = 1024
@@ -49,9 +49,9 @@ class TurnShare:
         self.now = reactor.seconds
         self._began = self.now()
         self._used: dict[Hashable, float] = {}
-        self._used_around: dict[str, float] = {}
-        self._most_around = 0.0
-        self._part = MOST
+        self._used_by_wider: dict[str, float] = {}
+        self._most_by_wider = 0.0
+        self._share = MOST
         self._waiting: deque[TurnWaiter] = deque()
         self._is_due = False
         self._is_used = False
@@ -59,19 +59,19 @@ class TurnShare:
 
     def allows(self, owner: Hashable) -> bool:
         """Whether ``owner`` has time left in this turn."""
-        # Part times LEAST_FACTOR is the smallest share that a wide block can have. If no wide block has used that much
-        # time, none has used up its share, so only the owner's own time is checked.
-        if self._most_around < self._part * LEAST_FACTOR:
-            return self._used.get(owner, 0.0) < self._part
+        # The share of a wider block is at least the owner's share times ``LEAST_FACTOR``. If no wider block has used
+        # that much time, none has used up its share, so only the owner's own time is checked.
+        if self._most_by_wider < self._share * LEAST_FACTOR:
+            return self._used.get(owner, 0.0) < self._share
         return self.seconds_left(owner) > 0.0
 
     def seconds_left(self, owner: Hashable) -> float:
         """Return the seconds left to ``owner`` in this turn. Receivers that process one frame at a time compare the
         clock with this number after each frame."""
-        left = self._part - self._used.get(owner, 0.0)
-        if self._used_around and isinstance(owner, str):
+        left = self._share - self._used.get(owner, 0.0)
+        if self._used_by_wider and isinstance(owner, str):
             for name, factor in blocks_of(owner)[1:]:
-                left = min(left, self._part * factor - self._used_around.get(name, 0.0))
+                left = min(left, self._share * factor - self._used_by_wider.get(name, 0.0))
         return left
 
     def used(self, owner: Hashable, seconds: float, now: float | None = None) -> None:
@@ -90,8 +90,8 @@ class TurnShare:
         # An owner that is not an address, such as a single connection behind a proxy, belongs to no wider block.
         if isinstance(owner, str):
             for name, _ in blocks_of(owner)[1:]:
-                around = self._used_around[name] = self._used_around.get(name, 0.0) + seconds
-                self._most_around = max(self._most_around, around)
+                used = self._used_by_wider[name] = self._used_by_wider.get(name, 0.0) + seconds
+                self._most_by_wider = max(self._most_by_wider, used)
 
     def wait(self, waiter: TurnWaiter) -> None:
         """Call ``waiter.proceed()`` in the next turn."""
@@ -103,10 +103,10 @@ class TurnShare:
 
     def _next(self, now: float) -> None:
         self._began = now
-        self._part = min(MOST, max(LEAST, TURN / max(1, len(self._used))))
+        self._share = min(MOST, max(LEAST, TURN / max(1, len(self._used))))
         self._used.clear()
-        self._used_around.clear()
-        self._most_around = 0.0
+        self._used_by_wider.clear()
+        self._most_by_wider = 0.0
 
     def _run(self) -> None:
         waiting, self._waiting = self._waiting, deque()

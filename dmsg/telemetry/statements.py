@@ -82,10 +82,11 @@ def _encode_line(line: Line) -> bytes:
 
 @dataclass(frozen=True)
 class Statement:
-    """Statement whose signature is valid.
+    """Statement of an operator about one day, whose signature was verified.
 
     :ivar body: bytes of all lines except the signature.
     :ivar operator: key that signed the statement.
+    :ivar day: day on which the servers delivered the bytes.
     :ivar first: first day whose receipts were considered.
     """
 

@@ -123,7 +123,7 @@ class AgentStream:
             stream has ended for no reason.
         """
         for end in self.ends:
-            arrived = self._arrived(end.other)
+            arrived = self._received_size(end.other)
             if arrived is not None and end.acknowledged > arrived:
                 raise PromiseBroken(f"{end.acknowledged} bytes were acknowledged and {arrived} have arrived")
             if end.other.received > end.sent:
@@ -137,9 +137,12 @@ class AgentStream:
                     f"a stream of {user.name} has ended for no reason: {end.lost.getErrorMessage()}; {self}"
                 )
 
-    def _arrived(self, end: NumberedEnd) -> int | None:
-        """Return how many bytes of the pattern the client that serves an end has received; None if this is not known.
-        The client may be that of an agent, which has not passed all bytes to the program yet."""
+    def _received_size(self, end: NumberedEnd) -> int | None:
+        """Return the number of bytes of the pattern that an end's client has received; None if it is not known.
+
+        If the program uses an agent, the agent's client is meant. The agent may not have passed all bytes to the
+        program yet.
+        """
         stream: Any = end.transport
         if stream is None or end.lost is not None or end in self._dead:
             return None

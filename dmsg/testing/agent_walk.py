@@ -378,7 +378,7 @@ def follow(plan: Plan) -> Done:
 
 
 def main() -> None:
-    """Do random walks, as the command line asks."""
+    """Run random walks with the options of the command line."""
     run(
         "dmsg.testing.agent_walk",
         __doc__,

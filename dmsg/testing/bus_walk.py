@@ -223,7 +223,7 @@ def follow(plan: Plan) -> tuple[BusWalk, Trace]:
 
 
 def main() -> None:
-    """Do random walks, as the command line asks."""
+    """Run random walks with the options of the command line."""
 
     def done(plan: Plan) -> Done:
         walk, trace = follow(plan)

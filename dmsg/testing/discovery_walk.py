@@ -331,7 +331,7 @@ def follow(plan: Plan) -> Done:
 
 
 def main() -> None:
-    """Do random walks, as the command line asks."""
+    """Run random walks with the options of the command line."""
     run(
         "dmsg.testing.discovery_walk",
         __doc__,

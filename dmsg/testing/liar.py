@@ -107,7 +107,7 @@ class Liar:
         return found
 
     def port_of(self, peer: RelayPeer) -> LyingPort:
-        """Return the port of a connected client."""
+        """Return the port, which is the connection to a client, of a connected client."""
         return self._known[peer]
 
     @property
@@ -239,7 +239,7 @@ class LyingPort:
         seen = self.liar.alliance.seen[frame_type]
         return random.choice(seen) if seen else None
 
-    def another(self, random: Random) -> LyingPort | None:
-        """Return the port of another client; None if no other client is connected."""
+    def pick_other_port(self, random: Random) -> LyingPort | None:
+        """Return the port of another client, drawn at random; None if no other client is connected."""
         others = [one for one in self.liar.peers if one is not self.peer]
         return self.liar.port_of(random.choice(others)) if others else None

@@ -92,7 +92,7 @@ def _no_id(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 def _other_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
     """Send a frame to another client, under an id of one of that client's transports."""
-    other = port.another(random)
+    other = port.pick_other_port(random)
     if other is None:
         return [frame]
     other.put([Frame(frame.type, other.some_id(frame, random), frame.payload)])
@@ -154,7 +154,7 @@ def _forge_receipt(port: LyingPort, frame: Frame, random: Random) -> list[Frame]
 def _forge_request(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
     """Send a forged REQUEST of another client after the given frame. The REQUEST is plain, or has an invalid handshake
     message."""
-    other = port.another(random)
+    other = port.pick_other_port(random)
     asking = bytes(port.peer.key if other is None else other.peer.key) + bytes(port.peer.key)
     return [frame, Frame(REQUEST, port.unused_id(random), asking + random.choice((b"", random.randbytes(177))))]
 
@@ -204,7 +204,7 @@ def _no_such_peer(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 def _wrong_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
     """Forward a REQUEST to a client that it does not name."""
-    other = port.another(random)
+    other = port.pick_other_port(random)
     if other is None:
         return [frame]
     other.put([Frame(REQUEST, other.unused_id(random), frame.payload)])

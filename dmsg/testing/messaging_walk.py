@@ -203,7 +203,7 @@ def follow(plan: Plan) -> tuple[MessagingWalk, Trace]:
 
 
 def main() -> None:
-    """Do random walks, as the command line asks."""
+    """Run random walks with the options of the command line."""
 
     def done(plan: Plan) -> Done:
         walk, trace = follow(plan)

@@ -28,9 +28,9 @@ HOSTS = {"A": "old-a", "B": "old-b"}
 DELAY = 1.0
 """Seconds between the connections of the responder and of the initiator to the server. The responder must be connected
 when the initiator's REQUEST arrives."""
-STALLED = 60.0
-"""Seconds without a frame after which an exchange counts as interrupted, and the clients connect again for the next
-one. If no faults happen to their server, an interruption is an error."""
+EXCHANGE_TIMEOUT = 60.0
+"""Seconds without a frame after which an exchange counts as interrupted. The clients then connect again and begin the
+next exchange. An interruption is an error unless faults happen to the server."""
 
 
 class Recorded(NamedTuple):
@@ -218,7 +218,7 @@ class OldPair:
 
     def _is_interrupted(self) -> bool:
         now = self._lab.clock.seconds()
-        stalled = all(client.is_done or now - client.moved_at > STALLED for client in self._clients)
+        stalled = all(client.is_done or now - client.moved_at > EXCHANGE_TIMEOUT for client in self._clients)
         lost = any(client.wrong or (client.closed and not client.is_done) for client in self._clients)
         return self._failed or stalled or lost
 
@@ -245,6 +245,6 @@ class OldPair:
         host.connectTCP(address, SERVER_PORT, RawFactory(client, failed))
 
     def is_ahead_of(self, finished: int) -> bool:
-        """Call :meth:`proceed`, and return whether more than ``finished`` exchanges are finished."""
+        """Call :meth:`proceed`. Return whether the number of finished exchanges is now greater than ``finished``."""
         self.proceed()
         return self.finished > finished

@@ -118,7 +118,8 @@ class Fixed(Factory):
 
 
 class Talkers(Factory):
-    """Factory of the accepting ends. It returns them in the order in which :meth:`pair` created them."""
+    """Factory of the protocols (:class:`Talker`) at the accepting ends of test streams. They are returned in the order
+    in which :meth:`pair` created them."""
 
     noisy = False
 

@@ -303,7 +303,7 @@ def _followed(plan: Plan) -> Done:
 
 
 def main() -> None:
-    """Do random walks, as the command line asks."""
+    """Run random walks with the options of the command line."""
     run(
         "dmsg.testing.walk",
         __doc__,

@@ -88,7 +88,7 @@ class WalkLiars:
         running = [name for name in self._lab.servers if name != HARBOUR]
         if not running:
             return
-        # A server with transports is preferred, because others send few frames to which a lie could apply.
+        # A server with transports is preferred. Other servers send few frames, so most lies would change nothing.
         busy = [name for name in running if self._lab.servers[name].factory.relay.route_count]
         name = Random(step.chance).choice(busy or running)
         server = self._lab.servers[name]

@@ -161,11 +161,11 @@ class Outgoing:
         if transport.upgrade:
             raise TransportRefused(
                 error.reason,
-                f"server {server} refuses without a reason, like servers of 2019: "
+                f"server {server} refuses the transport without a reason, like servers of 2019: "
                 f"perhaps {remote.short} is not connected to it",
             ) from None
         raise EncryptionUnavailable(
-            f"server {server} refuses without a reason, like servers of 2019, which {PLAIN_ONLY}"
+            f"server {server} refuses the secure transport without a reason, like servers of 2019, which {PLAIN_ONLY}"
         ) from None
 
     def reopen(

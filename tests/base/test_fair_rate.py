@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base import fair_rate
 from dmsg.base.fair_rate import ASSIGNED, FORGET_AFTER, MAX_CROWDED, MAX_SOURCES, UNCOUNTED, CrowdedRates, FairRate
-from dmsg.base.policing import PROVOKED_LASTS, ProvokedFrames
+from dmsg.base.policing import PROVOKED_LIFETIME, ProvokedFrames
 
 RATE, BURST = 100.0, 400.0
 
@@ -134,8 +134,8 @@ class ProvokedTests(SynchronousTestCase):
         provoked.add(3, 0.0)
         self.assertEqual([provoked.take(1.0) for _ in range(4)], [True] * 3 + [False])
         provoked.add(2, 10.0)
-        self.assertTrue(provoked.take(PROVOKED_LASTS + 5))
-        provoked.add(1, PROVOKED_LASTS + 5)
-        self.assertEqual([provoked.take(PROVOKED_LASTS + 6) for _ in range(3)], [True, True, False])
-        provoked.add(5, PROVOKED_LASTS + 7)
-        self.assertFalse(provoked.take(5 * PROVOKED_LASTS))
+        self.assertTrue(provoked.take(PROVOKED_LIFETIME + 5))
+        provoked.add(1, PROVOKED_LIFETIME + 5)
+        self.assertEqual([provoked.take(PROVOKED_LIFETIME + 6) for _ in range(3)], [True, True, False])
+        provoked.add(5, PROVOKED_LIFETIME + 7)
+        self.assertFalse(provoked.take(5 * PROVOKED_LIFETIME))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.memory_watch import LONGEST_TRIM_PAUSE, TRIM_PAUSE, WORTH_GIVING_BACK, Allocator
+from dmsg.net.memory_watch import LONGEST_TRIM_PAUSE, TRIM_PAUSE, TRIM_THRESHOLD, Allocator
 
 MIB = 1024 * 1024
 BASE = 60 * MIB
@@ -30,7 +30,7 @@ class AllocatorTests(SynchronousTestCase):
 
     def test_no_memory_is_returned_without_need(self) -> None:
         self.look(600)
-        self.kept = WORTH_GIVING_BACK - MIB
+        self.kept = TRIM_THRESHOLD - MIB
         self.look(600)
         self.assertEqual(self.allocator.releases, 0)
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.service.delegations import LASTS, MAX_CLIENTS, Delegations
+from dmsg.discovery.service.delegations import CLIENT_LIFETIME, MAX_CLIENTS, Delegations
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.pages.access import Access, read_token
@@ -251,7 +251,7 @@ class DelegationsTests(SynchronousTestCase):
         self.assertEqual((delegations.count_of("x"), delegations.count_of("y"), len(delegations)), (1, 1, 2))
         delegations.posted("a", None, 3.0)
         self.assertEqual(delegations.most_named(5), [("x", 1)])
-        delegations.forget_silent(1.0 + LASTS)
+        delegations.forget_silent(1.0 + CLIENT_LIFETIME)
         self.assertEqual((delegations.most_named(5), len(delegations)), ([], 0))
 
     def test_the_number_of_remembered_clients_is_bounded(self) -> None:

@@ -197,7 +197,7 @@ class FloodTests(SocketPairCase):
         for count in range(1000):
             a.send(a.envelope(b.session, uid=str(count)), self.now())
         sessions = self.one.switch.sessions
-        await self.until(lambda: sessions[b.session].delivery.stalled and sessions[a.session].buffer.closed)
+        await self.until(lambda: sessions[b.session].delivery.stalled and sessions[a.session].buffer.is_active)
         await self.pause(0.5)
         b.answers_pings = True
         b.socket.pong(b.pings[-1])

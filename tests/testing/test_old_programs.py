@@ -14,7 +14,7 @@ from dmsg.testing.lab import Lab
 from dmsg.testing.liar import Alliance, Liar
 from dmsg.testing.lies import KINDS
 from dmsg.testing.old_exchanges import EXCHANGES, RUDE
-from dmsg.testing.old_programs import KEYS as OLD_KEYS, STALLED, OldPair, recorded
+from dmsg.testing.old_programs import EXCHANGE_TIMEOUT, KEYS as OLD_KEYS, OldPair, recorded
 from dmsg.testing.plan import Lie
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.walk import follow
@@ -101,7 +101,7 @@ class ExchangeTests(SynchronousTestCase):
                     self.lab.network.run(0.1)  # The clients learn of it.
                 else:
                     host.pause()
-                    self.lab.network.run(STALLED + 10)
+                    self.lab.network.run(EXCHANGE_TIMEOUT + 10)
                 pair.proceed()
                 self.assertEqual((pair.finished, pair.interrupted), (0, 1))
                 host.resume()

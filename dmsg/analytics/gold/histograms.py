@@ -60,8 +60,8 @@ def quantile(histogram: str, total: str, share: float) -> Column:
     :param total: name of the column with the sum of the array.
     :param share: share of the samples below the quantile, from 0 to 1.
     """
-    # The text contains each bound as a number, because the last digit of a computed power may differ between Spark and
-    # Arrow.
+    # The SQL text contains each bound as a literal, because Spark and Arrow may differ in the last digit of a computed
+    # power.
     lower, upper = (
         f"get(array({', '.join(f'{one!r}D' for one in bounds)}), s.i)"
         for bounds in ([0.0, *_BOUNDS], [*_BOUNDS, _BOUNDS[-1]])

@@ -74,7 +74,7 @@ def _life(stage: Scenario) -> list[DataFrame]:
             "start",
             5,
             F.lit("0.1.0").alias("version"),
-            F.substring(F.md5(stage.where), 1, 8).alias("names"),
+            F.substring(F.md5(stage.pseudonym_scope), 1, 8).alias("names"),
             F.lit(CAPACITY).alias("capacity"),
         ),
         stage.events(
@@ -97,7 +97,7 @@ def _sessions(stage: Scenario) -> list[DataFrame]:
         .withColumn("key", F.col("i"))
         .withColumn("start", (stage.until * draw_uniform(seed, 51, *_KEY) * 0.95).cast("long"))
         .withColumn("lasted", F.least(lasted, stage.until - 1 - F.col("start")).cast("long"))
-        .withColumn("who", name(F.lit("client"), stage.where, who))
+        .withColumn("who", name(F.lit("client"), stage.pseudonym_scope, who))
     )
     peer, session = F.col("who").alias("peer"), F.col("key").cast("long").alias("session")
     # A process numbers its events without gaps. Here, the two events of session k get the numbers 2k (opening) and
@@ -140,7 +140,7 @@ def _refusal_events(stage: Scenario) -> list[DataFrame]:
             hours.withColumn("i", F.col("i") * SCANNERS + scanner),
             "transport_refuse",
             9,
-            name(F.lit("scanner"), stage.where, F.lit(scanner)).alias("src"),
+            name(F.lit("scanner"), stage.pseudonym_scope, F.lit(scanner)).alias("src"),
             F.lit("no_such_peer").alias("reason"),
             (few * (40 if scanner == 0 else 1)).alias("n"),
             (few * (30 if scanner == 0 else 1)).alias("targets"),
@@ -153,7 +153,7 @@ def _refusal_events(stage: Scenario) -> list[DataFrame]:
             hours,
             "transport_refuse",
             10,
-            name(F.lit("flooder"), stage.where).alias("src"),
+            name(F.lit("flooder"), stage.pseudonym_scope).alias("src"),
             F.lit("rate_limited").alias("reason"),
             (few * 100).alias("n"),
             F.lit(1).alias("targets"),
@@ -163,7 +163,7 @@ def _refusal_events(stage: Scenario) -> list[DataFrame]:
             "handshake_fail",
             11,
             F.lit("handshake_failed").alias("reason"),
-            name(F.lit("network"), stage.where, "day").alias("source"),
+            name(F.lit("network"), stage.pseudonym_scope, "day").alias("source"),
             (few * 10).alias("n"),
         ),
         stage.events(

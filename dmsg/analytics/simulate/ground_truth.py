@@ -30,8 +30,8 @@ SILENT_FROM = 15 * 60
 """Minute of the last day from which on the silent server writes no more events."""
 FULL_FROM, FULL_MINUTES = 10 * 60, 180
 LOST_FROM, LOST_MINUTES = 11 * 60, 120
-"""Start and length, in minutes of the last day, of the period whose events are missing, as if a file of the spool was
-lost.
+"""Start and length of the period on the last day whose events are missing, as if a file of the spool was lost. Both are
+in minutes; the start counts from midnight.
 """
 SLOW_READER_ONE_IN = 3
 OWN_TIMES = 2

@@ -128,7 +128,7 @@ class Scenario:
         )
 
     @property
-    def where(self) -> Column:
+    def pseudonym_scope(self) -> Column:
         """Column that identifies the secret of the row's server. Servers with different secrets give the same client
         different pseudonyms."""
         return F.lit("fleet") if self.network.fleet else F.col("server").cast("string")

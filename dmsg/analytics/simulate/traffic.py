@@ -110,8 +110,8 @@ def transport_lines(stage: Scenario) -> DataFrame:
     )
     common = (
         F.when(F.col("accepted"), F.col("transport")).alias("transport"),
-        name(F.lit("client"), stage.where, "a").alias("src"),
-        name(F.lit("client"), stage.where, "b").alias("dst"),
+        name(F.lit("client"), stage.pseudonym_scope, "a").alias("src"),
+        name(F.lit("client"), stage.pseudonym_scope, "b").alias("dst"),
         F.lit(True).alias("secure"),
     )
     opened = stage.events(

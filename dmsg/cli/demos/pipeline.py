@@ -31,8 +31,8 @@ from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client
 
 CLIENTS = 6
-AT_ONCE = 4
-"""Number of transports that clients open concurrently."""
+CONCURRENT_TRANSPORTS = 4
+"""Number of transports that are open at a time."""
 LARGEST = 2 * 1024 * 1024
 """Maximum bytes of one message."""
 ONLINE_TIMEOUT = 20.0
@@ -75,7 +75,7 @@ class PipelineDemo:
             url = await self._start()
             until = time.monotonic() + self._seconds
             half = time.monotonic() + self._seconds / 2
-            senders = DeferredList([self._send_until(until) for _ in range(AT_ONCE)])
+            senders = DeferredList([self._send_until(until) for _ in range(CONCURRENT_TRANSPORTS)])
             await deferLater(self._reactor, max(0.0, half - time.monotonic()))
             self.say("server S2 is killed (SIGKILL) and restarted")
             victim = self._entities.children.pop()

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dmsg.base.bounded_tables import decrement
 
 MAX_CLIENTS = 100_000
-"""Maximum number of counted clients. Beyond that, the client whose last POST is oldest is no longer counted."""
-LASTS = 3600.0
-"""Seconds after its last POST for which a client is counted; clients post every half hour."""
+"""Maximum number of clients in the table. Beyond that, the client whose last POST is oldest is removed."""
+CLIENT_LIFETIME = 3600.0
+"""Seconds for which a client stays in the table after its last POST; clients post every half hour."""
 MAX_SERVERS = 8
-"""Maximum number of servers that are counted for one client."""
+"""Maximum number of servers in the table for one client; further servers of its entry are ignored."""
 
 
 class Delegations:
@@ -42,7 +42,7 @@ class Delegations:
         """Forget clients that have stopped posting."""
         while self._clients:
             client = next(iter(self._clients))
-            if now - self._clients[client][0] < LASTS:
+            if now - self._clients[client][0] < CLIENT_LIFETIME:
                 return
             self._forget(client)
 

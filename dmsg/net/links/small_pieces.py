@@ -14,9 +14,9 @@ from __future__ import annotations
 SMALL = 12
 """Size in bytes below which a piece of received data (TCP segment, TLS record, websocket frame) counts as small."""
 BURST = 1024
-"""Number of small pieces of received data that a connection may send in a burst."""
+"""Maximum count of a connection's small pieces (:attr:`SmallPieces.level`). Above it, there are too many."""
 RATE = 100.0
-"""Number of small pieces of received data that are forgotten per second, for each connection."""
+"""Number by which the count of a connection's small pieces decreases per second."""
 REPAID = 4
 """Maximum number of small pieces that a larger piece compensates. Without a maximum, a sender could send one large
 piece and then a flood of small ones."""
@@ -25,7 +25,7 @@ piece and then a flood of small ones."""
 class SmallPieces:
     """Account of the small pieces of one connection.
 
-    :ivar level: number of small pieces that were neither compensated nor forgotten.
+    :ivar level: count of small pieces. Larger pieces compensate some of them, and the count decreases with time.
     """
 
     __slots__ = ("_at", "level")

@@ -33,7 +33,7 @@ from zope.interface import implementer
 
 from dmsg.net.outgoing import outgoing_endpoint
 from dmsg.net.web.body import read_body
-from dmsg.net.web.plain_client import KEPT
+from dmsg.net.web.plain_client import IDLE_TIMEOUT
 from dmsg.net.web.response import MAX_HEAD, HeadTooLong
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def make_pool(reactor: IReactorTime, *, persistent: bool = True, limit: int = 2)
     """
     pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
     pool.maxPersistentPerHost = limit
-    pool.cachedConnectionTimeout = KEPT
+    pool.cachedConnectionTimeout = IDLE_TIMEOUT
     pool._factory = BoundedFactory  # noqa: SLF001  # Twisted has no other place for it
     return pool
 

@@ -20,7 +20,7 @@ from dmsg.net.outgoing import outgoing_endpoint
 from dmsg.net.reactor import cancel_call
 from dmsg.net.web.response import ResponseParser
 
-KEPT = 20
+IDLE_TIMEOUT = 20
 """Seconds after which an idle connection is closed. This is less than the 30 s after which a discovery closes it. If a
 POST is sent into a connection that the server closes, the client cannot know whether the server received it."""
 MAX_IDLE = 2
@@ -217,7 +217,7 @@ class _Connection(Protocol):
         self._parser = None
         assert self.transport is not None
         if self._loss is None and parser.keeps_connection and self._on_free(self):
-            self._timer = self._reactor.callLater(KEPT, self.abort)
+            self._timer = self._reactor.callLater(IDLE_TIMEOUT, self.abort)
         else:
             self.transport.loseConnection()
         self._answer.callback((parser.status, parser.body))

@@ -162,7 +162,7 @@ class RelaySession:
     @property
     def is_paused(self) -> bool:
         """Whether the session is paused because a receiver of its messages is slow."""
-        return self.buffer.closed
+        return self.buffer.is_active
 
     def _hold(self, reason: HoldReason) -> None:
         if self.socket is not None:
@@ -173,7 +173,7 @@ class RelaySession:
             self.socket.release(reason)
 
     def received(self, data: bytes) -> None:
-        if self.buffer.closed:
+        if self.buffer.is_active:
             self.switch.parked[self] = None
             self.buffer.put(data, is_message=True)
         else:
@@ -194,7 +194,7 @@ class RelaySession:
         # The first ping of this size shows that the session sends unconfirmed messages again.
         if self.delivery.lazy and len(payload) == ASKING_PING:
             self._set_resends(True)
-        if self.buffer.closed:
+        if self.buffer.is_active:
             self.buffer.put(payload, is_message=False)
         else:
             self.ledger.ping(payload)

@@ -58,7 +58,7 @@ class Message:
     def lose(self) -> None:
         """Report that the message could not be stored. Its sender must send it again."""
         if not self.settled and self.owner is not None:
-            self.owner.lost()
+            self.owner.report_lost()
 
 
 class Ledger:
@@ -95,8 +95,8 @@ class Ledger:
         self._added += 1
         self.size += len(message.data)
 
-    def lost(self) -> None:
-        """Report that a message was lost, so that it will never be settled."""
+    def report_lost(self) -> None:
+        """Report that a message was lost and will never be settled."""
         self._on_broken()
 
     def advance(self) -> None:

@@ -38,8 +38,8 @@ class SessionBuffer(TurnTaker):
     """
 
     __slots__ = (
+        "_awaited",
         "_confirms",
-        "_for",
         "_hold",
         "_in_next_turn",
         "_message",
@@ -64,7 +64,7 @@ class SessionBuffer(TurnTaker):
     ) -> None:
         self._message, self._ping, self._in_next_turn = message, ping, call_next_turn
         self._hold, self._release, self._confirms = hold, release, confirms
-        self._for: set[object] = set()
+        self._awaited: set[object] = set()
         self._waiting: deque[tuple[bool, bytes]] = deque()
         self.size = 0
         self.stored_bytes = 0
@@ -81,18 +81,19 @@ class SessionBuffer(TurnTaker):
         return len(self._waiting)
 
     @property
-    def closed(self) -> bool:
-        """Whether new messages of the session must be buffered here."""
-        return bool(self._for or self._waiting)
+    def is_active(self) -> bool:
+        """Whether new messages of the session must be buffered here: the session is paused, or older messages are
+        still buffered."""
+        return bool(self._awaited or self._waiting)
 
     def wait_for(self, delivery: object) -> None:
         """Pause the session until ``delivery`` has caught up."""
-        self._for.add(delivery)
+        self._awaited.add(delivery)
 
     def stop_waiting_for(self, delivery: object) -> None:
-        """Note that ``delivery`` has caught up. If the session waited for no other delivery, process the buffered
-        messages."""
-        self._for.discard(delivery)
+        """Note that ``delivery`` has caught up. Process the buffered messages if the session waits for no other
+        delivery."""
+        self._awaited.discard(delivery)
         self._process_soon()
 
     def put(self, data: bytes, *, is_message: bool) -> None:
@@ -107,11 +108,11 @@ class SessionBuffer(TurnTaker):
         """Drop the buffered messages, because the session has ended. Its client will send unconfirmed messages
         again."""
         self._waiting.clear()
-        self._for.clear()
+        self._awaited.clear()
         self.size = 0
 
     def _process_soon(self) -> None:
-        if self._waiting and not self._for:
+        if self._waiting and not self._awaited:
             self._next_turn()
 
     def _later(self, call: Callable[[], None]) -> object:
@@ -127,7 +128,7 @@ class SessionBuffer(TurnTaker):
         share = self.share
         until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
         for _ in range(AT_ONCE):
-            if self._for or not self._waiting:
+            if self._awaited or not self._waiting:
                 break
             is_message, data = self._waiting.popleft()
             self.size -= len(data) + OVERHEAD

@@ -13,7 +13,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.web.plain_client import KEPT, MAX_IDLE, PlainClient, is_plain
+from dmsg.net.web.plain_client import IDLE_TIMEOUT, MAX_IDLE, PlainClient, is_plain
 from dmsg.net.web.response import AnswerTooLong, MalformedResponse
 
 HEADERS = {"accept": "application/json"}
@@ -93,7 +93,7 @@ class PlainClientTests(SynchronousTestCase):
         for each in asked:
             self.successResultOf(each)
         self.assertEqual([one.connected for one in made], [True] * MAX_IDLE + [False])
-        self.reactor.advance(KEPT - 0.1)
+        self.reactor.advance(IDLE_TIMEOUT - 0.1)
         self.assertEqual([one.connected for one in made], [True] * MAX_IDLE + [False])
         self.reactor.advance(0.1)
         self.assertEqual([one.connected for one in made], [False] * (MAX_IDLE + 1))

@@ -69,7 +69,7 @@ APPEND_BATCH = 100
 """Maximum number of messages appended in one call. More would take too long, because Redis serves no other call while a
 script runs."""
 BATCH_SIZE = 4 * 1024 * 1024
-"""Maximum bytes appended in one call. The last message may exceed it."""
+"""Number of bytes in one call from which on the call gets no further message."""
 POLLED = 1000
 """Maximum number of sessions whose queues are polled in one call."""
 RETRY_FOR = 5.0
