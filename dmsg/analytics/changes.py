@@ -57,7 +57,8 @@ _INPUTS_AROUND: dict[str, tuple[str, ...]] = {
     "verdicts": ("transport", "receipt"),
     "settlement_conflict_day": ("receipt",),
 }
-"""Inputs that a table's rows of a day use from the day itself and from the days before and after, by table."""
+"""Inputs of which a table's rows of a day use the data of three days: the day before, the day itself and the day after.
+By table."""
 
 
 class Changes:

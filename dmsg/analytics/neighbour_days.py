@@ -52,7 +52,7 @@ def _is_affected(storage: pafs.FileSystem, day: str, files: Sequence[File], new:
         or sum(file.rows or 0 for file in new if file.path in neighbours) > FEW_EVENTS
     ):
         return True
-    named = [_near(storage, path, after=distance > 0) for path, distance in neighbours.items()]
+    named = [_transports_near_midnight(storage, path, after=distance > 0) for path, distance in neighbours.items()]
     wanted = pc.unique(pa.chunked_array(named, pa.string()))
     if not len(wanted):
         return False
@@ -65,11 +65,11 @@ def _is_affected(storage: pafs.FileSystem, day: str, files: Sequence[File], new:
     return False
 
 
-def _near(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
+def _transports_near_midnight(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
     """Return the names of those transports in a file that may also have events on the neighbouring day. These are the
     transports with an event near midnight, or with a receipt that was sent after a restart of the server.
 
-    :param after: True if the file's day is after the neighbouring day, False if it is before it.
+    :param after: whether the file's day is after the neighbouring day, and not before.
     """
     with storage.open_input_file(path) as opened:
         file = pq.ParquetFile(opened)

@@ -230,8 +230,8 @@ def _check_text(text: bytes) -> None:
     """
     lines = text.count(b"\n")
     # A valid line contains one opening brace, at its start, and ends with a closing brace. The counts detect two
-    # objects on one line, and one object on two lines. A valid file with a brace in a text is refused, too, and Spark
-    # then reads it.
+    # objects on one line, and one object on two lines. A valid file is refused, too, if a string in it contains a
+    # brace, and Spark then reads the file.
     whole = text.startswith(b"{") and text.endswith(b"}\n")
     if not (whole and text.count(b"{") == lines and text.count(b"}\n{") == lines - 1):
         raise Refused("a line is not one JSON object")

@@ -109,7 +109,7 @@ class Load(Enum):
 _SETTINGS_BY_LOAD = {Load.SMALL: SMALL_SETTINGS, Load.MEDIUM: MEDIUM_SETTINGS, Load.LARGE: {}}
 
 
-_ASKED = (
+_CACHED_CLASSES = (
     ("org.apache.spark.sql", "functions"),
     ("org.apache.spark.api.python", "PythonUtils"),
     ("org.apache.spark.sql.api.python", "PythonSQLUtils"),
@@ -196,7 +196,7 @@ def _keep_classes(jvm: Any) -> None:
 
     Each look-up is a call to Java, and a look-up by a short name searches all of Spark's archives.
     """
-    for package, name in _ASKED:
+    for package, name in _CACHED_CLASSES:
         java_import(jvm, f"{package}.{name}")
         kept = _Members(getattr(jvm, name))
         jvm.__dict__.update({name: kept, f"{package}.{name}": kept})

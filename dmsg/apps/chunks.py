@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dmsg.apps.sources import SourceChanged
 from dmsg.apps.transfer import TransferError, TransferRefused
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
+from dmsg.base.printable import MAX_PEER_TEXT, shorten
 
 CHUNK_LIMIT = 256 * 1024
 """Maximum bytes of one chunk."""
@@ -31,7 +31,7 @@ def error_of(message: dict[str, object], before: str) -> TransferError:
     :param message: message with a field ``error``.
     :param before: text to put before the reported text; left out if the reason is that the file has changed.
     """
-    text = shorten(str(message["error"]), MAX_WORDS_OF_STRANGERS)
+    text = shorten(str(message["error"]), MAX_PEER_TEXT)
     return SourceChanged(text) if message.get("changed") is True else TransferRefused(f"{before}: {text}")
 
 

@@ -152,8 +152,8 @@ def open_ours(name: str, at: int, display_name: str) -> int:
     :param at: descriptor of the directory that contains ``name``.
     :param display_name: name to use in errors.
     :returns: descriptor, for reading and writing if it is a file.
-    :raises NotOurs: another user owns it; it is left unchanged.
-    :raises OSError: it is absent, a link, or of another kind.
+    :raises NotOurs: another user owns the file; the file is left unchanged.
+    :raises OSError: the file is absent, a link, or of another kind.
     """
     status = os.stat(name, dir_fd=at, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):

@@ -35,14 +35,14 @@ FLOODING_REFUSALS = 64.0
 together have too many refused frames, only the flooding ones are closed. The others may have been refused only because
 of the flood."""
 FORGOTTEN_REFUSALS = 8.0
-"""Number of refused frames per second that are forgotten for each connection."""
+"""Number by which a connection's count of recently refused frames decreases per second."""
 
 
 class ProvokedFrames:
     """Number of late frames that a client may send without charge, because other clients may have caused them.
 
-    When another client ends a transport, frames that this client has sent on that transport may still be in flight. So
-    may its answers to the other client's last frames.
+    When another client ends a transport, frames that this client has sent on that transport may still be in flight. Its
+    answers to the other client's last frames may be in flight, too.
     """
 
     __slots__ = ("_before", "_recent", "_since")

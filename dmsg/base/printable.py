@@ -7,7 +7,7 @@ import re
 MAX_ERROR = 1000
 """Maximum number of characters of another error's text that an error message quotes. The message then still has room
 for advice."""
-MAX_WORDS_OF_STRANGERS = 300
+MAX_PEER_TEXT = 300
 """Maximum number of characters that are shown of a text from a peer or a server."""
 _USERINFO = re.compile(r"://[^/?#\s]*@")
 UNPRINTABLE = "\ufffd"
@@ -15,8 +15,8 @@ UNPRINTABLE = "\ufffd"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return ``text`` with :data:`UNPRINTABLE` in place of each control character, escape character and mark of
-    direction.
+    """Return ``text`` with :data:`UNPRINTABLE` in place of each control character, escape character and
+    bidirectional formatting character.
 
     :param keep: characters to leave as they are, for example ``"\\n"``.
     """

@@ -49,7 +49,7 @@ FIRST_STREAMS = 4
 """Number of streams that are opened at the beginning."""
 UNRECEIVED = 3_000_000
 """Number of bytes that an end of a stream may have sent and the other end not received yet. At this number, the end
-sends no more. It is larger than the windows of both agents together."""
+sends no more. This number is larger than the windows of both agents together."""
 LAST_SIZE = 300_000
 """Number of bytes that each of the two ends sends over a stream that is opened at the end of a walk."""
 RESTARTS = (0.0, 0.5, 3.0, 20.0)
@@ -72,7 +72,7 @@ FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), *OWN, *RUD
 
 
 class _Sink(Factory):
-    """Factory of the streams of rude programs: the data is read, and nothing is answered."""
+    """Factory of protocols that read data and answer nothing, for the streams that rude programs open."""
 
     noisy = False
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dmsg.testing.namespaces import START_TIMEOUT, LabError, Namespaces
 
 SWITCH = "switch"
-"""Name of the host with the bridges. No other host may have this name."""
+"""Name of the host that has a bridge for each network. No other host may have this name."""
 
 
 class BridgeLab(Namespaces):

@@ -132,7 +132,7 @@ class BusWalk:
             raise PromiseBroken("; ".join(self._broken[:5]))
 
     def _start(self, name: str) -> None:
-        """Start a program of a twin. It remembers no earlier calls."""
+        """Start a program of a twin. The new program remembers no earlier calls."""
         client = self.lab.add_twin(name, *TWINS[name])
         handled: set[bytes] = set()
 

@@ -299,7 +299,7 @@ class CodeWalk:
         self._ambushes.append(Ambush(step.fault, side, state, share, random.choice(AMBUSH_DELAYS), end))
 
     def program_changed(self, program: Program) -> None:
-        """Start the delay of a planned fault, if one waits for the present state of the program."""
+        """Start the delay of the first planned fault that waits for the present state of the program, if any."""
         for ambush in self._ambushes:
             if isinstance(program, ambush.side) and ambush.state == program.state and ambush.share <= program.share:
                 self._ambushes.remove(ambush)

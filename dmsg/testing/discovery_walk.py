@@ -119,22 +119,22 @@ class DiscoveryWalk:
         for step in self.plan.steps:
             self._do(step)
         self._faults.repair()
-        self._wait(lambda: not any(record.posting or record.deleting for record in self._records.values()), "hang")
+        self._wait(lambda: not any(record.posting or record.deleting for record in self._records.values()))
         for name in OWNERS:
             self._post_at_last(name)
         self.check()
         self._close()
 
-    def _wait(self, condition: Callable[[], bool], text: str) -> None:
-        """Wait until a condition is true.
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition about requests is true.
 
-        :param text: what requests do if the condition is not true within ``SETTLE_TIMEOUT`` seconds.
+        :raises AssertionError: the condition is not true after ``SETTLE_TIMEOUT`` seconds.
         """
         try:
             self.lab.network.run_until(condition, SETTLE_TIMEOUT)
         except AssertionError as error:
             left = {name: (one.posting, one.deleting) for name, one in self._records.items()}
-            raise type(error)(f"requests to discovery {text}: {error}; POSTs and DELETEs under way: {left}") from error
+            raise type(error)(f"requests to discovery hang: {error}; POSTs and DELETEs under way: {left}") from error
 
     def check(self) -> None:
         """Check the entries of all keys.

@@ -107,7 +107,7 @@ class Liar:
         return found
 
     def port_of(self, peer: RelayPeer) -> LyingPort:
-        """Return the port, which is the connection to a client, of a connected client."""
+        """Return the replacement for the connection to a connected client."""
         return self._known[peer]
 
     @property

@@ -203,7 +203,7 @@ def _no_such_peer(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _wrong_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    """Forward a REQUEST to a client that it does not name."""
+    """Forward a REQUEST to a client other than the responder that it names."""
     other = port.pick_other_port(random)
     if other is None:
         return [frame]

@@ -24,7 +24,7 @@ from dmsg.testing.walk_kinds import OF_DISCOVERY
 
 ENDS_AT_ONCE = 3
 """Number of lies that a lying end tells in a step, each on a new stream."""
-CHANGES = 0.1
+CHANGE_PROBABILITY = 0.1
 """Probability that a second discovery begins to tell another kind of lie in a step of the walk."""
 
 
@@ -154,6 +154,6 @@ class LyingSecond:
         self._discovery = LyingDiscovery(lab.network.host(name), discovery)
 
     def change(self) -> None:
-        """Choose another kind of lie, with the probability ``CHANGES``."""
-        if not self._discovery.kind or self._random.random() < CHANGES:
+        """Choose another kind of lie, with the probability ``CHANGE_PROBABILITY``."""
+        if not self._discovery.kind or self._random.random() < CHANGE_PROBABILITY:
             self._discovery.lie(self._random.choice(DISCOVERY_KINDS), Random(self._random.getrandbits(32)))

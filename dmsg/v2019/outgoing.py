@@ -189,7 +189,7 @@ class Outgoing:
         streams.suspend(stream, CloseReason.MOVED)
         if before is not None:
             before.carrier.leave(CloseReason.MOVED)
-        # The higher generation makes earlier attempts outdated, whose REQUESTs may still arrive through slower servers.
+        # The higher generation makes earlier attempts outdated. Their REQUESTs may still arrive through slower servers.
         end.generation += 1
         window = end.offer_window()
         hello = Hello(0, window, resume=end.position(), aes_gcm=streams.prefers_aes)

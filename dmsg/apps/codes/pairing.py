@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import Role
 from dmsg.apps.transfer import TransferError, _message, _take_message, lost_text
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
+from dmsg.base.printable import MAX_PEER_TEXT, shorten
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.net.reactor import cancel_call
@@ -79,9 +79,7 @@ class Pairing(Protocol):
 
     def _take(self, message: dict[str, object]) -> None:
         if "error" in message:
-            raise PairingError(
-                f"the other side reported an error: {shorten(str(message['error']), MAX_WORDS_OF_STRANGERS)}"
-            )
+            raise PairingError(f"the other side reported an error: {shorten(str(message['error']), MAX_PEER_TEXT)}")
         if not self.key.called:
             self.key.callback(self._proved_key(message))
         elif message.get("ok") is True:

@@ -22,7 +22,7 @@ from dmsg.apps.parcels.walk import OfferedFiles, WalkResult
 from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, ParcelEnd, lost_error, parse_numbers
 from dmsg.apps.sources import SourceChanged, resized_error
 from dmsg.apps.transfer import TransferError, TransferRefused
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
+from dmsg.base.printable import MAX_PEER_TEXT, shorten
 from dmsg.net.background import work as do_work
 from dmsg.net.streams.transports import transport_of
 
@@ -144,7 +144,7 @@ class ParcelSender(ParcelEnd):
     def _on_answer(self, message: dict[str, object]) -> None:
         if message.get("take") is not True:
             raise TransferRefused(
-                f"the other side refused: {shorten(str(message.get('why', 'no reason')), MAX_WORDS_OF_STRANGERS)}"
+                f"the other side refused: {shorten(str(message.get('why', 'no reason')), MAX_PEER_TEXT)}"
             )
         self._began = time.monotonic()
         self._pieces = message.get("pieces") is True

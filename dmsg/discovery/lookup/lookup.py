@@ -25,7 +25,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten, without_userinfo
+from dmsg.base.printable import MAX_PEER_TEXT, shorten, without_userinfo
 from dmsg.base.units import human_time
 from dmsg.discovery.entries.dialects import Dialect
 from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
@@ -250,7 +250,7 @@ class Lookup:
 
     def _error(self, status: int, body: bytes) -> DiscoveryError:
         try:
-            message = shorten(str(parse_json(body)["message"]), MAX_WORDS_OF_STRANGERS)
+            message = shorten(str(parse_json(body)["message"]), MAX_PEER_TEXT)
         except (ValueError, KeyError, TypeError):
             message = "the program at this URL is not a discovery"
         return DiscoveryError(f"discovery {self.shown_url}: {message} ({status})", status)

@@ -135,7 +135,10 @@ class _Run(Generic[_U]):
         trying.addCallbacks(self._connected, lambda failure: self._failed(carrier, failure))
 
     def _answered(self, carrier: Carrier) -> bool:
-        """Decide the race when a server answers. Return True if another carrier has won and this answer is ignored."""
+        """Let ``carrier``, on which a server has answered, win the race if no other carrier has won.
+
+        :returns: whether another carrier has won, so that this answer is ignored.
+        """
         if self._winner is None:
             self._winner = self._race.used = carrier
             self._race.failed.pop(carrier, None)

@@ -222,7 +222,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             # server's maximum without being reachable.
             self.close()
         elif start < len(data):
-            self._hold_first(bytes(data[start:]))
+            self._buffer_first(bytes(data[start:]))
             self._next_turn()
 
     def _count_frames(self, frames: int, size: int) -> bool:
@@ -254,14 +254,14 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             else:
                 for start in range(0, len(data), READ_SIZE):
                     if self._left:  # Frames that are left in the buffer must be processed before the rest of this read.
-                        self._hold_first(bytes(data[start:]))
+                        self._buffer_first(bytes(data[start:]))
                         return
                     self._receive(data[start : start + READ_SIZE])
         except RemoteProtocolError as error:
             self._peer_erred(error)
 
-    def _hold_first(self, data: bytes) -> None:
-        """Hold data for the next turn, before all other data that are held."""
+    def _buffer_first(self, data: bytes) -> None:
+        """Buffer data for the next turn, in front of all other buffered data."""
         self._held = self._held or deque()
         self._held.appendleft(data)
 

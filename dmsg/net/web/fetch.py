@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from treq._types import _SomeURL
     from treq.response import _Response
 
-_KEEPS = (b"HTTP", 1, 1)
+_PERSISTENT_VERSION = (b"HTTP", 1, 1)
 """First version of HTTP in which servers keep connections open by default."""
 _UNANSWERED = (RequestNotSent, RequestTransmissionFailed, ResponseNeverReceived)
 """Errors that mean that no byte of a response has arrived."""
@@ -167,7 +167,7 @@ class _Pool(HTTPConnectionPool):
     def _putConnection(self, key: Hashable, connection: Any) -> None:
         if self._closed:
             connection.transport.abortConnection()
-        elif connection._parser.response.version < _KEEPS:  # noqa: SLF001  # of the last response
+        elif connection._parser.response.version < _PERSISTENT_VERSION:  # noqa: SLF001  # of the last response
             connection.transport.loseConnection()
         else:
             connection.is_reused = True
@@ -254,7 +254,7 @@ class TreqRequests:
     """Requests to one server through a client of treq, with the interface of
     :class:`~dmsg.net.web.plain_client.PlainClient`.
 
-    :param http: client of treq; None for one that follows the rules of this module.
+    :param http: client of treq; None for a new :class:`WebClient`.
     """
 
     def __init__(self, reactor: IReactorTime, url: str, *, timeout: float, limit: int, http: Any = None) -> None:

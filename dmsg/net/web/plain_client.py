@@ -95,7 +95,7 @@ class PlainClient:
             except Exception:
                 if kept.is_answered:
                     raise
-        factory = Factory.forProtocol(lambda: _Connection(self._reactor, self._timeout, self._freed, self._lost))
+        factory = Factory.forProtocol(lambda: _Connection(self._reactor, self._timeout, self._keep_idle, self._lost))
         factory.noisy = False
         endpoint = outgoing_endpoint(self._reactor, self._host, self._port, self._timeout)
         connection = cast(_Connection, await endpoint.connect(factory))
@@ -104,8 +104,11 @@ class PlainClient:
             self._open.discard(connection)
         return await connection.ask(data, self._limit, deadline)
 
-    def _freed(self, connection: _Connection) -> bool:
-        """Keep an idle connection for later requests, unless there are enough; return whether it is kept."""
+    def _keep_idle(self, connection: _Connection) -> bool:
+        """Keep an idle connection for later requests, unless ``MAX_IDLE`` others are kept.
+
+        :returns: whether the connection is kept.
+        """
         if self._closed or len(self._idle) >= MAX_IDLE:
             return False
         self._idle.append(connection)

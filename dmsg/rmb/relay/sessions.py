@@ -19,7 +19,7 @@ from dmsg.rmb.twins.address import Session
 ASKING_PING = 8
 """Length in bytes of those pings by which clients of this package ask for the confirmation of their messages."""
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
-"""Number, and bytes, of a session's unsettled messages at which the relay stops reading from the session."""
+"""Number and bytes of a session's unsettled messages. At either one, the relay stops reading from the session."""
 
 SMALL = 64 * 1024
 """Maximum size in bytes of an incomplete message that the relay does not watch. A session with a larger incomplete

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dmsg.rmb.socket.session_buffer import SessionBuffer
 
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
-"""Number, and bytes, of a session's unsettled messages down to which reading from the session resumes."""
+"""Maximum number and bytes of a session's unsettled messages at which reading from the session resumes."""
 MAX_PINGS = 16
 """Maximum number of a session's pings that wait for their answer. Above it, the oldest ping is forgotten and never
 answered, as RFC 6455 allows."""

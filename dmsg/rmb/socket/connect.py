@@ -13,7 +13,7 @@ from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
 from twisted.internet.ssl import optionsForClientTLS
 
-from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shorten
+from dmsg.base.printable import MAX_PEER_TEXT, shorten
 from dmsg.net.flush import TurnFlush
 from dmsg.net.outgoing import host_endpoint
 from dmsg.rmb.socket.websocket import HANDSHAKE_TIMEOUT, OPTIONS, Receiver, Socket
@@ -28,7 +28,7 @@ class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
         if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
             # The body of the refusal becomes the error text, because it states why the relay refuses the token.
             status = head[9:12].decode("latin-1")
-            return f"{status}: {shorten(body[:2000].decode('utf-8', 'replace'), MAX_WORDS_OF_STRANGERS)}"
+            return f"{status}: {shorten(body[:2000].decode('utf-8', 'replace'), MAX_PEER_TEXT)}"
         return why
 
 

@@ -29,7 +29,7 @@ class SessionBuffer(TurnTaker):
 
     :param message: function that processes a buffered message.
     :param ping: function that processes a buffered ping.
-    :param call_next_turn: function that calls another one in the next reactor turn.
+    :param call_next_turn: function that schedules a callback for the next reactor turn.
     :param hold: function that stops reading from the socket.
     :param release: function that resumes reading from the socket.
     :param confirms: function that returns whether the session has messages to confirm.
