@@ -20,12 +20,12 @@ from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.schemas import BRONZE, FAMILIES
 from dmsg.telemetry.schema import ENVELOPE, EVENTS
 
-MOST_NEW = 100_000
+MAX_NEW_EVENTS = 100_000
 """Maximum number of new events of a run for which affected rows are searched. With more events, the run computes whole
 days."""
-MOST_AFFECTED = 300_000
+MAX_AFFECTED_EVENTS = 300_000
 """Maximum number of events of the affected groups to read into memory (about 100 MB)."""
-MOST_STORED = 1_000_000
+MAX_STORED_ROWS = 1_000_000
 """Maximum number of stored rows of a table to read into memory in order to replace some of them (about 200 MB)."""
 _SEPARATOR = "\x1f"
 
@@ -77,7 +77,7 @@ def read_events(
     files: Iterable[File],
     family: str,
     groups: Groups | None = None,
-    most: int = MOST_AFFECTED,
+    most: int = MAX_AFFECTED_EVENTS,
 ) -> pa.Table:
     """Return the events of one family, with the columns of :func:`event_schema`.
 

@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 
 from dmsg.analytics import bronze, functions as F, silver
 from dmsg.analytics.affected_rows import (
-    MOST_NEW,
-    MOST_STORED,
+    MAX_NEW_EVENTS,
+    MAX_STORED_ROWS,
     Groups,
     Subtraction,
     WholeDays,
@@ -127,7 +127,8 @@ class AffectedTables:
     def _new_events(self) -> dict[str, pa.Table]:
         """Events that no run has refined yet, by family of events."""
         files = {family: self._files(family, self._state.days, new=True) for family in FAMILIES}
-        if sum(MOST_NEW + 1 if file.rows is None else file.rows for some in files.values() for file in some) > MOST_NEW:
+        counts = [file.rows for some in files.values() for file in some]
+        if sum(MAX_NEW_EVENTS + 1 if count is None else count for count in counts) > MAX_NEW_EVENTS:
             raise WholeDays
         return {family: read_events(self._bronze.storage(), some, family) for family, some in files.items()}
 
@@ -135,8 +136,8 @@ class AffectedTables:
         chosen = set(days)
         files = self._lake.table(layer, name).files(self._before.versions.get(f"{layer}/{name}"))
         if (
-            sum(MOST_STORED if one.rows is None else one.rows for one in files if one.values["dt"] in chosen)
-            > MOST_STORED
+            sum(MAX_STORED_ROWS if one.rows is None else one.rows for one in files if one.values["dt"] in chosen)
+            > MAX_STORED_ROWS
         ):
             raise WholeDays
         return self._lake.stored(layer, name, self._before, days)

@@ -79,12 +79,12 @@ CHANGE_TIMES = 1.5
 BUSY = 0.8
 """Minimum load, as a share of a server's capacity, at which a server that refuses connections needs attention at
 once."""
-MOST = 8
+MAX_LINES = 8
 """Maximum number of lines shown to a person for findings of one kind. If there are more findings, the last line says
 how many are left out."""
 UNNAMED = "unnamed"
 """Text shown for an actor or a producer without a name in the tables."""
-MOST_ATTACKS = 3
+MAX_ABUSE_LINES = 3
 """Maximum number of lines shown for one kind of abuse. With more, findings of other kinds would be overlooked."""
 
 
@@ -163,14 +163,14 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left 
 
 
 def shorten_findings(lines: Sequence[Finding]) -> list[Finding]:
-    """Shorten the findings of each kind and urgency to :data:`MOST` lines, and those of each kind of abuse to
-    :data:`MOST_ATTACKS`. Where findings are left out, the last line says how many."""
+    """Shorten the findings of each kind and urgency to :data:`MAX_LINES` lines, and those of each kind of abuse to
+    :data:`MAX_ABUSE_LINES`. Where findings are left out, the last line says how many."""
     groups: dict[tuple[Urgency, str], list[Finding]] = defaultdict(list)
     for line in lines:
         groups[line.urgency, line.kind].append(line)
     shown = []
     for (urgency, kind), group in groups.items():
-        most = MOST_ATTACKS if kind in _DEEDS else MOST
+        most = MAX_ABUSE_LINES if kind in _DEEDS else MAX_LINES
         if len(group) <= most:
             shown += group
             continue

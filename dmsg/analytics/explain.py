@@ -13,7 +13,7 @@ from statistics import median
 
 from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, bytes_between, lost_with
 from dmsg.analytics.event_rules import SILENCE_SECONDS
-from dmsg.analytics.gold.settlement import INFLATION_LIMIT, MOST, SIDED_LIMIT, WITNESS_LIMIT
+from dmsg.analytics.gold.settlement import ACCUSER_SHARE, INFLATION_LIMIT, SIDED_LIMIT, WITNESS_LIMIT
 from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST
 from dmsg.analytics.runs import State
 from dmsg.analytics.self_dealing import TooManyPairs, find_dealings, lines_of
@@ -230,15 +230,13 @@ def _settlement_lines(row: Row, read: Reader) -> Iterator[str]:
         )
         yield (
             f"{row['accusers'] or 0:,} of {row['witnesses'] or 0:,} clients that opened transports report less than "
-            "it claims "
-            f"(more than {MOST * 100:g} % are needed)"
+            f"the server claims (more than {ACCUSER_SHARE * 100:g} % are needed)"
         )
         claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("left_claimed", "left_word"))
         yield (f"other transports: claimed {claimed:,} bytes, signed {word:,} bytes")
         yield (
-            f"{row['sided_with_one']:,} of {seen:,} transports with both receipts: it agrees with one end against "
-            "the other "
-            f"(limit {SIDED_LIMIT * 100:g} %)"
+            f"{row['sided_with_one']:,} of {seen:,} transports with both receipts: the server agrees with one end "
+            f"against the other (limit {SIDED_LIMIT * 100:g} %)"
         )
     yield (
         f"both receipts of {seen:,} of {row['transports']:,} transports (at least {WITNESS_LIMIT * 100:g} % are needed)"

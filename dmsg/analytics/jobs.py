@@ -66,7 +66,7 @@ READ_OPTIONS = {
 }
 BATCH_BYTES = 2 * 1024**3
 """Approximate maximum number of bytes of files that one batch of a stream reads."""
-MOST_LACKING = 1000
+MAX_REREAD_FILES = 1000
 """Maximum number of files that a run reads a second time, because lines of them are missing."""
 SMALL_BYTES = 64 * 1024 * 1024
 """Total size of the unread files in bytes below which reading them is a small job."""
@@ -416,7 +416,7 @@ class Pipeline:
         :param lacking: files of which lines are missing.
         :returns: whether any file was read.
         """
-        files = [unquote(file) for file in lacking[:MOST_LACKING]]
+        files = [unquote(file) for file in lacking[:MAX_REREAD_FILES]]
         if not files:
             return False
         texts = self._lines("text", files)

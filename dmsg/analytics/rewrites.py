@@ -18,14 +18,14 @@ from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
 from dmsg.analytics.parquet import arrow_schema, read_part
 
-MOST_SEARCHED = 20_000_000
+MAX_SEARCHED_ROWS = 20_000_000
 """Maximum number of stored rows of a table that one run searches. The search takes about 0.2 µs for each row."""
-MOST_FORMER = 300_000
+MAX_REPLACED_ROWS = 300_000
 """Maximum number of rows of a table that one run replaces by rewriting their files."""
 SMALL_ROWS = 10_000
-"""Number of rows below which a file counts as small, so that compaction may merge it."""
-MOST_SMALL = 16
-"""Number of small files of a day at which they are merged."""
+"""Number of rows below which a file counts as small, so that it may be merged with other files."""
+SMALL_FILES_TO_MERGE = 16
+"""Number of small files of one day from which on these files are merged."""
 FILE_ROWS = 100_000
 """Approximate maximum number of rows of a file that this process writes. A late event causes one such file to be
 written again."""
@@ -63,7 +63,7 @@ def find_rewrites(
     needed = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     found: dict[str, Rewrite] = {file.path: Rewrite(file, None, schema.empty_table()) for file in merged}
     if is_former is not None:
-        if sum(MOST_SEARCHED + 1 if file.rows is None else file.rows for file in files) > MOST_SEARCHED:
+        if sum(MAX_SEARCHED_ROWS + 1 if file.rows is None else file.rows for file in files) > MAX_SEARCHED_ROWS:
             raise WholeDays
         count = 0
         for file in files:
@@ -71,7 +71,7 @@ def find_rewrites(
             mask = is_former(rows)
             affected = pc.sum(mask).as_py() or 0
             count += affected
-            if count > MOST_FORMER:
+            if count > MAX_REPLACED_ROWS:
                 raise WholeDays
             if affected:
                 if columns is not None:
@@ -86,7 +86,7 @@ def _small_files(files: Iterable[File]) -> list[File]:
     for file in files:
         if file.rows is not None and file.rows < SMALL_ROWS:
             small.setdefault(file.values["dt"], []).append(file)
-    return [file for some in small.values() if len(some) >= MOST_SMALL for file in some]
+    return [file for some in small.values() if len(some) >= SMALL_FILES_TO_MERGE for file in some]
 
 
 def kept_rows(table: Delta, rewrites: Iterable[Rewrite]) -> Iterator[pa.Table]:

@@ -47,7 +47,7 @@ KEPT_DAYS = 8
 """Number of days for which the tables of each day's last run stay readable."""
 KEPT_SECONDS = 900.0
 """Seconds for which the tables of every run stay readable, because a reader may still use them."""
-KEPT_MOST = 200
+MAX_KEPT = 200
 """Maximum number of runs whose tables stay readable."""
 TIDY_AT = 64
 """Number of transactions after which the outdated files of the table of runs are removed."""
@@ -323,7 +323,7 @@ def _runs_to_keep(rows: list[_Row]) -> list[_Row]:
     last_of_day = {row.at // DAY_MS: row.run for row in recent}
     wanted = {newest.run, *last_of_day.values(), *(row.run for row in recent[-KEPT_RUNS:])}
     wanted |= {row.run for row in recent if newest.at - row.at < KEPT_SECONDS * 1000}
-    return [row for row in recent if row.run in wanted][-KEPT_MOST:]
+    return [row for row in recent if row.run in wanted][-MAX_KEPT:]
 
 
 class Claim:

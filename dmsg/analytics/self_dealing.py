@@ -30,7 +30,7 @@ from dmsg.analytics.store import Row, Store
 
 CLOSED, BURST = "closed group", "burst"
 """Flags that a server's day can have."""
-MOST_PARTNERS = 10
+MAX_PARTNERS = 10
 """Maximum number of partners of a client that counts as *apart*, see :data:`MARGIN`."""
 MARGIN = 0.05
 """Share of a client's bytes that is ignored when the client is tested for being *apart* (one server, few partners).
@@ -247,7 +247,7 @@ def _closed_clients(pairs: Iterable[Row]) -> dict[str, str]:
     apart = {}
     for client, servers in of_servers.items():
         server, most = min(servers.items(), key=lambda one: (-one[1], one[0]))
-        few = sum(nlargest(MOST_PARTNERS, of_partners[client].values()))
+        few = sum(nlargest(MAX_PARTNERS, of_partners[client].values()))
         if min(most, few) >= (1 - MARGIN) * whole[client]:
             apart[client] = server
     return {

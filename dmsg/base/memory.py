@@ -31,7 +31,7 @@ ENOUGH = 0.8
 dropped only until the limit is no longer exceeded."""
 SHARE = 4
 """Divisor of the machine's memory. The result is the default memory limit."""
-LEAST = 64 * 1024 * 1024
+MIN_LIMIT = 64 * 1024 * 1024
 """Lower bound of the default memory limit, in bytes."""
 
 
@@ -74,7 +74,7 @@ def default_limit() -> int:
         # Without cgroups this file does not exist. Without a memory limit it contains "max". The value is then ignored.
         said.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     have = min((size for size in said if size > 0), default=UNKNOWN)
-    return max(LEAST, have // SHARE)
+    return max(MIN_LIMIT, have // SHARE)
 
 
 def resident() -> int:

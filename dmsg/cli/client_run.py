@@ -45,7 +45,7 @@ EXIT_HUNG_UP = 129
 """Exit status after SIGHUP: 128 plus the number of the signal."""
 ONLINE_TIMEOUT = 15.0
 """Seconds to wait until the client is connected to a server."""
-MOST_SIGNALS = 3
+MAX_SIGNALS = 3
 """Number of signals, such as Ctrl-C, after which the process ends at once.  The first signal starts an orderly
 shutdown, and the second cancels the shutdown's waits.
 """
@@ -148,7 +148,7 @@ class _Run:
                 later(self._shut_down)
             elif times == 2:  # The reactor must not be stopped a second time, because Twisted would print a traceback.
                 later(self._running.cancel)
-            elif times == MOST_SIGNALS:
+            elif times == MAX_SIGNALS:
                 os._exit(self._stopped_with)
 
         signal.signal(signal.SIGTERM, ended)

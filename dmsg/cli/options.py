@@ -29,7 +29,7 @@ file.
 
 ALL = "dmsg.all"
 """Key in a context's ``meta``.  It is set while the help includes the network options."""
-LONGEST_SUMMARY = 200
+MAX_SUMMARY = 200
 """Maximum characters of a command's first sentence in the list of commands."""
 _MARKED = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 UNCONFIGURED = ("config", "completion", "man")
@@ -185,7 +185,7 @@ class Group(_Described, click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of subcommands, with the whole first sentence of each."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        shown = [(name, one.get_short_help_str(LONGEST_SUMMARY)) for name, one in found if one and not one.hidden]
+        shown = [(name, one.get_short_help_str(MAX_SUMMARY)) for name, one in found if one and not one.hidden]
         with formatter.section("Commands"):
             formatter.write_dl(shown)
 

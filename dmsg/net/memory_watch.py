@@ -20,7 +20,7 @@ TRIM_THRESHOLD = 8 * 1024 * 1024
 """Number of bytes by which the process may exceed its expected size before the allocator is told to return memory to
 the system. The expected size is the smallest size of the process so far, plus the memory buffered for peers. A
 tenth of that smallest size replaces this number if it is larger."""
-TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
+TRIM_PAUSE, MAX_TRIM_PAUSE = 5.0, 300.0
 """Shortest and longest pause, in seconds, between two requests to the allocator to return memory. The pause doubles
 after each request without effect. It is reset when the amount of memory changes much."""
 TRIM_COST = 1000.0
@@ -78,7 +78,7 @@ class Allocator:
         self.releases += 1
         left = self._resident()
         self._known = left, held
-        self._pause = TRIM_PAUSE if have - left > threshold // 4 else min(LONGEST_TRIM_PAUSE, 2 * self._pause)
+        self._pause = TRIM_PAUSE if have - left > threshold // 4 else min(MAX_TRIM_PAUSE, 2 * self._pause)
         self._next = now + max(self._pause, TRIM_COST * (self._now() - now))
 
 

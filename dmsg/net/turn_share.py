@@ -20,9 +20,9 @@ from dmsg.net.isolate import call_isolated
 
 TURN = 0.008
 """Seconds of a reactor turn that all owners together may use."""
-MOST = 0.002
+MAX_SHARE = 0.002
 """Maximum share of one owner in a reactor turn, in seconds. Owners get this share if there are few of them."""
-LEAST = 0.0002
+MIN_SHARE = 0.0002
 """Minimum share of one owner in a reactor turn, in seconds. Owners get this share if there are many of them. Work that
 has begun is finished even if it exceeds the share."""
 STEPS = 256
@@ -51,7 +51,7 @@ class TurnShare:
         self._used: dict[Hashable, float] = {}
         self._used_by_wider: dict[str, float] = {}
         self._most_by_wider = 0.0
-        self._share = MOST
+        self._share = MAX_SHARE
         self._waiting: deque[TurnWaiter] = deque()
         self._is_due = False
         self._is_used = False
@@ -103,7 +103,7 @@ class TurnShare:
 
     def _next(self, now: float) -> None:
         self._began = now
-        self._share = min(MOST, max(LEAST, TURN / max(1, len(self._used))))
+        self._share = min(MAX_SHARE, max(MIN_SHARE, TURN / max(1, len(self._used))))
         self._used.clear()
         self._used_by_wider.clear()
         self._most_by_wider = 0.0

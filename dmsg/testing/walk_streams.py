@@ -24,7 +24,7 @@ STREAMS = 6
 """Maximum number of streams that are open at the same time."""
 LAST_SIZE = 10_000
 """Size in bytes of the data that an end sends just before it closes its stream."""
-LONGEST_PAUSE = 60.0
+MAX_PAUSE = 60.0
 """Maximum seconds of the lab's time between two attempts to open the stream that a walk opens at its end, to check that
 a client is reachable."""
 PIECES, SMALL, PIECE_SECONDS = 100, 50, 0.001
@@ -120,7 +120,7 @@ class WalkStreams:
             self._lab.network.run(0.5)
             if talker.lost is not None:
                 self._lab.network.run(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE)
                 talker = self._connect(*pair)
             elif talker.transport is not None and not talker.sent:
                 talker.say(LAST_SIZE)

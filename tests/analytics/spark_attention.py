@@ -14,8 +14,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 import dmsg
 from dmsg.analytics.attention import (
-    MOST,
-    MOST_ATTACKS,
+    MAX_ABUSE_LINES,
+    MAX_LINES,
     TABLES,
     Finding,
     Urgency,
@@ -189,12 +189,12 @@ class RowsTests(SynchronousTestCase):
     def test_a_person_is_shown_few_and_a_program_all(self) -> None:
         row = {"who": "x", "kind": "scan", "score": 100.0, "servers": 1, "last_day": DAY, "targets": 1200}
         row |= {"refused": 5, "posts": 0, "requests": 0, "most_at": "02ab" * 16}
-        clocks = [{"server": str(index), "dt": DAY, "skew_ms": -180_000} for index in range(MOST)]
+        clocks = [{"server": str(index), "dt": DAY, "skew_ms": -180_000} for index in range(MAX_LINES)]
         found = self.found(actor=[row | {"who": str(index)} for index in range(100)], clock_day=clocks)
-        self.assertEqual(len(found), 100 + MOST)
+        self.assertEqual(len(found), 100 + MAX_LINES)
         shown = shorten_findings(found)
-        self.assertEqual([one.kind for one in shown], ["scan"] * MOST_ATTACKS + ["clock"] * MOST)
-        self.assertEqual(shown[MOST_ATTACKS - 1].text, "scan: and 98 more (attention --json has all)")
+        self.assertEqual([one.kind for one in shown], ["scan"] * MAX_ABUSE_LINES + ["clock"] * MAX_LINES)
+        self.assertEqual(shown[MAX_ABUSE_LINES - 1].text, "scan: and 98 more (attention --json has all)")
 
     def test_what_is_silent_in_old_data(self) -> None:
         """No events after the newest one are known, so nothing after it counts as silence."""

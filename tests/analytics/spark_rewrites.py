@@ -13,7 +13,7 @@ from dmsg.analytics.affected_rows import Groups, WholeDays
 from dmsg.analytics.jobs import Pipeline
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.parquet import arrow_schema
-from dmsg.analytics.rewrites import MOST_SMALL, find_rewrites, in_files
+from dmsg.analytics.rewrites import SMALL_FILES_TO_MERGE, find_rewrites, in_files
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import SparkOnDemand
 from tests.analytics.support import DAY, NEXT, NOW, S1, Boot, LakeCase, spark, write_file
@@ -84,10 +84,10 @@ class RewriteTests(SynchronousTestCase):
     def test_small_files_of_a_day_are_merged(self) -> None:
         expected = self.rows()
         # Four files of ten rows are there, and each replacement adds one more.
-        for number in range(MOST_SMALL - 4):
+        for number in range(SMALL_FILES_TO_MERGE - 4):
             self.replace(pairs(DAY, 100 + number), 2 + number)
             expected[str(DAY), f"{100 + number:04}"] = 1
-        self.assertEqual(len(self.paths()), MOST_SMALL + 1)
+        self.assertEqual(len(self.paths()), SMALL_FILES_TO_MERGE + 1)
         self.replace(pairs(DAY, 200), 50)
         self.assertEqual(self.rows(), expected | {(str(DAY), "0200"): 1})
         self.assertLess(len(self.paths()), 9)
@@ -95,7 +95,7 @@ class RewriteTests(SynchronousTestCase):
     def test_too_many_rows_are_not_searched(self) -> None:
         groups = Groups(PAIR, [pairs(DAY, 1, 2)])
         table = self.lake.table("gold", "pair_day")
-        for name, most in (("MOST_SEARCHED", 39), ("MOST_FORMER", 1)):
+        for name, most in (("MAX_SEARCHED_ROWS", 39), ("MAX_REPLACED_ROWS", 1)):
             with patch.object(rewrites, name, most):
                 self.assertRaises(WholeDays, find_rewrites, table, [str(DAY)], groups.hold, PAIR)
         self.assertEqual(len(find_rewrites(table, [str(DAY)], groups.hold, PAIR)), 1)

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.base.memory import LEAST, OLD, SHARE, UNKNOWN, Holding, Memory, default_limit
+from dmsg.base.memory import MIN_LIMIT, OLD, SHARE, UNKNOWN, Holding, Memory, default_limit
 
 
 class MemoryTests(SynchronousTestCase):
@@ -84,7 +84,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(sum(self.memory.dropped.values()), len(self.gave))
 
     def test_the_default_limit_follows_the_machine(self) -> None:
-        self.assertGreaterEqual(default_limit(), LEAST)
+        self.assertGreaterEqual(default_limit(), MIN_LIMIT)
         self.patch(Path, "read_text", lambda path: "max")
         self.patch(os, "sysconf", lambda name: -1)
         self.assertEqual(default_limit(), UNKNOWN // SHARE, "a system that does not say it has not none")

@@ -129,8 +129,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (f"{_RMB}/relay/federation/batch.py", "if len(found) >= MAX_BATCH:", "if len(found) == MAX_BATCH:"): _AT_MOST,
     (
         f"{_RMB}/relay/federation/batch.py",
-        "if max(len(self._rest), *map(len, lines), 0) > LONGEST_LINE:",
-        "if max(len(self._rest), *map(len, lines), -1) > LONGEST_LINE:",
+        "if max(len(self._rest), *map(len, lines), 0) > MAX_LINE:",
+        "if max(len(self._rest), *map(len, lines), -1) > MAX_LINE:",
     ): "a length is never negative",
     (f"{_RMB}/relay/federation/offers.py", "self.next = 0.0", "self.next = -1.0"): _NO_EARLIER,
     (

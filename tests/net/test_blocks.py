@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import RateLimit
 from dmsg.net.blocks import LEAST_FACTOR, UNRANKED, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
-from dmsg.net.turn_share import MOST, TurnShare
+from dmsg.net.turn_share import MAX_SHARE, TurnShare
 
 HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 0x100)] + [
     "8.8.8.8",
@@ -113,7 +113,7 @@ class BlocksTests(SynchronousTestCase):
         share = TurnShare(Clock())
         for number in range(8):
             self.assertTrue(share.allows(f"8.8.8.{number}"))
-            share.used(f"8.8.8.{number}", MOST)
+            share.used(f"8.8.8.{number}", MAX_SHARE)
         self.assertFalse(share.allows("8.8.8.100"))
         self.assertTrue(share.allows("8.8.9.1"))
         self.assertTrue(share.allows(12345))

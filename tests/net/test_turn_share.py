@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.net.links.acceptor import FAILED_BURST, FAILED_RATE, FLOOD_BURST
-from dmsg.net.turn_share import LEAST, MOST, STEPS, TURN, TurnShare
+from dmsg.net.turn_share import MAX_SHARE, MIN_SHARE, STEPS, TURN, TurnShare
 from dmsg.net.turns import HoldReason
 from dmsg.servers.serving import STRAY_BURST
 from dmsg.testing.raw_client import RawClient
@@ -41,12 +41,12 @@ class ShareTests(SynchronousTestCase):
 
     def test_every_owner_gets_a_part_of_the_turn(self) -> None:
         self.assertTrue(self.share.allows("a"))
-        self.share.used("a", MOST)
+        self.share.used("a", MAX_SHARE)
         self.assertFalse(self.share.allows("a"))
         self.assertTrue(self.share.allows("b"))
 
     def test_the_next_turn_is_scheduled_without_a_request(self) -> None:
-        self.share.used("a", MOST)
+        self.share.used("a", MAX_SHARE)
         self.clock.advance(TURN)
         self.share.used("b", 0.0)
         self.assertTrue(self.share.allows("a"))
@@ -55,7 +55,7 @@ class ShareTests(SynchronousTestCase):
         """Two readers of one owner, which has time for one of them, and one reader of another owner."""
         log: list[str] = []
         for owner in ("a", "a", "b"):
-            self.share.wait(Waiter(self.share, owner, log, MOST))
+            self.share.wait(Waiter(self.share, owner, log, MAX_SHARE))
         self.clock.advance(0)
         self.assertEqual(log, ["a", "b"])
         self.clock.advance(0)
@@ -72,12 +72,12 @@ class ShareTests(SynchronousTestCase):
                 if share.allows("nat"):
                     share.wait(self)
                     log.append(self.owner)
-                    share.used("nat", MOST)
+                    share.used("nat", MAX_SHARE)
                 else:
                     share.wait(self)
 
         for name in "abc":
-            share.wait(Insatiable(share, name, log, MOST))
+            share.wait(Insatiable(share, name, log, MAX_SHARE))
         for _ in range(9):
             self.clock.advance(0)
         self.assertEqual("".join(log), "abc" * 3)
@@ -87,9 +87,9 @@ class ShareTests(SynchronousTestCase):
         for number in range(1000):
             self.share.used(f"{number}", 1e-6)
         self.clock.advance(TURN)
-        self.share.used("x", LEAST / 2)
+        self.share.used("x", MIN_SHARE / 2)
         self.assertTrue(self.share.allows("x"))
-        self.share.used("x", LEAST / 2)
+        self.share.used("x", MIN_SHARE / 2)
         self.assertFalse(self.share.allows("x"))
 
     def test_an_error_in_a_turn_does_not_affect_other_waiters(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.turn_share import MOST, TurnShare
+from dmsg.net.turn_share import MAX_SHARE, TurnShare
 from dmsg.net.turns import HeldReading, HoldReason, TurnTaker
 
 
@@ -79,7 +79,7 @@ class TurnsTests(SynchronousTestCase):
         worker.proceed()
         for _ in range(5):
             clock.advance(0)
-        each = round(MOST / 0.001)
+        each = round(MAX_SHARE / 0.001)
         self.assertEqual((worker.done, worker.over), ([each, each, 5 - 2 * each], 2))
         self.assertEqual(clock.getDelayedCalls(), [])
 

@@ -23,7 +23,7 @@ FORECAST_HORIZON = 3650
 """Number of days into the future beyond which a forecast gives no date."""
 PLACEMENT_DAYS = 7
 """Number of past days from which the weights of servers are computed."""
-LEAST_WEIGHT = 0.001
+MIN_WEIGHT = 0.001
 LATENCY_FLOOR = 0.2
 """Lower bound of the latency factor, which a very slow server gets."""
 LATENCY_UNKNOWN = 0.5
@@ -172,7 +172,7 @@ def placement(
         .withColumn("latency_factor", F.round(factor, 4))
         .withColumn("latency_ms", F.round("latency_ms", 3))
         .withColumn("honesty", honesty)
-        .withColumn("weight", F.greatest(F.lit(LEAST_WEIGHT), F.round(weight, 4)))
+        .withColumn("weight", F.greatest(F.lit(MIN_WEIGHT), F.round(weight, 4)))
         .withColumn("reasons", F.coalesce(F.nullif(reasons, F.lit("")), F.lit("good")))
         .select(*OVERALL["placement"].schema.fieldNames())
     )

@@ -31,7 +31,7 @@ TOLERANCE = 0.01
 :data:`LEAST_TOLERANCE`."""
 INFLATION_LIMIT = 0.02
 """Share by which a server's claim may exceed the counts of the ends. A claim that exceeds them by more is inflated."""
-MOST = 0.5
+ACCUSER_SHARE = 0.5
 """Maximum share of a server's clients whose counts may show an inflated claim. Above it, the verdict says so. Each
 client counts once, so a few clients that lie together cannot accuse a server."""
 SIDED_LIMIT = 0.01
@@ -300,7 +300,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
     inflated = _more("sure_claimed", "sure_word")
     verdict = (
         F.when(seen == 0, "no receipts of both ends")
-        .when(inflated & (F.col("accusers") > MOST * F.col("witnesses")), LIES)
+        .when(inflated & (F.col("accusers") > ACCUSER_SHARE * F.col("witnesses")), LIES)
         .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, supported by one end")
         .when(inflated, "claims more, as few of its clients say")
         # Transports that only clients report are left out, because anybody can invent them.
@@ -308,7 +308,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         # Only the server's events say which end closed a transport, and why. A server that lies about this could hide
         # an inflated claim as data in flight, and must not be called honest.
         .when(
-            _more("left_claimed", "left_word") & (F.col("left_accusers") > MOST * F.col("left_witnesses")),
+            _more("left_claimed", "left_word") & (F.col("left_accusers") > ACCUSER_SHARE * F.col("left_witnesses")),
             UNCERTAIN,
         )
         .otherwise(AGREES)

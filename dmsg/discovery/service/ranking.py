@@ -36,7 +36,8 @@ MAX_RANKED = 10_000
 """Maximum number of servers in a ranking."""
 KNOWN_LIMIT = 1024
 """Maximum number of entries for which the key in their JSON is cached."""
-LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+"""Minimum and maximum weight of a server in a ranking file. A server without a weight has the minimum."""
 
 _log = Logger()
 _Drawn = TypeVar("_Drawn")
@@ -99,8 +100,8 @@ def read_ranking(data: bytes, operator: PubKey) -> Ranking:
         operator.verify(_signed_bytes(document), signature)
     except DmsgError:
         raise RankingError("the file is not signed by the operator's key") from None
-    if not all(LEAST_WEIGHT <= weight <= MOST_WEIGHT for weight in weights.values()):
-        raise RankingError(f"the weight of a server is not between {LEAST_WEIGHT} and {MOST_WEIGHT:.0f}")
+    if not all(MIN_WEIGHT <= weight <= MAX_WEIGHT for weight in weights.values()):
+        raise RankingError(f"the weight of a server is not between {MIN_WEIGHT} and {MAX_WEIGHT:.0f}")
     return Ranking(weights, generated_at, valid_until)
 
 
@@ -192,7 +193,7 @@ class RankingFile:
         """
         ranking = self.current(now)
         weights = {} if ranking is None else ranking.weights
-        return self._draw([(weights.get(self._key_of(body), LEAST_WEIGHT), body) for body in servers], limit)
+        return self._draw([(weights.get(self._key_of(body), MIN_WEIGHT), body) for body in servers], limit)
 
     def draw(self, limit: int, now: float) -> list[str]:
         """Draw the keys of at most ``limit`` servers of the ranking at random, with probabilities by weight."""

@@ -39,7 +39,7 @@ MAX_TRAILERS = 1024
 """Maximum number of bytes of trailers after a chunked body. They are not used."""
 MAX_PARAMETERS = 64
 """Maximum number of query parameters of a request."""
-LONGEST_LENGTH = 40
+MAX_LENGTH_LINE = 40
 """Maximum number of bytes of a Content-Length header line. Python raises an exception for a number with thousands of
 digits."""
 LINGER_FOR, LINGER_SIZE = 5.0, 64 * 1024 * 1024
@@ -135,7 +135,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self._feed()
 
     def headerReceived(self, line: bytes) -> bool:
-        if len(line) > LONGEST_LENGTH and line[:15].lower() == b"content-length:":
+        if len(line) > MAX_LENGTH_LINE and line[:15].lower() == b"content-length:":
             self._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]
             return False
         received: bool = super().headerReceived(line)  # type: ignore[no-untyped-call]

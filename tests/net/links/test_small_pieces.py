@@ -253,7 +253,7 @@ class SecureTests(EntityCase):
     async def test_small_records_make_reads_small_until_a_large_one_comes(self) -> None:
         # Reads become small when the time of a turn is used up. A fast machine opens 64 KiB of such records in the
         # whole share of 2 ms, but none does so in a tenth of it.
-        self.patch(turn_share, "MOST", turn_share.MOST / 10)
+        self.patch(turn_share, "MAX_SHARE", turn_share.MAX_SHARE / 10)
         server = await self.start_tls()
         (client, secret), (other, _) = await self.come(server), await self.come(server)
         keys = bytes(client.key.public + other.key.public)

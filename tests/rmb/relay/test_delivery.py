@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.turn_share import MOST, TurnShare
+from dmsg.net.turn_share import MAX_SHARE, TurnShare
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
 from dmsg.rmb.relay import delivery
 from dmsg.rmb.relay.delivery import Delivery
@@ -109,7 +109,7 @@ class SessionBufferTests(SynchronousTestCase):
         buffer.stop_waiting_for(self)
         clock.advance(0)
         self.assertEqual((taken, buffer.size), ([b"%d" % number for number in range(50)], 0))
-        self.assertGreaterEqual(share.waited, 50 / (MOST / 0.001 + 1))
+        self.assertGreaterEqual(share.waited, 50 / (MAX_SHARE / 0.001 + 1))
 
 
 class FakeSession:

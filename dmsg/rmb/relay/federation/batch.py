@@ -27,7 +27,7 @@ MAX_BATCH = 32
 nothing else."""
 MAX_BATCH_SIZE = 1024 * 1024
 """Maximum bytes of the envelopes in a batch. A larger envelope is sent in a request by itself."""
-LONGEST_LINE = 16
+MAX_LINE = 16
 """Maximum length in bytes of a line in the answer to a batch."""
 
 _HEAD = Struct(">BI")
@@ -90,7 +90,7 @@ class AnswerParser:
         *lines, self._rest = (self._rest + data).split(b"\n")
         # The limit also applies to an incomplete line. Otherwise a relay that never ends its line could fill the
         # memory.
-        if max(len(self._rest), *map(len, lines), 0) > LONGEST_LINE:
+        if max(len(self._rest), *map(len, lines), 0) > MAX_LINE:
             raise ValueError("a line of the answer to a batch is too long")
         for one in lines:
             number, _, status = one.partition(b" ")

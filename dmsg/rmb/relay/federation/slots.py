@@ -50,12 +50,12 @@ class _Kind(Enum):
     """Relays that are not known to answer quickly."""
 
 
-_MOST_OF_RELAYS = {
+_MAX_OF_RELAYS = {
     _Kind.BATCH: MAX_BATCHED_OF_ONE,
     _Kind.QUICK: MAX_POSTS_OF_ONE,
     _Kind.SLOW: MAX_POSTS_OF_ONE,
 }
-_MOST_OF_SENDER = {
+_MAX_OF_SENDER = {
     _Kind.BATCH: MAX_BATCHED_OF_SENDER,
     _Kind.QUICK: MAX_QUICK_OF_SENDER,
     _Kind.SLOW: MAX_SLOW_OF_SENDER,
@@ -142,7 +142,7 @@ class Slots(Generic[Item]):
             # under the same limit ends.
             if self._of_relays[relays] >= self._limit_of(relays, kind):
                 self._block(relays, item, relays, sender)
-            elif self._of_sender[part] >= _MOST_OF_SENDER[kind]:
+            elif self._of_sender[part] >= _MAX_OF_SENDER[kind]:
                 self._block(part, item, relays, sender)
             else:
                 self._begin(item, _Attempt(relays, sender, kind))
@@ -194,10 +194,10 @@ class Slots(Generic[Item]):
         # The limit of these relays may have changed, because it depends on how they answered.
         kind = self._kind(attempt.relays)
         self._unblock(attempt.relays, self._limit_of(attempt.relays, kind) - self._of_relays[attempt.relays])
-        self._unblock(part, _MOST_OF_SENDER[attempt.kind] - self._of_sender[part])
+        self._unblock(part, _MAX_OF_SENDER[attempt.kind] - self._of_sender[part])
 
     def _limit_of(self, relays: Relays, kind: _Kind) -> int:
-        return 1 if relays in self._failing else _MOST_OF_RELAYS[kind]
+        return 1 if relays in self._failing else _MAX_OF_RELAYS[kind]
 
     def _begin(self, item: Item, attempt: _Attempt) -> None:
         self._attempts[item] = attempt

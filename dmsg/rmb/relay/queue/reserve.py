@@ -10,7 +10,7 @@ from contextlib import suppress
 
 RESERVE = 8 * 1024 * 1024
 """Number of bytes that are reserved on the disk for the queue of a relay."""
-LEAST = 64 * 1024
+MIN_RESERVE = 64 * 1024
 """Smallest useful size in bytes of the reserve of disk space, if the disk has no space for all of ``RESERVE``."""
 SUFFIX = "-reserve"
 
@@ -38,7 +38,7 @@ class Reserve:
             self._shrink(self._size)
             return enough
         size = self._size // 2
-        while size >= LEAST and not self._grow(size):
+        while size >= MIN_RESERVE and not self._grow(size):
             size //= 2
         return False
 
@@ -49,7 +49,7 @@ class Reserve:
                     os.posix_fallocate(file.fileno(), 0, size)
                 # Without posix_fallocate, zeros are written instead.
                 while (missing := size - os.fstat(file.fileno()).st_size) > 0:
-                    file.write(bytes(min(missing, LEAST)))
+                    file.write(bytes(min(missing, MIN_RESERVE)))
         except OSError:
             return False
         return True

@@ -13,7 +13,7 @@ from dmsg.rmb.relay.queue.reserve import SUFFIX, Reserve
 
 class ReserveTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.patch(reserve, "LEAST", 1000)
+        self.patch(reserve, "MIN_RESERVE", 1000)
         self.path = self.mktemp()
         self.reserve = Reserve(self.path, 10_000)
         self.allocate = os.posix_fallocate
