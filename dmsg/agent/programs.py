@@ -247,7 +247,7 @@ class ProgramConnection(Protocol):
                 self._on_frames(self._bridge)
             elif self.service is not None:
                 self._on_lines(self.service)
-            elif self._reader.waiting > WINDOW:
+            elif self._reader.buffered_bytes > WINDOW:
                 raise WireError("the program sends too many requests without waiting for answers")
         except (WireError, ValueError, DmsgError) as error:
             _log.info(
@@ -311,7 +311,7 @@ class ProgramConnection(Protocol):
         assert self.transport is not None
         self.transport.registerProducer(_ProgramProducer(bridge), True)  # type: ignore[attr-defined]
         bridge.start_passing()
-        if self._reader.waiting:
+        if self._reader.buffered_bytes:
             # The program has sent frames without waiting for the answer. They are processed in the next turn.
             self.reactor.callLater(0, self.dataReceived, b"")
 

@@ -169,7 +169,7 @@ class Reader:
         self._data = bytearray()
 
     @property
-    def waiting(self) -> int:
+    def buffered_bytes(self) -> int:
         """Number of bytes that are buffered and have not been returned yet."""
         return len(self._data)
 

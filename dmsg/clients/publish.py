@@ -147,13 +147,13 @@ class EntryPublisher:
         wanted = self._delegated()
         unchanged = wanted == self.published or (not wanted and self.published is None)
         if unchanged and not wanted:
-            return self._next_check()
+            return self._seconds_to_next_check()
         # Looking for an unchanged entry is a request to discovery, too, so it counts like a POST.
         if not self._posts.take(1.0, 1.0 / POST_INTERVAL, POST_BURST, self._reactor.seconds()):
             # The lower bound prevents an endless loop if rounding leaves slightly less than one token.
             return max((1.0 - self._posts.level) * POST_INTERVAL, PUBLISH_DELAY)
         if unchanged and not await self._is_missing(wanted):
-            return self._next_check()
+            return self._seconds_to_next_check()
         # ``_is_published`` is set before the POST, because discovery may store the entry even if its answer does not
         # arrive.
         self._is_published = True
@@ -174,11 +174,11 @@ class EntryPublisher:
             for deferred in waiting:
                 if not deferred.called:
                     deferred.callback(None)
-        return self._next_check()
+        return self._seconds_to_next_check()
 
-    def _next_check(self) -> float | None:
-        """Return the seconds until the entry is posted again; None without servers. The time has jitter, so that
-        clients do not all post at the same time.
+    def _seconds_to_next_check(self) -> float | None:
+        """Return the seconds until the next check whether discovery still has the entry; None without servers. The time
+        has jitter, so that clients do not all check at the same time.
         """
         return REFRESH_EVERY * self._random.uniform(1.0, 1.2) if self.published else None
 

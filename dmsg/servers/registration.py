@@ -84,7 +84,7 @@ class Registration:
         return self._registering is not None
 
     @property
-    def current(self) -> bool:
+    def is_registered(self) -> bool:
         """Whether discovery accepted the last POST."""
         return self._failures == 0 and self._posted is not None
 

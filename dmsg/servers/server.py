@@ -116,7 +116,7 @@ class RelayServer(ListeningService):
         """Return the content of ``/health``."""
         return {
             "status": "draining" if not self.running else "full" if self.factory.is_full else "ok",
-            "registered": self.registration.current or not self.registration.is_wanted,
+            "registered": self.registration.is_registered or not self.registration.is_wanted,
             "reachable": self.reachable,
             "shared_with": self.registration.shared_with,
             "connections": len(self.factory.sessions),
@@ -249,7 +249,7 @@ class RelayServer(ListeningService):
             ),
             "registered": (
                 "1 if discovery accepted the last POST of the entry, otherwise 0",
-                float(self.registration.current),
+                float(self.registration.is_registered),
             ),
         }
 

@@ -96,9 +96,8 @@ class ServerStatus(StatusSource):
         status = str(health["status"])
         held, most = gauges["held_bytes"], gauges["memory_limit_bytes"]
         reachable = {True: "yes", False: "no", None: "not checked yet"}[server.reachable]
-        registered = (
-            "yes" if server.registration.current else "no" if server.registration.is_wanted else "no discovery set"
-        )
+        registration = server.registration
+        registered = "yes" if registration.is_registered else "no" if registration.is_wanted else "no discovery set"
         admission = server.factory.admission
         facts = [
             Fact("State", status, GOOD if status == "ok" else BAD, is_event=True),
@@ -126,7 +125,7 @@ class ServerStatus(StatusSource):
         found = []
         if health["status"] == "draining":
             found.append("The server is shutting down: its clients move to other servers, and new clients are refused.")
-        if server.registration.is_wanted and not server.registration.current:
+        if server.registration.is_wanted and not server.registration.is_registered:
             found.append(
                 "Discovery did not accept the server's last entry: once the previous entry expires, clients do not "
                 "find this server."

@@ -182,7 +182,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             "sessions": len(self.sessions),
             "capacity": self.limits.max_connections,
             "handshakes": self.handshakes,
-            "registered": registration.current if registration is not None and registration.is_wanted else None,
+            "registered": registration.is_registered if registration is not None and registration.is_wanted else None,
             **self.telemetry.load(),
         }
 

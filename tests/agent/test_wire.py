@@ -57,7 +57,7 @@ class ReaderTests(SynchronousTestCase):
         assert first is not None
         self.assertEqual(parse_line(first), {"a": 1})
         self.assertEqual(got, sent)
-        self.assertEqual(reader.waiting, 0)
+        self.assertEqual(reader.buffered_bytes, 0)
 
     @given(st.binary(max_size=300))
     def test_random_bytes_raise_only_wire_errors(self, data: bytes) -> None:

@@ -48,9 +48,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "INT64 is half of UINT64",
     (
         "dmsg/discovery/entries/dialects.py",
-        "for entry in ways[:-1]:",
-        "for entry in ways[:1]:",
-    ): "there are two ways at most",
+        "for entry in forms[:-1]:",
+        "for entry in forms[:1]:",
+    ): "there are two forms at most",
     (
         f"{_MESSAGING}/congestion.py",
         "end.backlog.append(bytearray(data) if len(data) < SMALL else data)",

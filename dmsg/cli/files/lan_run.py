@@ -29,7 +29,7 @@ NOT_RESUMED = 0.0
 """Seconds for which a lost stream over a direct link can be resumed: none, because the stream ends with its link."""
 
 
-async def with_ways_to_offer(
+async def with_offer_paths(
     reactor: Reactor,
     settings: ClientSettings,
     lan: str,

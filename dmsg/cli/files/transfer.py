@@ -129,7 +129,7 @@ def send(  # noqa: C901, PLR0915
         _send_to(what, text, to, hidden, settings, timeout)
 
     from dmsg.cli.client_run import run
-    from dmsg.cli.files.lan_run import with_ways_to_offer
+    from dmsg.cli.files.lan_run import with_offer_paths
     from dmsg.cli.files.parcel_factory import InputToSend, TextToSend, files_to_send
     from dmsg.cli.files.send_by_code import send_by_code
     from dmsg.cli.files.send_by_key import transfer_progress
@@ -176,7 +176,7 @@ def send(  # noqa: C901, PLR0915
                 nearby=nearby,
             )
 
-        await with_ways_to_offer(reactor, settings.with_own_key(), lan, use)
+        await with_offer_paths(reactor, settings.with_own_key(), lan, use)
 
     run(main)
 

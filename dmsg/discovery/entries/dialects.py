@@ -162,20 +162,20 @@ class Dialect:
         return features(entry.version) if self.marks else frozenset()
 
 
-def find_signed_form(ways: Sequence[Entry]) -> Entry:
+def find_signed_form(forms: Sequence[Entry]) -> Entry:
     """Return the form of the entry that the signature covers.
 
     :raises EntrySignatureError: the signature matches none of the forms.
     """
     # If all forms fail, the verification of the last one raises the error, as for an entry with only one form.
-    for entry in ways[:-1]:
+    for entry in forms[:-1]:
         try:
             entry.verify()
         except EntrySignatureError:
             continue
         return entry
-    ways[-1].verify()
-    return ways[-1]
+    forms[-1].verify()
+    return forms[-1]
 
 
 Dialect.SEED = Dialect(

@@ -17,7 +17,7 @@ BURST = 1024
 """Maximum count of a connection's small pieces (:attr:`SmallPieces.level`). Above it, there are too many."""
 RATE = 100.0
 """Number by which the count of a connection's small pieces decreases per second."""
-REPAID = 4
+MAX_COMPENSATED = 4
 """Maximum number of small pieces that a larger piece compensates. Without a maximum, a sender could send one large
 piece and then a flood of small ones."""
 
@@ -43,5 +43,5 @@ class SmallPieces:
         """
         level = max(0.0, self.level - (now - self._at) * RATE)
         self._at = now
-        self.level = max(0.0, level + max(pieces - size // SMALL, -REPAID))
+        self.level = max(0.0, level + max(pieces - size // SMALL, -MAX_COMPENSATED))
         return self.level > BURST

@@ -69,7 +69,7 @@ class GuardedConnection:
         try:
             receiver.dataReceived(data)
         except Exception:
-            self.failed()
+            self.refuse_unreadable()
         if self._is_incomplete and self._timer is None:
             self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._on_deadline)
 
@@ -104,7 +104,7 @@ class GuardedConnection:
         self.guard.on_refused("small_pieces")
         self.drop()
 
-    def failed(self) -> None:
+    def refuse_unreadable(self) -> None:
         """Count a request for which Twisted's parser raised an exception, and close the connection."""
         self.drop()
         self.guard.on_refused("unreadable_request")

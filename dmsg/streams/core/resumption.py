@@ -169,12 +169,12 @@ class ResumableEnd:
         "_encrypt_into",
         "_end_given",
         "_given",
+        "_in_slow_start",
         "_measured_at",
         "_next_open_key",
         "_next_sequence",
         "_open_nonce",
         "_open_rekey",
-        "_opening",
         "_peer",
         "_received_hash",
         "_received_sequence",
@@ -242,9 +242,8 @@ class ResumableEnd:
         self.limit = INITIAL_WINDOW
         """Congestion window: maximum bytes in flight by this end's own estimate. The other end's receive window limits
         them, too."""
-        self._opening = True
-        """Whether no server has reported a full queue yet. Until then, the congestion window grows as in TCP's slow
-        start."""
+        self._in_slow_start = True
+        """Whether the congestion window grows as in TCP's slow start. It does until a server reports a full queue."""
         self.round_trip: float | None = None
         """Round trip in seconds, measured by the handshake."""
         self.measure_at = 1  # The first measurement starts with the first byte that the application reads.

@@ -193,7 +193,7 @@ class SecureEnd(ResumableEnd):
         """Reduce the congestion window to half of the bytes in flight, because a server's queue for the receiver was
         full."""
         self.limit = max(MIN_LIMIT, self.in_flight_bytes // 2)
-        self._opening = False
+        self._in_slow_start = False
 
     # --- receiving ---
 
@@ -290,7 +290,7 @@ class SecureEnd(ResumableEnd):
         # round trip. After a server's queue was full, it grows by an eighth of the acknowledged bytes, so that the
         # queue fills slowly.
         if self.limit < MAX_WINDOW:
-            self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
+            self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._in_slow_start else max(1, size // 8)))
         # Different hashes mean that the two ends have different data, which does not happen with a correct peer and an
         # honest server.
         if self._digest(sent_hash, self.acknowledged)[:ACK_HASH_SIZE] != digest:

@@ -16,7 +16,7 @@ from dmsg.messaging.core import wire as messaging_wire
 from dmsg.net import turn_share
 from dmsg.net.links.reading import SMALL_TLS_READ_SIZE, TLS_READ_SIZE
 from dmsg.net.links.receiver import COALESCE, FRAMES_A_READ
-from dmsg.net.links.small_pieces import BURST, RATE, REPAID, SMALL, SmallPieces
+from dmsg.net.links.small_pieces import BURST, MAX_COMPENSATED, RATE, SMALL, SmallPieces
 from dmsg.net.turns import HoldReason
 from dmsg.net.websocket.frames import BEGINNING, BINARY, ENDING, MIDDLE, NO_MASK, PING, encode
 from dmsg.noise.records import OVERHEAD
@@ -59,7 +59,7 @@ class AccountTests(SynchronousTestCase):
             account.are_too_many(1, 10**6, 0.0)
         self.assertFalse(account.are_too_many(BURST, 0, 0.0))
         account.are_too_many(1, 10**6, 0.0)
-        self.assertEqual(account.level, BURST - REPAID)
+        self.assertEqual(account.level, BURST - MAX_COMPENSATED)
 
 
 def forward(client: RawClient, payload: bytes) -> bytes:
