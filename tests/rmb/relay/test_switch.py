@@ -39,7 +39,7 @@ HERE, THERE = "here", "there"
 class Wire:
     """Replacement of a websocket, which records sent data and the end."""
 
-    has_received = held = False
+    has_received = is_reading_paused = False
     share = None
     unsent = 0
 
