@@ -47,8 +47,8 @@ FORGOTTEN_DAYS = 28
 CLOCK_LIMIT_MS = 60_000
 SLOW_TIMES = 2.0
 """A server is reported as slow if its p99 of a day exceeds the median p99 of the week before by this factor and by
-:data:`SLOW_LEAST_MS`."""
-SLOW_LEAST_MS = 5.0
+:data:`SLOW_MIN_MS`."""
+SLOW_MIN_MS = 5.0
 """Minimum difference in ms between the p99 of a slow server and its median p99 of the week before."""
 SLOW_SAMPLES = 100
 """Minimum number of round-trip samples that a day needs to be compared with other days."""
@@ -329,7 +329,7 @@ def _slow(days: Sequence[Row]) -> Iterator[Finding]:
         if last["dt"] < newest or len(before) < SLOW_DAYS:
             continue
         usual, now = median(before), last["rtt_p99"]
-        if now >= SLOW_TIMES * usual and now >= usual + SLOW_LEAST_MS:
+        if now >= SLOW_TIMES * usual and now >= usual + SLOW_MIN_MS:
             text = f"slow on {_day(last['dt'])}: p99 of answers {now:.0f} ms, {usual:.0f} ms in the week before"
             yield Finding(Urgency.SOON, "slow", server, text, "Latency")
 

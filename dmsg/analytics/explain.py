@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from statistics import median
 
-from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, bytes_between, lost_with
+from dmsg.analytics.attention import SLOW_DAYS, SLOW_MIN_MS, SLOW_SAMPLES, SLOW_TIMES, bytes_between, lost_with
 from dmsg.analytics.event_rules import SILENCE_SECONDS
 from dmsg.analytics.gold.settlement import ACCUSER_SHARE, INFLATION_LIMIT, SIDED_LIMIT, WITNESS_LIMIT
 from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST
@@ -314,7 +314,7 @@ def _latency(read: Reader, day: date) -> Section | None:
         )
         return found
     usual = median(before)
-    limit = max(SLOW_TIMES * usual, usual + SLOW_LEAST_MS)
+    limit = max(SLOW_TIMES * usual, usual + SLOW_MIN_MS)
     if row["rtt_p99"] >= limit:
         found.verdict = "slow"
     found.lines.append(

@@ -47,7 +47,7 @@ OPEN_TIMEOUT = 10.0
 """Default seconds to wait for the answer to an OpenChannel. After that the request is withdrawn."""
 CLOSE_LIMIT = 600.0
 """Maximum seconds to wait for ChannelClosed, however many data were sent before the CloseChannel."""
-LEAST_RATE = 64 * 1024
+MIN_RATE = 64 * 1024
 """Number of bytes per second that every receiver is assumed to read at least. The time to wait for ChannelClosed
 follows from it."""
 CLOSE_TIMEOUT = 1.0
@@ -347,7 +347,7 @@ class ClientSession(Session):
         # The timeout grows with the number of bytes sent, because CloseChannel is queued after them at the server and
         # the receiver.
         sent = stream.sent_bytes if stream is not None else 0
-        timeout = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
+        timeout = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / MIN_RATE))
 
         def late() -> None:
             if self._link is not None and (self._link.unsent() or self._holding):

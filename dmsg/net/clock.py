@@ -14,7 +14,7 @@ from dmsg.net.isolate import call_isolated
 
 CHECK_INTERVAL = 5.0
 """Seconds between comparisons of the system's clock with the reactor's."""
-LEAST_STEP = 2.0
+MIN_STEP = 2.0
 """Minimum jump of the system's clock in seconds, between two comparisons, which shows that the clock was set. NTP
 corrects smaller errors gradually, without a jump."""
 
@@ -74,7 +74,7 @@ class ClockWatch(Service):
         self._call = self._reactor.callLater(CHECK_INTERVAL, self._check_clock)
         offset = self._wall_clock() - self._reactor.seconds()
         step, self._offset = offset - self._offset, offset
-        if abs(step) >= LEAST_STEP:
+        if abs(step) >= MIN_STEP:
             call_isolated(self._on_step, step)
 
 

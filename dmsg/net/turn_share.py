@@ -15,7 +15,7 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.net.blocks import LEAST_FACTOR, blocks_of
+from dmsg.net.blocks import MIN_FACTOR, blocks_of
 from dmsg.net.isolate import call_isolated
 
 TURN = 0.008
@@ -59,9 +59,9 @@ class TurnShare:
 
     def allows(self, owner: Hashable) -> bool:
         """Whether ``owner`` has time left in this turn."""
-        # The share of a wider block is at least the owner's share times ``LEAST_FACTOR``. If no wider block has used
+        # The share of a wider block is at least the owner's share times ``MIN_FACTOR``. If no wider block has used
         # that much time, none has used up its share, so only the owner's own time is checked.
-        if self._most_by_wider < self._share * LEAST_FACTOR:
+        if self._most_by_wider < self._share * MIN_FACTOR:
             return self._used.get(owner, 0.0) < self._share
         return self.seconds_left(owner) > 0.0
 

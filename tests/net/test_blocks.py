@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import RateLimit
-from dmsg.net.blocks import LEAST_FACTOR, UNRANKED, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
+from dmsg.net.blocks import MIN_FACTOR, UNRANKED, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
 from dmsg.net.turn_share import MAX_SHARE, TurnShare
 
 HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 0x100)] + [
@@ -40,7 +40,7 @@ class BlocksTests(SynchronousTestCase):
             self.assertEqual(list(blocks_of(host)), expected, host)
 
     def test_factors_have_a_minimum(self) -> None:
-        self.assertEqual(min(factor for _, factor in (*WIDTHS_IPV6, *WIDTHS_IPV4) if factor > 1), LEAST_FACTOR)
+        self.assertEqual(min(factor for _, factor in (*WIDTHS_IPV6, *WIDTHS_IPV4) if factor > 1), MIN_FACTOR)
 
     @given(st.lists(st.tuples(st.sampled_from(HOSTS), st.booleans()), max_size=60), st.integers(1, 60))
     def test_counts_equal_a_simple_sum(self, steps: list[tuple[str, bool]], every: int) -> None:

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.net import reactor as module
-from dmsg.net.clock import CHECK_INTERVAL, LEAST_STEP, ClockWatch, SteadyClock
+from dmsg.net.clock import CHECK_INTERVAL, MIN_STEP, ClockWatch, SteadyClock
 from dmsg.net.reactor import monotonic, use_monotonic_clock
 
 
@@ -101,7 +101,7 @@ class StepTests(SynchronousTestCase):
         told: list[float] = []
         watch = ClockWatch(self.clock, told.append, self.wall)
         watch.startService()
-        for step in (0.0, -3600.0, 0.0, LEAST_STEP / 2, +7200.0):
+        for step in (0.0, -3600.0, 0.0, MIN_STEP / 2, +7200.0):
             self.off += step
             self.clock.advance(CHECK_INTERVAL)
         self.assertEqual(told, [-3600.0, 7200.0])

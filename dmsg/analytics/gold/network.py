@@ -15,7 +15,7 @@ from dmsg.analytics.schemas import DAILY, OVERALL
 
 K_ANONYMITY = 10
 """Minimum number of clients of a day; with fewer, the day's numbers are not published."""
-LEAST_SERVERS = 3
+MIN_SERVERS = 3
 """Minimum number of servers of a day; with fewer, the totals would reveal the numbers of a single operator, and are not
 published."""
 GRANULARITY = 8
@@ -81,8 +81,8 @@ def public_day(network: DataFrame, *, today: date) -> DataFrame:
     clients, and counts are rounded up. For a day with too few clients or servers, no number is published, because one
     number might be computed from the others.
     """
-    few = (F.col("clients") < K_ANONYMITY) | (F.col("servers") < LEAST_SERVERS)
-    withheld = F.when(F.col("servers") < LEAST_SERVERS, "too few servers").when(few, "too few clients")
+    few = (F.col("clients") < K_ANONYMITY) | (F.col("servers") < MIN_SERVERS)
+    withheld = F.when(F.col("servers") < MIN_SERVERS, "too few servers").when(few, "too few clients")
     shown = {
         "servers": F.col("servers"),
         "clients": _rounded_up("clients"),

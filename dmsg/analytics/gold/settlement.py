@@ -24,11 +24,11 @@ from dmsg.analytics.broadcasts import Hint
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import AGREES, DAILY, LIES, SILVER
 
-LEAST_TOLERANCE = 4096
+MIN_TOLERANCE = 4096
 """Bytes by which two counts may differ and still agree."""
 TOLERANCE = 0.01
 """Share of the larger count by which two counts may differ and still agree, if the share is more than
-:data:`LEAST_TOLERANCE`."""
+:data:`MIN_TOLERANCE`."""
 INFLATION_LIMIT = 0.02
 """Share by which a server's claim may exceed the counts of the ends. A claim that exceeds them by more is inflated."""
 ACCUSER_SHARE = 0.5
@@ -126,7 +126,7 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
 
 
 def _agree(one: Column, other: Column) -> Column:
-    return F.abs(one - other) <= F.greatest(F.lit(LEAST_TOLERANCE), TOLERANCE * F.greatest(one, other))
+    return F.abs(one - other) <= F.greatest(F.lit(MIN_TOLERANCE), TOLERANCE * F.greatest(one, other))
 
 
 def _window(sent: Column) -> Column:
