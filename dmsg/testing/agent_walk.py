@@ -12,7 +12,7 @@ delivers everything or has ended at both ends; and agents and programs that star
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import methodcaller
 from pathlib import Path
 from random import Random
@@ -25,12 +25,22 @@ from dmsg.errors import DmsgError
 from dmsg.net.streams.transports import stream_of
 from dmsg.testing import faults
 from dmsg.testing.agent_machines import Machine, User
-from dmsg.testing.agent_streams import STATES, AgentStream
+from dmsg.testing.agent_streams import (
+    CLOSING,
+    HALF_CLOSED,
+    IDLE,
+    IN_FLIGHT,
+    OPENING,
+    PAUSED,
+    STATES,
+    SUSPENDED,
+    AgentStream,
+)
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.numbered_ends import NUMBER, NumberedEnd, OpeningFactory
-from dmsg.testing.plan import Plan, Step, draw
+from dmsg.testing.plan import Aim, Plan, Step, draw
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.rude_programs import RUDE, SINK, RudeProgram
 from dmsg.testing.walk_command import Done, explained, run
@@ -69,6 +79,17 @@ OWN = (
 )
 FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), *OWN, *RUDE)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
+_SAYS = tuple((end, 300_000) for end in range(4))
+WAYS: dict[str, Sequence[Step]] = {
+    OPENING: (Step(fault=OPEN, seconds=0.0005), Step(fault=OPEN)),
+    IDLE: (Step(seconds=12.0),),
+    IN_FLIGHT: (Step(_SAYS, seconds=0.0005), Step(_SAYS, seconds=0.002)),
+    PAUSED: (Step(_SAYS, SLOW_READER, seconds=0.3),),
+    HALF_CLOSED: (Step(fault=FINISH, seconds=1.0), Step(fault=FINISH, seconds=0.0005)),
+    SUSPENDED: (Step(_SAYS, "reset", seconds=0.0005), Step(_SAYS, "partition", seconds=30.0)),
+    CLOSING: (Step(_SAYS, CLOSE), Step(_SAYS, CLOSE, seconds=0.0005)),
+}
+"""Maps each state to steps of a walk after which a stream is often in this state."""
 
 
 class _Sink(Factory):
@@ -355,9 +376,12 @@ def _say_and_close(end: NumberedEnd) -> None:
     stream_of(end).loseConnection()
 
 
-def draw_plan(seed: int, steps: int) -> Plan:
-    """Return the plan that is drawn from a seed."""
-    return draw(seed, steps, FAULTS)
+def draw_plan(seed: int, steps: int, aims: Sequence[Aim] = ()) -> Plan:
+    """Return the plan that is drawn from a seed.
+
+    :param aims: faults that the plan contains more often, each with the state of a stream in which it should happen.
+    """
+    return draw(seed, steps, FAULTS, aims=aims, ways=WAYS)
 
 
 def follow(plan: Plan) -> Done:
@@ -387,6 +411,7 @@ def main() -> None:
         follow,
         "bytes arrived",
         ", all correct, and no program's stream was ended by another",
+        steered=draw_plan,
     )
 
 

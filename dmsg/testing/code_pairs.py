@@ -234,6 +234,7 @@ class Pair:
         self.receiver = ReceiverProgram(self._lab, self._people[1], self._programs, record, self._target, self._content)
         self.receiver.on_change = self._walk.program_changed
         self.receiver.start()
+        self._walk.program_changed(self.receiver)
         self._walk.code_was_told(record)
 
     def tell_another(self) -> None:
@@ -271,6 +272,7 @@ class Pair:
         self.sender.on_change = self._walk.program_changed
         self._is_source_new = True
         self.sender.start()
+        self._walk.program_changed(self.sender)
 
     def _fails(self, text: str, program: Program) -> None:
         """Fail the walk because a program has not done its work. If faults may be the reason, do nothing."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,7 +44,7 @@ from dmsg.testing.host_work import work_on_hosts
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.liar import Alliance, Liar
 from dmsg.testing.lies import KINDS
-from dmsg.testing.plan import LIES, Plan, Step, draw
+from dmsg.testing.plan import LIE, LIES, Aim, Lie, Plan, Step, draw
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.walk_command import Done, explained, run
 from dmsg.testing.walk_coverage import WalkCoverage
@@ -77,6 +77,8 @@ OWN = (
 )
 FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), *OWN, *VISITS)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
+AIMED_STEPS = 12
+"""Number of steps that a walk with aims has for them, in addition to its other steps."""
 EVERY_KIND = (*FAULTS, *(f"lie: {kind}" for kind in KINDS))
 """Rows of the coverage table of a walk: all faults and lies."""
 MOMENTS: dict[type[Program], tuple[str, ...]] = {
@@ -245,14 +247,13 @@ class CodeWalk:
                 self._pairs[number].begin_transfer(drawn.choice((size, LARGE)), drawn)
         if step.fault:
             self.faults.append(step.fault)
-            if step.fault not in STEERED:
-                self._note(step.fault)
             self._trace.note(self.lab.clock.seconds(), "fault", step.fault)
-            own = self._own.get(step.fault)
-            if own is not None:
-                own(step, random)
+            if "@" in step.fault:
+                self._aim(step, random)
             else:
-                self._faults.make(step.fault, random)
+                if step.fault not in STEERED:
+                    self._note(step.fault)
+                self._make(step, random)
         left = step.seconds
         while True:
             self.lab.network.run(min(left, REACTION))
@@ -267,6 +268,50 @@ class CodeWalk:
         self.coverage.note_states(kind, (program.state for pair in self._pairs for program in pair.programs))
 
     # --- faults ---
+
+    def _make(self, step: Step, random: Random) -> None:
+        own = self._own.get(step.fault)
+        if own is not None:
+            own(step, random)
+        else:
+            self._faults.make(step.fault, random)
+
+    def _aim(self, step: Step, random: Random) -> None:
+        """Let a fault happen now if a program is in a given state, or otherwise when one next reaches this state."""
+        kind, state = Aim.parse(step.fault)
+        ambush = Ambush(kind, Program, state, 0.0, 0.0, lambda program: self._make_at(kind, program, step, random))
+        present = [program for program in self._running() if program.state == state]
+        if present:
+            self._spring(ambush, random.choice(present))
+        else:
+            self._ambushes.append(ambush)
+
+    def _make_at(self, kind: str, program: Program, step: Step, random: Random) -> None:
+        """Let a fault happen now, to the transfer of a program if it is a fault of a transfer."""
+        pair = self._pair_of(program)
+        receiver = pair.receiver if pair.receiver in pair.programs else None
+        if kind in ENDS:
+            side, end = ENDS[kind]
+            for one in pair.programs:
+                if isinstance(one, side):
+                    end(one)
+        elif kind == REPLACE:
+            pair.replace_source(random)
+        elif kind == LENGTHEN:
+            pair.lengthen_source(random)
+        elif kind == OVERWRITE:
+            pair.overwrite_source(random)
+        elif kind == REPLACE_PARTLY_RECEIVED:
+            if receiver is not None:
+                receiver.kill()
+            pair.replace_source(random, partly_received=True)
+        elif kind == FULL_DISK:
+            if receiver is not None:
+                self._fill_disk_of(receiver, random)
+        elif kind.startswith(LIE):
+            self._lie(step, random)
+        else:
+            self._make(replace(step, fault=kind), random)
 
     def _slow_down(self) -> None:
         """Set the initial delay and rate of all paths between programs and servers."""
@@ -312,7 +357,8 @@ class CodeWalk:
         if program.has_ended:
             self._ambushes.append(ambush)
             return
-        self._note(ambush.kind)
+        if not ambush.kind.startswith(LIE):  # A lie counts when it is told.
+            self._note(ambush.kind)
         self._trace.note(self.lab.clock.seconds(), "ambush", ambush.kind)
         ambush.action(program)
 
@@ -377,10 +423,14 @@ class CodeWalk:
 
         def fill(receiver: Program) -> None:
             assert isinstance(receiver, ReceiverProgram)
-            receiver.disk.room = random.choice((1, random.randrange(1, 300_000)))
-            receiver.disk.is_freed_soon = random.random() < 0.5
+            self._fill_disk_of(receiver, random)
 
         self._ambushes.append(Ambush(FULL_DISK, ReceiverProgram, RECEIVING, random.random(), 0.0, fill))
+
+    @staticmethod
+    def _fill_disk_of(receiver: ReceiverProgram, random: Random) -> None:
+        receiver.disk.room = random.choice((1, random.randrange(1, 300_000)))
+        receiver.disk.is_freed_soon = random.random() < 0.5
 
     def _kill_discovery(self, step: Step, random: Random) -> None:
         """Kill discovery, and start it again with an empty store."""
@@ -427,9 +477,19 @@ class CodeWalk:
         self._liars.clear()
 
 
-def draw_plan(seed: int, steps: int) -> Plan:
-    """Return the plan that is drawn from a seed. In half of the walks, servers lie."""
-    return draw(seed, steps, FAULTS, list(KINDS) if seed % 2 else ())
+def draw_plan(seed: int, steps: int, aims: Sequence[Aim] = ()) -> Plan:
+    """Return the plan that is drawn from a seed. In half of the walks, servers lie.
+
+    :param aims: faults and lies that the plan contains more often, each with the state of a program in which it should
+        happen.
+    """
+    plan = draw(seed, steps, FAULTS, list(KINDS) if seed % 2 else ())
+    random = Random(f"aims {seed}")
+    drawn = list(plan.steps)
+    for aim in random.choices(aims, k=AIMED_STEPS) if aims else ():
+        lies = (Lie(aim.kind.removeprefix(LIE), 0, random.getrandbits(32)),) if aim.kind.startswith(LIE) else ()
+        drawn.insert(random.randrange(len(drawn) + 1), Step((), str(aim), random.getrandbits(32), 0.0, lies))
+    return replace(plan, steps=tuple(drawn))
 
 
 def follow(plan: Plan) -> Done:
@@ -460,6 +520,7 @@ def main() -> None:
         follow,
         "transfers finished",
         ", all whole; nobody without the code got anything",
+        steered=draw_plan,
     )
 
 

@@ -54,10 +54,12 @@ def parties_of(kind: str) -> Sequence[str]:
     return _PARTIES.get(kind, (ANYBODY,))
 
 
-def is_possible(party: str, state: str) -> bool:
-    """Whether a host can have the role ``party`` for an end of a stream in this state. A stream that opens or is
-    suspended has no server."""
-    return party != OWN_SERVER or state not in ("opening", "suspended")
+def obstacle(kind: str, party: str, state: str) -> str:
+    """Return why a fault or lie can never happen to a host in the role ``party`` for an end of a stream in this state,
+    or an empty string if it can."""
+    if party == OWN_SERVER and state in ("opening", "suspended"):
+        return "a stream that opens or is suspended has no server"
+    return ""
 
 
 def pairs(places: Iterable[StreamPlace], hosts: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from dmsg.testing.old_party import NEW_HOST, OLD_HOST, OldParty
 from dmsg.testing.old_programs import OldPair
 from dmsg.testing.plan import LIES, Plan, Step
 from dmsg.testing.promise import PromiseBroken
-from dmsg.testing.stream_places import STATES, StreamPlace, is_possible, pairs, parties_of
+from dmsg.testing.stream_places import STATES, StreamPlace, obstacle, pairs, parties_of
 from dmsg.testing.walk_command import Done, counted, explained, run
 from dmsg.testing.walk_coverage import WalkCoverage
 from dmsg.testing.walk_kinds import EVERY_FAULT, EVERY_LIE, OF_DISCOVERY, STEPS, draw_plan
@@ -81,7 +81,7 @@ class Walk:
         old = (OLD_HOST, NEW_HOST) * (shape.old and not plan.lying)
         clients = (*self._names, *old)
         self._faults = Faults(lab, self._servers, clients, self._streams.open, others=others, least=least)
-        self.coverage = WalkCoverage(EVERY_LIE if plan.lying else EVERY_FAULT, STATES, parties_of, is_possible)
+        self.coverage = WalkCoverage(EVERY_LIE if plan.lying else EVERY_FAULT, STATES, parties_of, obstacle)
         self._liars = WalkLiars(lab, trace, lambda kind, host: self._note(kind, self._places(), (host,)))
         self._second: LyingSecond | None = None
         self.old_programs: OldPair | None = None

@@ -69,10 +69,13 @@ def explained(seed: int, walk: Walking, trace: Trace, more: Callable[[], str] = 
 
 
 def coverage_text(covered: WalkCoverage) -> str:
-    """Return a text for people: the table of the coverage, and the cells that no walk has reached."""
+    """Return a text for people: the table of the coverage, the cells that can never be reached, and those that no walk
+    has reached yet."""
     cells, missing = covered.cells, covered.missing
     text = f"number of faults and lies, by the states at that time:\n{covered.table()}"
     text += f"{len(cells) - len(missing)} of {len(cells)} combinations have happened\n"
+    for reason, impossible in covered.impossible.items():
+        text += f"can never happen, because {reason}: {', '.join(impossible)}\n"
     if missing:
         text += f"never happened: {', '.join(str(cell) for cell in missing)}\n"
     return text

@@ -31,8 +31,17 @@ class Cell(NamedTuple):
         return f"{self.kind}{f' of {self.party}' if self.party else ''} while {self.state}"
 
 
+Obstacle = Callable[[str, str, str], str]
+"""Function that returns the reason for which a fault or lie can never happen to a party in a state, or an empty string.
+Its arguments are the kind of the fault or lie, the party and the state."""
+
+
 def _anybody(kind: str) -> Sequence[str]:
     return (ANYBODY,)
+
+
+def _no_obstacle(kind: str, party: str, state: str) -> str:
+    return ""
 
 
 class WalkCoverage:
@@ -41,7 +50,7 @@ class WalkCoverage:
     :param kinds: names of all faults and lies that can happen.
     :param states: names of the states, in the order of the table's columns.
     :param parties: function that returns the possible parties of a kind.
-    :param is_possible: function that returns whether a fault or lie can happen to a party in a state.
+    :param obstacle: function that returns why a fault or lie can never happen to a party in a state.
     """
 
     def __init__(
@@ -49,11 +58,11 @@ class WalkCoverage:
         kinds: Sequence[str],
         states: Sequence[str],
         parties: Callable[[str], Sequence[str]] = _anybody,
-        is_possible: Callable[[str, str], bool] = lambda party, state: True,
+        obstacle: Obstacle = _no_obstacle,
     ) -> None:
         self._states = tuple(states)
         self._rows = [(kind, party) for kind in dict.fromkeys(kinds) for party in parties(kind)]
-        self._is_possible = is_possible
+        self._obstacle = obstacle
         self._counts: Counter[Cell] = Counter()
 
     def note_states(self, kind: str, states: Iterable[str]) -> None:
@@ -89,8 +98,30 @@ class WalkCoverage:
             Cell(kind, party, state)
             for kind, party in self._rows
             for state in self._states
-            if self._is_possible(party, state)
+            if not self._obstacle(kind, party, state)
         ]
+
+    @property
+    def impossible(self) -> dict[str, list[str]]:
+        """Cells that no walk can reach, by reason, as texts. If a reason holds for all kinds of a party, the text names
+        no kind."""
+        found: dict[str, dict[tuple[str, str], list[str]]] = {}
+        for kind, party in self._rows:
+            for state in self._states:
+                if reason := self._obstacle(kind, party, state):
+                    found.setdefault(reason, {}).setdefault((party, state), []).append(kind)
+        return {
+            reason: [
+                text
+                for (party, state), kinds in places.items()
+                for text in (
+                    [str(Cell("anything", party, state))]
+                    if len(kinds) == sum(other == party for _, other in self._rows)
+                    else [str(Cell(kind, party, state)) for kind in kinds]
+                )
+            ]
+            for reason, places in found.items()
+        }
 
     @property
     def missing(self) -> list[Cell]:

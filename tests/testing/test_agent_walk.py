@@ -9,8 +9,8 @@ from twisted.python.failure import Failure
 
 from dmsg.agent.programs import ProgramConnection
 from dmsg.testing.agent_streams import STATES
-from dmsg.testing.agent_walk import FAULTS, draw_plan, follow
-from dmsg.testing.plan import Plan, Step
+from dmsg.testing.agent_walk import FAULTS, WAYS, draw_plan, follow
+from dmsg.testing.plan import Aim, Plan, Step
 from dmsg.testing.walk_coverage import WalkCoverage
 from tests.testing.walks import WalkCase
 
@@ -48,6 +48,15 @@ class AgentWalkTests(WalkCase):
             Step(((0, 100), (2, 10000), (4, 10000), (6, 100)), "close", 3805899852),
         )
         self.assertGreater(follow(Plan(1724621858, steps)).amount, 0)
+
+    def test_a_plan_follows_its_aims(self) -> None:
+        aims = [Aim("kill agent", "half-closed"), Aim("abort", "closing")]
+        plan = draw_plan(3, 60, aims)
+        self.assertEqual(plan, draw_plan(3, 60, aims))
+        aimed = [(one.fault, two.fault) for one, two in zip(plan.steps, plan.steps[1:], strict=False)]
+        self.assertGreater(aimed.count(("finish", "kill agent")), 3)
+        self.assertGreater(aimed.count(("close", "abort")), 3)
+        self.assertEqual(set(WAYS), set(STATES))
 
     def test_a_seed_repeats_a_walk(self) -> None:
         one, two = (follow(draw_plan(1, 10)) for _ in range(2))

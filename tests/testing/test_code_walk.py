@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -13,21 +14,24 @@ from dmsg.apps.codes.pake import WrongCode
 from dmsg.apps.codes.stream import CodeEnd, CodeFactory
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.walk import OfferedFiles
-from dmsg.testing.code_programs import STATES
+from dmsg.testing.code_programs import AGREEING, FINISHING, RECEIVING, STARTING, STATES
 from dmsg.testing.code_walk import (
+    AIMED_STEPS,
     EVERY_KIND,
     FAULTS,
     FULL_DISK,
+    INTERRUPT_SENDER,
     KILL_RECEIVER,
     LARGE,
     LENGTHEN,
     OVERWRITE,
     REPLACE_PARTLY_RECEIVED,
+    STEERED,
     draw_plan,
     follow,
 )
 from dmsg.testing.limited_destination import _LimitedFile
-from dmsg.testing.plan import Plan, Step
+from dmsg.testing.plan import Aim, Plan, Step
 from dmsg.testing.walk_command import Done
 from dmsg.testing.walk_coverage import WalkCoverage
 from tests.testing.walks import WalkCase
@@ -114,6 +118,26 @@ class CodeWalkTests(WalkCase):
         """A receiver reads nothing, so that the sender's data stay on their way."""
         self.patch(CodeEnd, "_proceed", lambda end, protocol: None)
         self.found("without progress", [partial(follow, draw_plan(seed, 0)) for seed in SEEDS])
+
+
+class AimedWalkTests(WalkCase):
+    """Walks that are steered to rare cells of their coverage."""
+
+    def test_a_fault_happens_in_the_state_that_is_aimed_at(self) -> None:
+        aims = [Aim(INTERRUPT_SENDER, FINISHING), Aim("lie: flip", RECEIVING), Aim("reset", STARTING)]
+        aims += [Aim(kind, AGREEING) for kind in (*STEERED, "cut")]
+        coverage = WalkCoverage(EVERY_KIND, STATES)
+        for seed in range(2):
+            plan = draw_plan(seed, 0, aims)
+            self.assertEqual(plan, draw_plan(seed, 0, aims))
+            self.assertEqual(len(plan.steps), AIMED_STEPS)
+            # Each transfer that ends begins again, so that its programs reach all their states several times.
+            steps = [replace(step, says=((0, LARGE), (1, LARGE)), seconds=5.0) for step in plan.steps]
+            done = follow(replace(plan, steps=tuple(steps)))
+            assert done.coverage is not None
+            coverage.add(done.coverage)
+        reached = {Aim(cell.kind, cell.state) for cell in coverage.reached}
+        self.assertGreater(len(reached & set(aims)), len(aims) / 2, set(aims) - reached)
 
 
 class LedWalkTests(WalkCase):

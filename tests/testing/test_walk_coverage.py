@@ -13,12 +13,13 @@ from dmsg.testing.promise import Fixed, Talker, Talkers
 from dmsg.testing.stream_places import (
     STATES,
     StreamPlace,
-    is_possible,
+    obstacle,
     pairs,
     parties_of,
     state_of,
 )
 from dmsg.testing.walk import walk
+from dmsg.testing.walk_command import coverage_text
 from dmsg.testing.walk_coverage import Cell, WalkCoverage
 from dmsg.testing.walk_kinds import EVERY_LIE, WAYS, draw_plan
 
@@ -99,11 +100,23 @@ class WalkCoverageTests(SynchronousTestCase):
         self.assertEqual(
             [places[0].party_of(host) for host in ("carol", "discovery-2")], ["another client", "discovery"]
         )
-        coverage = WalkCoverage(["delay"], STATES, parties_of, is_possible)
+        coverage = WalkCoverage(["delay"], STATES, parties_of, obstacle)
         coverage.note("delay", found)
         self.assertEqual(len(coverage.cells) - len(coverage.missing), 4)
         self.assertNotIn(Cell("delay", "its server", "suspended"), coverage.cells)
         self.assertEqual([len(line.split()) for line in coverage.table().splitlines()[4:5]], [8])
+
+    def test_what_can_never_happen_is_printed_with_its_reason(self) -> None:
+        def odd(kind: str, party: str, state: str) -> str:
+            return "it is at rest" if kind == "kill" and state == "paused" else obstacle(kind, party, state)
+
+        coverage = WalkCoverage(["kill", "delay"], STATES, parties_of, odd)
+        text = coverage_text(coverage)
+        server = "anything of its server while opening, anything of its server while suspended"
+        self.assertIn(f"can never happen, because a stream that opens or is suspended has no server: {server}\n", text)
+        killed = "kill of its server while paused, kill of another server while paused"
+        self.assertIn(f"can never happen, because it is at rest: {killed}\n", text)
+        self.assertNotIn("kill of its server while paused", text.partition("never happened:")[2])
 
     def test_walks_are_steered_to_what_never_happened(self) -> None:
         coverage = WalkCoverage(["kill", "delay"], ["idle", "paused"])
