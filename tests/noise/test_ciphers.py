@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
+from types import SimpleNamespace
 
 from cryptography.hazmat.primitives.ciphers import Cipher as Block, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, strategies as st
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.cipher_names import AUTO, CIPHER_SETTINGS, Cipher
@@ -64,19 +67,33 @@ class ChoiceTests(SynchronousTestCase):
 
     def test_aes_is_chosen_only_if_it_is_clearly_faster(self) -> None:
         self.assertIs(cipher_choice.choose(3.0, 1.0), Cipher.AES_256_GCM)
+        self.assertIs(cipher_choice.choose(1.12, 1.0), Cipher.AES_256_GCM)
         self.assertIs(cipher_choice.choose(1.0, 1.0), Cipher.CHACHA20_POLY1305)
         self.assertIs(cipher_choice.choose(1.0, 8.0), Cipher.CHACHA20_POLY1305)
 
+    def choose_with(self, chacha: float, aes: float, *, busy_after: float = float("inf")) -> Cipher:
+        """The cipher chosen where a message takes these times, and three times as long once the machine is busy."""
+        clock = Clock()
+
+        def cipher(seconds: float) -> Callable[[bytes], SimpleNamespace]:
+            def encrypt(nonce: bytes, data: bytes, associated: None) -> None:
+                clock.advance(seconds if clock.seconds() < busy_after else 3 * seconds)
+
+            return lambda key: SimpleNamespace(encrypt=encrypt)
+
+        self.patch(cipher_choice, "perf_counter", clock.seconds)
+        self.patch(cipher_choice, "ChaCha20Poly1305", cipher(chacha))
+        self.patch(cipher_choice, "AESGCM", cipher(aes))
+        return cipher_choice.faster_cipher.__wrapped__()
+
     def test_both_ciphers_are_measured(self) -> None:
-        asked = []
+        self.assertIs(self.choose_with(9.0, 1.0), Cipher.AES_256_GCM)
+        self.assertIs(self.choose_with(1.0, 9.0), Cipher.CHACHA20_POLY1305)
 
-        def measure(kind: type) -> float:
-            asked.append(kind.__name__)
-            return {"AESGCM": 1.0, "ChaCha20Poly1305": 9.0}[kind.__name__]
-
-        self.patch(cipher_choice, "_seconds", measure)
-        self.assertIs(cipher_choice.faster_cipher.__wrapped__(), Cipher.AES_256_GCM)
-        self.assertEqual(sorted(asked), ["AESGCM", "ChaCha20Poly1305"])
+    def test_a_machine_that_becomes_busy_does_not_change_the_choice(self) -> None:
+        for rounds in range(1, 2 * cipher_choice.ROUNDS):
+            self.assertIs(self.choose_with(2.0, 1.0, busy_after=3.0 * rounds), Cipher.AES_256_GCM)
+            self.assertIs(self.choose_with(1.0, 2.0, busy_after=3.0 * rounds), Cipher.CHACHA20_POLY1305)
 
     def test_a_setting_decides(self) -> None:
         for one in Cipher:
