@@ -63,13 +63,10 @@ class TCPEndpoint(_Endpoint):
         self._bind_address = None if bind_address is None else (bind_address, 0)
 
     def _start(self, factory: ClientFactory) -> None:
-        self._reactor.connectTCP(
-            self._address,
-            self._port,
-            factory,
-            timeout=self._timeout,
-            bindAddress=self._bind_address,
-        )
+        # The module loads Twisted's sockets, which a program that only uses an agent does not need.
+        from dmsg.net.eager_connect import connect_tcp
+
+        connect_tcp(self._reactor, self._address, self._port, factory, self._timeout, self._bind_address)
 
 
 class UNIXEndpoint(_Endpoint):

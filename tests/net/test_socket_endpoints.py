@@ -1,4 +1,4 @@
-"""Client endpoints that connect with methods of the reactor."""
+"""Client endpoints for TCP connections and UNIX sockets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.error import ConnectingCancelledError, ConnectionRefusedError, NoProtocol
+from twisted.internet.error import ConnectBindError, ConnectingCancelledError, ConnectionRefusedError, NoProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
@@ -50,6 +50,38 @@ class EndpointTests(TestCase):
         self.assertTrue(protocol.transport.logstr.startswith("_Named"))
         await protocol.ended
         self.assertEqual(protocol.received, b"hello")
+
+    @asynchronous
+    async def test_a_connection_over_loopback_is_open_at_once(self) -> None:
+        for interface in ("127.0.0.1", "::1"):
+            port = cast(Any, reactor).listenTCP(0, Factory.forProtocol(_Says), interface=interface)
+            self.addCleanup(port.stopListening)
+            endpoint = TCPEndpoint(reactor, interface, port.getHost().port, 5, bind_address=interface)
+            protocol: Any = self.successResultOf(endpoint.connect(Factory.forProtocol(_Named)))
+            await protocol.ended
+            self.assertEqual(protocol.received, b"hello")
+
+    @asynchronous
+    async def test_a_protocol_that_fails_ends_the_connection(self) -> None:
+        ended: Deferred[None] = Deferred()
+
+        class Fails(Protocol):
+            def connectionMade(self) -> None:
+                raise ZeroDivisionError
+
+            def connectionLost(self, reason: Any = None) -> None:
+                ended.callback(None)
+
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Protocol))
+        self.addCleanup(port.stopListening)
+        TCPEndpoint(reactor, "127.0.0.1", port.getHost().port, 5).connect(Factory.forProtocol(Fails))
+        await ended
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    @asynchronous
+    async def test_an_address_to_which_the_socket_cannot_be_bound(self) -> None:
+        with self.assertRaises(ConnectBindError):
+            await TCPEndpoint(reactor, "127.0.0.1", 9, 5, bind_address="192.0.2.1").connect(Factory.forProtocol(_Named))
 
     @asynchronous
     async def test_a_unix_socket(self) -> None:
