@@ -188,7 +188,7 @@ class CutShort(DmsgError):
 
 
 class KeyFormatError(DmsgError, ValueError):
-    """Error: a text or bytes are not a valid public key, secret key or signature."""
+    """Error: the text or bytes are not a valid public key, secret key or signature."""
 
 
 class SignatureError(DmsgError):

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFact
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from dmsg.agent.connections import ANSWER_TIMEOUT, AWAY, AgentConnections, StreamConnection
+from dmsg.agent.connections import ANSWER_TIMEOUT, NO_AGENT_ERRORS, AgentConnections, StreamConnection
 from dmsg.agent.listening import AgentListeningPort
 from dmsg.agent.local_stream import OpenedStream
 from dmsg.agent.socket_path import FoundAgent
@@ -135,7 +135,7 @@ class AgentClient:
             connection = StreamConnection(self._connections, partial(_build, factory))
             try:
                 await self._connections.open(connection, request)
-            except AWAY:
+            except NO_AGENT_ERRORS:
                 if self._reactor.seconds() + RETRY_DELAY >= deadline:
                     raise ConnectTimeout(
                         f"{address.public_key.short}: the agent is not running; start it with: dmsg up"

@@ -25,7 +25,7 @@ ANSWER_TIMEOUT = 10.0
 """Seconds to wait for an answer that the agent can compute at once."""
 CLOSING = 2.0
 """Seconds that a program, when it ends, waits for its streams that are closing."""
-AWAY = (ConnectError, ConnectionDone, OSError)
+NO_AGENT_ERRORS = (ConnectError, ConnectionDone, OSError)
 """Errors with which a connection fails if no agent is running."""
 
 _log = Logger()
@@ -49,7 +49,7 @@ class AgentConnections:
     def open(self, protocol: Protocol, request: Mapping[str, object]) -> Deferred[IProtocol]:
         """Connect to the agent and send a request.
 
-        :returns: Deferred that fires with ``protocol``, or fails with an error of :data:`AWAY`.
+        :returns: Deferred that fires with ``protocol``, or fails with one of :data:`NO_AGENT_ERRORS`.
         """
         text = encode_line({**request, "program": self._program})
         factory = Factory.forProtocol(lambda: protocol)
@@ -72,7 +72,7 @@ class AgentConnections:
         connection = LineConnection()
         try:
             await self.open(connection, request)
-        except AWAY:
+        except NO_AGENT_ERRORS:
             raise DmsgError(f"the agent at {self.path} has stopped") from None
         try:
             return await self.with_timeout(connection.answered, timeout)

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IPr
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from dmsg.agent.connections import AWAY, AgentConnections, LineConnection, StreamConnection
+from dmsg.agent.connections import NO_AGENT_ERRORS, AgentConnections, LineConnection, StreamConnection
 from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, Answer, WireError, encode_line
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -117,7 +117,7 @@ class AgentListeningPort:
             return
         try:
             await self._taking.run(self._accept, number, protocol)
-        except (DmsgError, *AWAY) as error:
+        except (DmsgError, *NO_AGENT_ERRORS) as error:
             # The stream ended before this program accepted it, so its protocol is never connected.
             _log.info("the stream from {peer} was not accepted: {error}", peer=peer.short, error=str(error))
 
@@ -136,7 +136,7 @@ class AgentListeningPort:
     async def _register_again(self) -> float | None:
         try:
             await self.register()
-        except AWAY:
+        except NO_AGENT_ERRORS:
             self._tries += 1
             return self._delay(self._tries)
         except DmsgError as error:

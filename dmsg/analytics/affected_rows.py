@@ -21,8 +21,8 @@ from dmsg.analytics.schemas import BRONZE, FAMILIES
 from dmsg.telemetry.schema import ENVELOPE, EVENTS
 
 MAX_NEW_EVENTS = 100_000
-"""Maximum number of new events of a run for which affected rows are searched. With more events, the run computes whole
-days."""
+"""Maximum number of new events with which a run computes only the affected rows. With more events, the run computes
+whole days."""
 MAX_AFFECTED_EVENTS = 300_000
 """Maximum number of events of the affected groups to read into memory (about 100 MB)."""
 MAX_STORED_ROWS = 1_000_000

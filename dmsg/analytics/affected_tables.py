@@ -326,8 +326,8 @@ class AffectedTables:
             name == "traffic_hour"
             and pc.any(pc.and_(pc.equal(stored["bytes"], 0), pc.greater(stored["dropped_bytes"], 0))).as_py()
         ):
-            # A server reported more bytes dropped than received. The stored ``bytes`` is 0 in place of the negative
-            # difference, so a sum with it would be wrong.
+            # A server reported more bytes dropped than received. The row's ``bytes`` is stored as 0, because the
+            # difference is negative. Adding the new events' bytes to this 0 would give a wrong sum.
             raise WholeDays
         schema = self._lake.table("gold", name).schema
         events = rows_of_table(self._new_events["transport"], event_schema("transport"))

@@ -78,10 +78,10 @@ def _family() -> Column:
 
 
 def bronze_rows(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame:
-    """Return the rows of bronze for lines.
+    """Return the rows of bronze for the lines of event files.
 
-    :param lines: columns of an event, and the column ``file``.
-
+    :param lines: a row for each line, with the columns of an event and the column ``file``.
+    :param now_ms: as for :func:`problem_column`.
     :param checked: as for :func:`problem_column`.
     """
     fields = [field.name for field in EVENT.fields]

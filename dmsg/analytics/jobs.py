@@ -69,11 +69,11 @@ BATCH_BYTES = 2 * 1024**3
 MAX_REREAD_FILES = 1000
 """Maximum number of files that a run reads a second time, because lines of them are missing."""
 SMALL_BYTES = 64 * 1024 * 1024
-"""Total size of the unread files in bytes below which reading them is a small job."""
+"""Total size in bytes of unread files, below which reading the files is a small job."""
 SMALL_EVENTS = 500_000
-"""Number of events of the days to recompute below which computing the tables is a small job."""
+"""Number of events in the days to recompute, below which computing the tables is a small job."""
 CLAIM_TIMEOUT = 3600.0
-"""Maximum seconds that a stream waits for another run to finish."""
+"""Maximum seconds that a streaming query waits for another run to finish."""
 
 Progress = Callable[[str, int, int], None]
 """Callback for progress; its arguments are the name of the step that begins, the number of steps done, and the number

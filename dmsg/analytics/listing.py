@@ -80,7 +80,7 @@ def list_local(
     """Return the files of the local sources.
 
     :param left: list to which this function appends the files and directories of local sources that cannot be read.
-    :param directories: local directories to skip, because the tables know all of their files.
+    :param directories: local directories to skip, because the tables record all of their files.
     :raises LakeError: a source is not a readable directory.
     """
     files = []
@@ -142,7 +142,7 @@ def unreadable(
 
 
 class DirectoriesRead:
-    """Local directories of which the tables know all files, stored in a file beside the tables.
+    """Local directories whose files are all recorded in the tables. The list is stored in a file beside the tables.
 
     The file names the run that wrote it, and is ignored if that run is later than the newest run of the tables. The
     tables were then restored from a backup, and lack some of the files in these directories. Every :data:`FULL_LISTING`

@@ -37,13 +37,14 @@ MARGIN = 0.05
 Otherwise an operator could avoid a flag with a little faked traffic with other clients or over other servers.
 """
 CLOSED_SHARE = 0.25
-"""Minimum share of a server's credited bytes that closed groups must have for a flag."""
+"""Minimum share of a server's credited bytes that must come from closed groups for the server to be flagged."""
 CLOSED_TIMES = 3.0
 """Minimum ratio, for a flag, of the share of closed groups at the server to the median of their shares at the other
 servers. Honest users who connect only their own two machines form closed groups, too, but at all servers.
 """
 CLOSED_LEAST = 30
-"""Minimum number of a server's transports that closed groups must have for a flag. A smaller number may be chance."""
+"""Minimum number of a server's transports that must come from closed groups for the server to be flagged. A smaller
+number may be chance."""
 NETWORK_SERVERS = 3
 """Minimum number of servers with credit on the day; with fewer, no server is flagged, because the clients have no
 choice of servers."""
@@ -52,15 +53,16 @@ CLOSED_CLIENTS = 0.5
 the network is small or consists of private groups.
 """
 BURST_SHARE = 0.5
-"""Minimum share of a server's transports, and of its bytes, that must be in its busiest hour for a flag."""
+"""Minimum share of a server's transports, and of its bytes, in its busiest hour for the server to be flagged for a
+burst."""
 BURST_LEAST = 50
-"""Minimum number of transports that must be in the busiest hour for a flag."""
+"""Minimum number of transports in the busiest hour for the server to be flagged for a burst."""
 OTHERS_SHARE = 0.2
 """Maximum share of the transports of all other servers in a server's busiest hour. Above it, the server is not flagged,
 because the hour was busy everywhere."""
 AWAKE_HOURS = 12
-"""Minimum number of hours with heartbeats for a flag. The traffic of a server that was up for fewer hours is
-concentrated anyway."""
+"""Minimum number of hours with heartbeats for a server to be flagged for a burst. The traffic of a server that was up
+for fewer hours is concentrated anyway."""
 NAMES = 10
 """Maximum number of a server's clients whose names are shown."""
 

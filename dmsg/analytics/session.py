@@ -275,7 +275,7 @@ def make_session(
 
 
 class SparkOnDemand:
-    """Spark session that starts when it is first needed: a run over few events needs none.
+    """Spark session that starts when it is first needed. A run over few events does not need it.
 
     :param start: starts the session.
     :param is_local: whether its executors are in this process.

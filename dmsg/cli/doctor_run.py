@@ -35,7 +35,7 @@ from dmsg.net.web.fetch import WebClient, make_pool
 from dmsg.v2019.client import Client
 
 CHECK_TIMEOUT = 10.0
-"""Seconds to wait for each answer."""
+"""Seconds that each step of a check may wait, for example for the answer of a discovery or server."""
 CLOCK_OFF = 30.0
 """Seconds by which the local clock may differ from that of a discovery."""
 SLOW = 1.0

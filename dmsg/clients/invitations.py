@@ -13,7 +13,7 @@ HOST                  host of discovery
 33                    public key of the server, compressed point
 HOST                  host of the server, with flag 2 only; else the server is at discovery's host
 2                     port of the server
-1 + n                 length and ASCII text of the name that the network has at its host
+1 + n                 length and ASCII text of the network's name, which its host has chosen
 ====================  ==========================================================================================
 
 HOST begins with one byte for its kind: 4 for an IPv4 address (4 bytes), 6 for an IPv6 address (16 bytes), or 0 for a
@@ -58,7 +58,7 @@ class NotAnInvitation(WrongUse, ValueError):
 class Invitation:
     """Content of an invitation.
 
-    :ivar name: name that the network has on its host; it follows the rules for names of the address book.
+    :ivar name: name of the network, chosen by its host. Names of the address book follow the same rules.
     :ivar discovery: URL of its discovery, ``http://HOST:PORT`` or ``https://HOST:PORT/PATH``.
     :ivar server: public key of one of its servers.
     :ivar address: ``HOST:PORT`` of that server.
@@ -101,7 +101,7 @@ def parse_invitation(text: str) -> Invitation:
     # QR codes are smaller in upper case.
     text = "".join(text.split()).lower()
     if len(text) > MAX_INVITATION or not text.startswith(PREFIX):
-        raise NotAnInvitation(f"an invitation begins with {PREFIX}; 'dmsg host' prints it")
+        raise NotAnInvitation(f"an invitation begins with {PREFIX}: copy the invitation that 'dmsg host' prints")
     encoded = text.removeprefix(PREFIX)
     try:
         data = base64.b32decode(encoded.upper() + "=" * (-len(encoded) % 8))

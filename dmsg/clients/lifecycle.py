@@ -24,7 +24,7 @@ from dmsg.errors import DmsgError
 
 
 class Lifecycle(Protocol):
-    """Inputs of a client's state machine: what the client reports to it."""
+    """Interface through which a client reports events to its state machine."""
 
     def start(self) -> None:
         """Report that the service starts."""

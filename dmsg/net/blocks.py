@@ -153,10 +153,9 @@ class BlockCounts:
         return ""
 
     def heaviest(self, block: str = "") -> str:
-        """Return the narrow block with the largest count inside the wide block with the highest load; an empty text if
-        nothing is counted.
+        """Return the narrow block that has the largest count in a wide block; an empty text if nothing is counted.
 
-        :param block: wide block to search instead of the one with the highest load.
+        :param block: wide block to search; by default the block with the highest load.
         """
         self._update_ranks()
         first = block or self._ranks.first()

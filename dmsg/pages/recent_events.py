@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dmsg.base.units import human_time
 from dmsg.pages.model import BAD, Fact
 
-KEPT = 50
-"""Maximum number of changes of facts in the list. In addition, the list has at most one event for each reason."""
+MAX_CHANGES = 50
+"""Maximum number of events that report a changed fact. In addition, there is at most one event for each reason."""
 QUIET = 30.0
-"""Seconds without an occurrence of a reason after which its next occurrence begins a new event."""
+"""Seconds after the last occurrence of a reason, after which the next occurrence begins a new burst."""
 
 
 class RecentEvents:
@@ -23,7 +23,7 @@ class RecentEvents:
     """
 
     def __init__(self) -> None:
-        self._changes: deque[tuple[float, str]] = deque(maxlen=KEPT)
+        self._changes: deque[tuple[float, str]] = deque(maxlen=MAX_CHANGES)
         self._facts: dict[str, str] | None = None
         self._reasons: dict[str, float] = {}
         self._bursts: dict[str, tuple[float, float, float]] = {}

@@ -245,7 +245,7 @@ def _read(row: Option, given: GivenText) -> object:
         raise UsageError(f"{given.where}{row.name}: {error}") from None
 
 
-def descriptors() -> int:
+def raise_descriptor_limit() -> int:
     """Raise the soft limit of file descriptors to the hard limit, and return how many connections are then possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The constant for "no limit" is a negative number, so the limit must not be compared by size before this check.

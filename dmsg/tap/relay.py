@@ -15,7 +15,7 @@ from dmsg.servers.admission import AdmissionSettings
 from dmsg.servers.server import RelayServer
 from dmsg.servers.settings import ServerSettings
 from dmsg.tap import config
-from dmsg.tap.options import LOG_FORMAT, KeyOptions, descriptors, key_rows, listen_row
+from dmsg.tap.options import LOG_FORMAT, KeyOptions, key_rows, listen_row, raise_descriptor_limit
 
 _log = Logger()
 
@@ -56,7 +56,7 @@ class RelayOptions(KeyOptions):
         descriptors.
         """
         limits = self.make(self.limits_class)
-        return replace(limits, max_connections=min(limits.max_connections, descriptors()))
+        return replace(limits, max_connections=min(limits.max_connections, raise_descriptor_limit()))
 
     def reload_on_hangup(self, reactor: Reactor, server: RelayServer) -> None:
         """At SIGHUP, read the configuration file and the lists of keys again, and apply what can change without a

@@ -13,7 +13,7 @@ from dmsg.keylock import KeyLock, hold_key
 from dmsg.net.listening import check_endpoint
 from dmsg.net.reactor import Reactor
 from dmsg.tap.config import GivenText
-from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSAID, descriptors, listen_row
+from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSAID, listen_row, raise_descriptor_limit
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -139,7 +139,7 @@ class Options(RmbOptions):
             registry=self["registry"],
             domains=frozenset(self["domain"]),
             queue=self["queue"],
-            max_sessions=min(self["max-sessions"], descriptors()),
+            max_sessions=min(self["max-sessions"], raise_descriptor_limit()),
             max_token_ttl=self["token-ttl"] or None,
             queue_limits=self.make(QueueLimits),
         )

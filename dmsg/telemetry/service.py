@@ -234,7 +234,7 @@ class Telemetry:
         self._receipts.flush(last=last)
 
     def write_heartbeat(self) -> None:
-        """Record a heartbeat, the repeated events, and the events of :attr:`beats`."""
+        """Call the functions in :attr:`beats`, then record the repeated events and a heartbeat."""
         for told in self.beats:
             call_isolated(told)
         repeated = list(self._repeated.items())

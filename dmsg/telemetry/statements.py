@@ -135,7 +135,7 @@ class Statement:
         if any(counts[kind] != head[f"{kind}s"] for kind in ("input", "server", "pair")):
             raise StatementError("the statement's first line gives a wrong number of lines")
         if any(map(any, of_servers.values())):
-            raise StatementError("the statement's sums of a server are not those of its pairs")
+            raise StatementError("a server's sums in the statement differ from the sums of its pairs of clients")
 
 
 def read_statement(data: bytes) -> Statement:

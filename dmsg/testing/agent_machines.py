@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.python.failure import Failure
 
 from dmsg.agent.client import AgentClient
-from dmsg.agent.connections import AWAY
+from dmsg.agent.connections import NO_AGENT_ERRORS
 from dmsg.agent.service import Agent
 from dmsg.agent.socket_path import AgentError, FoundAgent
 from dmsg.base.cipher_names import Cipher
@@ -162,7 +162,7 @@ class User:
         self.is_listening = True
 
     def _has_no_port(self, failure: Failure) -> None:
-        failure.trap(DmsgError, *AWAY)
+        failure.trap(DmsgError, *NO_AGENT_ERRORS)
         self.host.callLater(RETRY, self._listen)
 
     def connect(self, other: User, factory: IProtocolFactory) -> Deferred[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from dmsg.agent.local_stream import LocalStream
 from dmsg.net.streams.transports import stream_of
 from dmsg.testing.agent_machines import User
-from dmsg.testing.numbered_ends import NUMBER, NumberedEnd
+from dmsg.testing.numbered_ends import NUMBER_SIZE, NumberedEnd
 from dmsg.testing.promise import PromiseBroken
 
 OPENING, IDLE, IN_FLIGHT, PAUSED, HALF_CLOSED, SUSPENDED, CLOSING = STATES = (
@@ -154,7 +154,7 @@ class AgentStream:
                 return None
             stream = bridge.transport
         received: int = stream.end.received
-        return received - (NUMBER if end is self.accepting else 0)
+        return received - (NUMBER_SIZE if end is self.accepting else 0)
 
     def states(self) -> Iterator[str]:
         """Yield the states of the ends of the stream, except those that have ended or whose process was killed."""

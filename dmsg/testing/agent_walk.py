@@ -39,7 +39,7 @@ from dmsg.testing.agent_streams import (
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
-from dmsg.testing.numbered_ends import NUMBER, NumberedEnd, OpeningFactory
+from dmsg.testing.numbered_ends import NUMBER_SIZE, NumberedEnd, OpeningFactory
 from dmsg.testing.plan import Aim, Plan, Step, draw
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.rude_programs import RUDE, SINK, RudeProgram
@@ -251,7 +251,7 @@ class AgentWalk:
         self._streams.append(stream)
 
         def opened(_: object) -> None:
-            stream_of(stream.opening).write(number.to_bytes(NUMBER, "big"))
+            stream_of(stream.opening).write(number.to_bytes(NUMBER_SIZE, "big"))
             stream.is_opening = False
 
         def failed(failure: Any) -> None:

@@ -129,8 +129,8 @@ class Bystanders:
         self._since.pop(end, None)
 
     def forgive(self) -> None:
-        """Exclude the pieces that are not acknowledged yet from the measured times. A test calls this method before it
-        sets the clock forward by a large step."""
+        """Do not measure the pieces of data that are in flight now. A test calls this method before it sets the clock
+        forward by a large step, which would make these pieces look slow."""
         self._spoilt.update(self._since)
 
     def check(self) -> None:

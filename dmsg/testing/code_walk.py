@@ -112,7 +112,7 @@ class Ambush:
     :ivar side: class of the program.
     :ivar state: state of the program.
     :ivar share: minimum share of the content that the program must have sent or received.
-    :ivar delay: seconds from the time at which the program has this state and this share to the fault.
+    :ivar delay: seconds between the time at which the program reaches both the state and the share, and the fault.
     :ivar action: function that causes the fault in the program.
     """
 

@@ -55,7 +55,7 @@ def _write(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def _sectors(start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Return the number of each sector between two offsets, and the part of the sector between them."""
+    """Return, for each sector that overlaps a range of offsets, its number, and the start and end of the overlap."""
     while start < end:
         sector = start // SECTOR
         stop = min(end, (sector + 1) * SECTOR)

@@ -24,7 +24,7 @@ from dmsg.testing import faults
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import SERVER_PORT, Lab, repeatable_lab
-from dmsg.testing.numbered_ends import NUMBER, AcceptingFactory, NumberedEnd, OpeningFactory
+from dmsg.testing.numbered_ends import NUMBER_SIZE, AcceptingFactory, NumberedEnd, OpeningFactory
 from dmsg.testing.plan import Plan, Step, draw
 from dmsg.testing.walk_command import Done, explained, run
 
@@ -147,7 +147,7 @@ class MessagingWalk:
         one, two = random.sample(CLIENTS, 2)
 
         def opened(_: IProtocol) -> None:
-            stream_of(opening).write(number.to_bytes(NUMBER, "big"))
+            stream_of(opening).write(number.to_bytes(NUMBER_SIZE, "big"))
 
         connecting = self._clients[one].connect(self._clients[two].public_key, OpeningFactory(opening))
         connecting.addCallbacks(opened, lambda failure: failure.trap(DmsgError))

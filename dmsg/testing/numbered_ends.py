@@ -18,8 +18,8 @@ from dmsg.errors import DmsgError
 from dmsg.net.streams.transports import stream_of
 from dmsg.testing.promise import Pattern, PromiseBroken
 
-NUMBER = 8
-"""Size in bytes of the number with which the opening end of a stream begins."""
+NUMBER_SIZE = 8
+"""Size in bytes of the number of a stream, which the opening end sends first."""
 
 
 @implementer(IHalfCloseableProtocol)
@@ -107,9 +107,9 @@ class _Accepted(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self._end is None:
             self._data += data
-            if len(self._data) < NUMBER:
+            if len(self._data) < NUMBER_SIZE:
                 return
-            data, number = self._data[NUMBER:], int.from_bytes(self._data[:NUMBER], "big")
+            data, number = self._data[NUMBER_SIZE:], int.from_bytes(self._data[:NUMBER_SIZE], "big")
             if number >= len(self._ends):
                 raise PromiseBroken("wrong bytes arrived at the beginning of a stream")
             self._end = self._ends[number]

@@ -14,7 +14,7 @@ from typing import TypeVar
 from dmsg.testing.plan import LIES, Plan, Shape, Step
 
 MAX_TRIES = 400
-"""Maximum number of walks in one reduction."""
+"""Maximum number of walks that are run to reduce one plan."""
 
 _Part = TypeVar("_Part")
 
@@ -75,7 +75,7 @@ class Shrinker:
         return parts
 
     def _less(self, plan: Plan, number: int) -> Plan:
-        """Remove as much from one step of the plan as is possible while the walk still fails, and return this plan."""
+        """Return the plan with as much of one step removed as possible, so that the walk still fails."""
         step = plan.steps[number]
         for simpler in (replace(step, fault="", chance=0, lies=()), replace(step, says=()), replace(step, seconds=0.0)):
             if simpler != step and self._still_fails(smaller := plan.with_step(number, simpler)):

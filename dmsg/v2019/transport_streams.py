@@ -27,9 +27,9 @@ from dmsg.v2019.core.receipts_kept import KeptReceipts
 from dmsg.v2019.core.wire import INSTANCE_SIZE
 
 LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
-"""Rate per second, and burst, of look-ups of the entries of initiators of plain REQUESTs. The rate is shared fairly
-among the servers, and then among the initiators at each server. Look-ups count towards this client's rate limit at
-discovery, so strangers must not be able to cause many."""
+"""Rate limit, as look-ups per second and burst. A plain REQUEST makes this client look up the initiator's entry. The
+rate is shared fairly among the servers, and then among the initiators at each server. Look-ups count towards this
+client's rate limit at discovery, so strangers must not be able to cause many."""
 CLOSING = 2.0
 """Maximum seconds for which a stopping client waits until its closing streams have sent their data."""
 CLOSING_CHECK_INTERVAL = 0.02

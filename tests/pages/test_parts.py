@@ -17,7 +17,7 @@ from dmsg.pages.access import Access, read_token
 from dmsg.pages.drawing import draw, with_unit
 from dmsg.pages.history import KEPT, MAX_NAMES, Growth, History, Quantiles, reason_number
 from dmsg.pages.model import Chart, Fact, Line, Table
-from dmsg.pages.recent_events import KEPT as EVENTS_KEPT, RecentEvents
+from dmsg.pages.recent_events import MAX_CHANGES, RecentEvents
 from dmsg.pages.rendering import facts_list, flatten, table
 
 FRAMES = Line("received", "frames", rate=True)
@@ -123,7 +123,7 @@ class RecentEventsTests(SynchronousTestCase):
         self.assertEqual(len(recent_events.events), 7)
         for at in range(200):
             recent_events.update(1e6 + at, [Fact("State", str(at), is_event=True)], {})
-        self.assertEqual(len(recent_events.events), EVENTS_KEPT + 6)
+        self.assertEqual(len(recent_events.events), MAX_CHANGES + 6)
 
 
 class RenderingTests(SynchronousTestCase):

@@ -80,7 +80,7 @@ class SealTests(SynchronousTestCase):
         self.seal = Seal(self.identity, Session(1), cached, self.encryption)
 
     def open(self, data: bytes) -> Any:
-        result: Deferred[Any] = Deferred.fromCoroutine(self.seal.open(data, NOW))
+        result: Deferred[Any] = Deferred.fromCoroutine(self.seal.open_message(data, NOW))
         found: list[Any] = []
         result.addBoth(found.append)
         return found[0]
@@ -88,7 +88,7 @@ class SealTests(SynchronousTestCase):
     def good(self) -> bytes:
         envelope = Envelope(uid="u", timestamp=NOW, expiration=60, schema="s", tags="t")
         envelope.request.command = "c"
-        return self.seal.close(envelope, b"payload", self.twin, Session(1), NOW)
+        return self.seal.seal_message(envelope, b"payload", self.twin, Session(1), NOW)
 
     def test_sealed_messages_are_opened(self) -> None:
         self.assertEqual(b"payload", self.open(self.good()).payload)

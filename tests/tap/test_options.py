@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from dmsg.keys import SecKey, write_key_file
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.tap import collector, discovery, server
-from dmsg.tap.options import DESCRIPTOR_RESERVE, descriptors, json_log
+from dmsg.tap.options import DESCRIPTOR_RESERVE, json_log, raise_descriptor_limit
 from dmsg.tap.telemetry import collector_address
 from tests.support import asynchronous
 
@@ -41,7 +41,7 @@ class DescriptorTests(SynchronousTestCase):
         ):
             self.patch(resource, "getrlimit", lambda kind, limits=limits: limits)
             self.patch(resource, "setrlimit", lambda kind, limits: None)
-            self.assertEqual(descriptors(), expected, limits)
+            self.assertEqual(raise_descriptor_limit(), expected, limits)
 
 
 class ConfigTests(SynchronousTestCase):

@@ -445,7 +445,7 @@ class HandshakeTests(SynchronousTestCase):
             links.append(link)
         spoken = XKHandshake(KEYS["A"], SERVER_KEY.public)
         links[1].dataReceived(spoken.data_to_send())
-        self.assertTrue(links[1].spoken)
+        self.assertTrue(links[1].has_spoken)
         for number in range(3):
             factory.buildProtocol(IPv4Address("TCP", "203.0.113.1", 2000 + number))
         self.assertEqual(self.drops[DropReason.HANDSHAKE_EVICTED], 3)

@@ -256,7 +256,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
         days.join(F.broadcast(watched), "dt", "left")
         .withColumn("state", state)
         .withColumn("alive_minutes", F.when(told, alive))
-        # If a discovery ran on the day, a server without an entry has 0 minutes. Otherwise the number is unknown.
+        # If a discovery ran on the day, it saw a server without an entry in 0 minutes. Otherwise the number is unknown.
         .withColumn("seen_minutes", F.when(F.col("watched"), seen))
         .withColumn("agreed_minutes", F.when(F.col("watched") & told, F.coalesce("agreed_minutes", F.lit(0))))
         .withColumn("observed_minutes", F.col("observed"))

@@ -88,7 +88,7 @@ class Fleet:
         body = await read_body(response, limit)
         # An unhealthy entity answers /health with status 503 and the reason.
         if response.code not in (200, 503):
-            raise DmsgError(f"it answers with HTTP status {response.code}")
+            raise DmsgError(f"answers with HTTP status {response.code}")
         return body.decode("utf-8", "replace")
 
 

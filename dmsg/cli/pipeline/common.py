@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 ARCHIVES = "spark"
 """Directory for archives of Java classes, inside the user's cache directory."""
-TEMPORARY = "spark.local.dir="
-"""Beginning of a value of --conf that sets the directories of Spark's temporary files."""
+LOCAL_DIR_SETTING = "spark.local.dir="
+"""Prefix of the value of ``--conf`` that sets the directories of Spark's temporary files."""
 _Command = TypeVar("_Command", bound=Callable[..., object])
 
 
@@ -61,8 +61,8 @@ def _fail_if_disk_is_full(error: Exception, options: dict[str, object]) -> None:
     named = [str(options[name]) for name in ("out", "html", "ranking", "directory") if options.get(name)]
     written = [directory for one in named if (directory := local_directory(one)) is not None]
     settings = options.get("conf")
-    chosen = [one for one in settings if one.startswith(TEMPORARY)] if isinstance(settings, tuple) else []
-    temporary = [Path(one) for text in chosen for one in text.removeprefix(TEMPORARY).split(",")]
+    chosen = [one for one in settings if one.startswith(LOCAL_DIR_SETTING)] if isinstance(settings, tuple) else []
+    temporary = [Path(one) for text in chosen for one in text.removeprefix(LOCAL_DIR_SETTING).split(",")]
     fail(DmsgError(explain_full_disk(written, temporary or temporary_directories())))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dmsg.telemetry.credits import Credits
     from dmsg.telemetry.statements import Statement
 
-SHOWN = 20
+MAX_LINES = 20
 """Maximum number of lines of each kind that are printed for people."""
 _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "bytes_ab", "bytes_ba")
 
@@ -106,10 +106,10 @@ def _files(inputs: Path) -> list[Path]:
 
 
 def _warn(credits: Credits) -> None:
-    for path, reason in list(credits.damaged.items())[:SHOWN]:
+    for path, reason in list(credits.damaged.items())[:MAX_LINES]:
         output.notice(f"{printable(str(path))} is left out: {reason}")
-    if len(credits.damaged) > SHOWN:
-        output.notice(f"{len(credits.damaged) - SHOWN:,} more files are left out")
+    if len(credits.damaged) > MAX_LINES:
+        output.notice(f"{len(credits.damaged) - MAX_LINES:,} more files are left out")
     for reason, count in credits.refused.most_common(5):
         output.notice(f"{count:,} receipts of {credits.day} are ignored: {reason}")
 
@@ -231,13 +231,13 @@ def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str
     # Lines of servers come first, because each of them sums up the lines of the pairs of one server.
     names = sorted(stated.keys() | ours.keys(), key=lambda name: (not name.startswith("server "), name))
     different = [name for name in names if stated.get(name) != ours.get(name)]
-    for name in different[:SHOWN]:
+    for name in different[:MAX_LINES]:
         one, other = stated.get(name, {}), ours.get(name, {})
         counts = [key for key in _COUNTS if one.get(key, 0) != other.get(key, 0)]
         texts = (f"{key} {one.get(key, 0):,}, by the receipts {other.get(key, 0):,}" for key in counts)
         output.notice(f"{name}: {'; '.join(texts) or 'one of them has no such line'}")
-    if len(different) > SHOWN:
-        output.notice(f"{len(different) - SHOWN:,} more lines differ")
+    if len(different) > MAX_LINES:
+        output.notice(f"{len(different) - MAX_LINES:,} more lines differ")
     return len(different)
 
 
@@ -253,10 +253,10 @@ def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> N
     stated = {_name(line): line for line in statement.lines(about) if line["kind"] in ("server", "pair")}
     if not output.state.json:
         output.say(f"the statement of {statement.day} is signed by {statement.operator.text}")
-    for line in list(stated.values())[: None if output.state.json else SHOWN]:
+    for line in list(stated.values())[: None if output.state.json else MAX_LINES]:
         output.tell(_line_text(line), **line)
-    if len(stated) > SHOWN and not output.state.json:
-        output.say(f"and {len(stated) - SHOWN:,} more lines are about this key (--json has all)")
+    if len(stated) > MAX_LINES and not output.state.json:
+        output.say(f"and {len(stated) - MAX_LINES:,} more lines are about this key (--json has all)")
     if not stated:
         output.notice(f"{about.text} has no line in the statement")
     if inputs is None:

@@ -74,8 +74,7 @@ class Head:
 
 
 class DeletedLater(EntryInvalid):
-    """Error: the key's entry was deleted, and the posted entry, the first one since then, is not dated after the
-    deletion.
+    """Error: the key's entry was deleted, and the timestamp of the posted entry is not later than the deletion's.
 
     The error contains the deletion, because the poster needs the date of the deletion for the next attempt. The poster
     cannot look the date up, because the deleted entry no longer exists.

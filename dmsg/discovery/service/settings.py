@@ -46,8 +46,8 @@ MAX_SERVER_SIZE = 16 * 1024
 longest answer that clients accept.
 """
 RANKED_POOL = 512
-"""Maximum number of ranked servers, and maximum number of other servers, from which the servers to return are
-chosen.
+"""Number of servers that discovery draws from the operator's ranking, and number of random servers that it adds. From
+these candidates it chooses the servers to return.
 """
 WORTHLESS = 5
 """Number of requests that the rate limit counts for one malformed or wrongly signed entry, because verifying an entry

@@ -26,7 +26,7 @@ understand status 429, and servers of 2019 give up after 10 s.
 """
 
 _GO_PATHS = tuple(f"{path.rpartition('/')[0]}/".encode() for path in Dialect.GO2019.entries)
-"""Prefixes of the URL paths for clients of 2019."""
+"""Prefixes of the URL paths that programs of 2019 request."""
 _POST_PATHS = tuple(path.encode() for path in (*Dialect.SEED.entries, *(f"{path}/" for path in Dialect.GO2019.entries)))
 _ENTRY_PATHS = tuple(f"{path}/" for dialect in DIALECTS for path in dialect.entries)
 _PATHS = frozenset(

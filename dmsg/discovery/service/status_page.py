@@ -33,10 +33,8 @@ SLOW = 5.0
 """Seconds without an answer of the store after which the page says that the store does not answer."""
 SHOWN_MISSED = 5
 """Maximum number of missing servers that the page lists as problems."""
-BEGIN = 8
-"""Number of first characters of a key that a user has to type at least, so that the search of the page finds the server
-with this key.
-"""
+MIN_KEY_PREFIX = 8
+"""Minimum number of characters of a key's beginning by which the page's search finds a server."""
 SHOWN_RELAYS = 20
 """Maximum number of servers in the table of clients per server."""
 
@@ -227,7 +225,7 @@ class DiscoveryStatus(StatusSource):
         """Return the full key of the only server on the page whose key begins with ``text``; return any other text
         unchanged.
         """
-        if BEGIN <= len(text) < 66:
+        if MIN_KEY_PREFIX <= len(text) < 66:
             beginning = text.rstrip("….").lower()
             statics = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
             keys = [key for key in map(PubKey.from_hex, statics) if _begins(key, beginning)]
@@ -253,7 +251,7 @@ class DiscoveryStatus(StatusSource):
             entry = json.loads(await answer.addTimeout(SLOW, self._clock))
         except (KeyFormatError, ValueError):
             forms = "53 characters, or 66 hexadecimal digits"
-            words = f"not a public key ({forms}), nor the first {BEGIN} characters of a server's key"
+            words = f"not a public key ({forms}), nor the first {MIN_KEY_PREFIX} characters of a server's key"
             return Table("Search", columns, [], words)
         except EntryNotFound:
             return Table(f"Entry of {key.short}…", columns, [], "this key has no entry")

@@ -377,12 +377,12 @@ class Acceptor(Factory):
         or if there is none, the oldest.
         """
         heaviest = self._shaking_of.heaviest()
-        silent = (link for link in self._handshakes if not link.spoken)
+        silent = (link for link in self._handshakes if not link.has_spoken)
         victim = next((link for link in silent if self._counted_as[link] == heaviest), None)
         if victim is None:
             most = self._shaking_of.load(heaviest)
             of_most = [one for one in self._handshakes if self._shaking_of.load(self._counted_as[one]) >= most]
-            victim = next((link for link in of_most if not link.spoken), next(iter(of_most), None))
+            victim = next((link for link in of_most if not link.has_spoken), next(iter(of_most), None))
         (victim or next(iter(self._handshakes))).evict()
 
     def _handshake_ended(self, link: Link) -> None:

@@ -30,7 +30,7 @@ class HTTPFirst:
         self._request = Request()
 
     def received(self, link: Link, data: bytes) -> bool:
-        """Process bytes of the request. Return True, because none of them belongs to the handshake."""
+        """Process bytes of the request. Return True, so that the link does not pass them to the handshake."""
         request = self._request
         request.feed(data)
         upgrade = request.upgrade

@@ -99,7 +99,7 @@ class Link(LinkReceiver):
     left_behind = 0
     """Number of bytes that were lost when the connection ended, because they were still queued. After an abort, the
     count includes sent bytes that the peer's kernel had not acknowledged, if their number is known."""
-    spoken = False
+    has_spoken = False
     """Whether the peer has sent a valid handshake message."""
     is_server_side = False
     """Whether this is the server's side of the link. A protocol error of the peer is logged by the acceptor on the
@@ -218,7 +218,7 @@ class Link(LinkReceiver):
         handshake = self._handshake
         assert handshake is not None and self.transport is not None
         handshake.receive_data(data)
-        self.spoken = self._send_handshake() or self.spoken
+        self.has_spoken = self._send_handshake() or self.has_spoken
         if handshake.remote is None:
             return
         self._cancel_timer()

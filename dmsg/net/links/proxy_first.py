@@ -25,7 +25,7 @@ class ProxyFirst:
         self._header = ProxyHeader()
 
     def received(self, link: Link, data: bytes) -> bool:
-        """Process bytes of the header. Return True, because none of them belongs to the handshake.
+        """Process bytes of the header. Return True, so that the link does not pass them to the handshake.
 
         :raises RemoteProtocolError: the bytes are not a valid header.
         """

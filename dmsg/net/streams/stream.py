@@ -89,7 +89,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self.away_since: float | None = None
         """Time, by the reactor's clock, since which the stream has been suspended; None while a transport carries it.
         """
-        # State of the receiving direction and of the end of the stream.
+        # State of the receiving direction, and cause of the stream's end.
         self._paused = False
         self._delivering = False
         self._unread: deque[bytes] = NO_QUEUE

@@ -98,7 +98,7 @@ class QuickResource(KleinResource):
 def finish_with(body: bytes, request: Request) -> None:
     """Send a response to a request that was not answered at once. For a HEAD request, send only the length of the body.
 
-    If the client has disconnected, nothing is sent; the route may still return a body.
+    If the client has disconnected, send nothing. A route may return a body even after its Deferred was cancelled.
     """
     if request._disconnected:  # noqa: SLF001  # as Twisted's own requests ask
         return

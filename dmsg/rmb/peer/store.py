@@ -215,15 +215,15 @@ class PeerStore:
         return over >= 0
 
     async def remember(self, backlog: Backlog, ttl: int) -> None:
-        """Store where the answers to a request must be pushed.
+        """Store the record of a request, which names the list for its answers.
 
-        :param ttl: seconds after which Redis deletes this.
+        :param ttl: seconds after which Redis deletes the record.
         """
         key, value = f"msgbus.backlog.{backlog.uid}", backlog.SerializeToString()
         await self._repeat_until_answered(lambda: self._redis.execute_command("SETEX", key, ttl, value))
 
     async def recall(self, uid: str) -> Backlog | None:
-        """Return what :meth:`remember` stored for a request, or None if it has expired."""
+        """Return the record of a request that :meth:`remember` stored, or None if the record has expired."""
         value = await self._repeat_until_answered(lambda: self._redis.execute_command("GET", f"msgbus.backlog.{uid}"))
         if value is None:
             return None

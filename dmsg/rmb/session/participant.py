@@ -191,7 +191,7 @@ class Participant:
             expires.
         :raises MessageTooLarge, CipherError: the message cannot be sent.
         """
-        data = self.seal.close(envelope, payload, receiver, to, int(self.now()))
+        data = self.seal.seal_message(envelope, payload, receiver, to, int(self.now()))
         return self.uplink.send(data, envelope.timestamp + envelope.expiration if until is None else until)
 
     # --- inbound ---
@@ -209,7 +209,7 @@ class Participant:
         until the message expires."""
         while True:
             try:
-                received = await self.seal.open(data, int(self.now()))
+                received = await self.seal.open_message(data, int(self.now()))
             except MessageRejected as rejected:
                 if rejected.drop is not Drop.REGISTRY_DOWN:
                     self.drops[rejected.drop] += 1

@@ -46,7 +46,7 @@ PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E
 )
 """Error codes in the answers of peers."""
 STRICT_FOR = 600.0
-"""Seconds after a session's strict signature for which each message of that session must have one."""
+"""Seconds after a strict signature during which every message of the same session must have one."""
 MAX_STRICT = 50_000
 """Maximum number of sessions that are remembered because they have made a strict signature."""
 MAX_SEEN = 500_000
@@ -81,8 +81,8 @@ class ReceivedMessage:
     """Message that passed all checks.
 
     :ivar payload: decrypted payload.
-    :ivar by_relay: whether a relay made the message, as an error or a pong. Such a message is not signed. The receiver
-        uses it only if it has sent a message with the same uid.
+    :ivar by_relay: whether a relay made the message, as an error or a pong. Such a message is not signed. Receivers
+        ignore such a message unless they have sent a message with the same uid.
     """
 
     envelope: Envelope
@@ -170,7 +170,7 @@ class Seal:
 
     # --- outbound ---
 
-    def close(self, envelope: Envelope, payload: bytes | None, receiver: Twin, to: Session, now: int) -> bytes:
+    def seal_message(self, envelope: Envelope, payload: bytes | None, receiver: Twin, to: Session, now: int) -> bytes:
         """Add the addresses and the time to a message, encrypt and sign it, and return the bytes to send.
 
         :param payload: payload before encryption; None for a message without payload, such as an error.
@@ -197,7 +197,7 @@ class Seal:
 
     # --- inbound ---
 
-    async def open(self, data: bytes, now: int) -> ReceivedMessage:
+    async def open_message(self, data: bytes, now: int) -> ReceivedMessage:
         """Verify and decrypt a received message. The caller must check whether the message is a repetition.
 
         :raises MessageRejected: the message is not accepted.

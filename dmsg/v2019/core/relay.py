@@ -89,8 +89,8 @@ class Relay(RouteTable):
         self.steps = 0
         """Number of frames of the last read that were processed one by one."""
         self.strays = 0
-        """Number of frames of the last read that had no transport, exceeded the client's rate, and were not provoked by
-        others."""
+        """Number of strays in the last read that are charged to the client: those above its rate that no other client
+        had provoked."""
         self.refused = 0
         """Number of REQUESTs of the last read that exceeded the rate limit of their destination."""
 

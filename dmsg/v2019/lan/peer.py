@@ -38,9 +38,9 @@ from dmsg.v2019.transport_streams import TransportStreams, let_close
 
 DIAL_TIMEOUT = 3
 """Timeout in seconds of an attempt to open a TCP connection on the same network."""
-ASK_AGAIN, ASK_AGAIN_MAX = 1.0, 4.0
-"""Seconds between the first and the second question, and maximum seconds between two questions. The delay doubles with
-each question."""
+QUESTION_INTERVAL, MAX_QUESTION_INTERVAL = 1.0, 4.0
+"""Seconds between the first two multicast DNS questions of a search, and maximum seconds between two questions. The
+interval doubles with each question."""
 
 _log = Logger()
 
@@ -325,13 +325,13 @@ class _SearchOnInterface:
             interface,
             lambda data, source, port: received(data, source, port, interface),
         )
-        self._delay = ASK_AGAIN
+        self._delay = QUESTION_INTERVAL
         self._timer: IDelayedCall | None = None
         self._ask()
 
     def _ask(self) -> None:
         self._timer = self._reactor.callLater(self._delay, self._ask)
-        self._delay = min(ASK_AGAIN_MAX, self._delay * 2)
+        self._delay = min(MAX_QUESTION_INTERVAL, self._delay * 2)
         _send(self._udp, self._packet, group_of(self._interface), MDNS_PORT)
 
     def stop(self) -> Deferred[None]:
