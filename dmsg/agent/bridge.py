@@ -166,7 +166,7 @@ class Bridge(Protocol):
             link.stream_opened(self)
 
     def start_passing(self) -> None:
-        """Start passing data; called after the program has received the description of the stream."""
+        """Start to forward data to the program, to which the description of the stream has been sent."""
         if self._close_reason is None:
             self.transport.resumeProducing()
         else:

@@ -89,7 +89,7 @@ def read_events(
     try:
         return _read_events(storage, files, family, groups, most)
     except (pa.ArrowInvalid, OSError):
-        # A file may be damaged. WholeDays makes Spark read the whole days, and Spark's error then names the damaged
+        # A file may be damaged. The caller lets Spark read the whole days then, and Spark's error names the damaged
         # file.
         raise WholeDays from None
 

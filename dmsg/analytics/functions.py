@@ -197,7 +197,7 @@ def concat_ws(separator: str, *columns: Any) -> Expression:
 
 
 class Window:
-    """Replacement of PySpark's class ``Window``, which makes windows."""
+    """Replacement for PySpark's class ``Window``, whose methods define windows of rows."""
 
     unboundedPreceding = None
     unboundedFollowing = None

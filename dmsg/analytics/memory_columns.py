@@ -1,7 +1,7 @@
 """Evaluation of expressions over columns in memory, by Arrow, with the results that Spark gives.
 
 :data:`OPERATIONS` contains a function for each operation. An expression with any other operation raises
-    :class:`NotInMemory`, and the caller then lets Spark compute the table.
+:class:`NotInMemory`, and the caller then lets Spark compute the table.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "array_distinct": _distinct,
     "flatten": _flatten,
 }
-"""Functions that compute each operation of expressions."""
+"""Functions that compute the operations of expressions, by the name of the operation."""
 _OF_ARRAYS = {"bit_count", "xxhash64", "array", "sequence", "size", "array_distinct", "flatten", "struct"}
 """Operations whose operands must be arrays, with a value for each row."""
 _OF_ARRAYS_BUT_FIRST = {"computed", "concat_ws", "format_string"}

@@ -438,7 +438,7 @@ class Refinement:
         self._put_collected(layer, name, collected.cast(arrow_schema(schema)), days)
 
     def _put_collected(self, layer: str, name: str, rows: pa.Table, days: Sequence[str] | None) -> None:
-        """Write a table that was computed in memory or collected, and keep its rows for the tables made from it."""
+        """Write a table from rows in memory. Keep the rows for the tables of this run that are computed from them."""
         self._changes.note(name, self._put_rows(layer, name, rows, days))
 
     def _put_rows(self, layer: str, name: str, rows: pa.Table, days: Sequence[str] | None) -> Sequence[str]:

@@ -29,7 +29,7 @@ from dmsg.analytics.runs import State
 from dmsg.analytics.store import Row, Store
 
 CLOSED, BURST = "closed group", "burst"
-"""Flags that a server's day can have."""
+"""Flags of a server's day: for closed groups among its clients, and for a burst of traffic in one hour."""
 MAX_PARTNERS = 10
 """Maximum number of partners of a client that counts as *apart*, see :data:`MARGIN`."""
 MARGIN = 0.05

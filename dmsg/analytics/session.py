@@ -181,7 +181,7 @@ def _without_submitted(options: dict[str, str]) -> dict[str, str]:
 
 
 class _Members:
-    """Java class that caches its members, so that each is looked up only once."""
+    """Wrapper of a Java class that caches the class's members, so that each is looked up only once."""
 
     def __init__(self, java_class: object) -> None:
         self._java_class = java_class

@@ -166,7 +166,7 @@ class RunnableClient(Protocol):
 
     @property
     def waiting_for(self) -> str:
-        """What the client is waiting for before it is online or published, in words."""
+        """Text that names what the client is waiting for before it is online or its entry is published."""
 
     def startService(self) -> None:
         """Start the client."""

@@ -255,7 +255,7 @@ async def _discovery(reactor: Reactor, examination: Examination, url: str, serve
 
 
 async def _invitation(examination: Examination, lookup: Lookup) -> None:
-    """For each joined network, check that its discovery still has the entry of the server that the invitation named."""
+    """Check, for each joined network, that its discovery still has the entry of the server in the invitation."""
     try:
         networks = [one for one in joined_networks().values() if one.discovery.rstrip("/") == lookup.url]
     except ConfigError:

@@ -34,7 +34,7 @@ ENVIRONMENT = (
 
 
 def pages(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield file name and text of the pages of a command and of all its subcommands.
+    """Yield file name and text of the manual pages of a command and of all its subcommands.
 
     :param path: names of the groups that contain the command, and its own name.
     """
@@ -48,7 +48,7 @@ def pages(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def page(command: click.Command, path: tuple[str, ...]) -> str:
-    """Return the page of a command for section 1, in the macros of man(7)."""
+    """Return the manual page of a command for section 1, in the macros of man(7)."""
     context = click.Context(command, info_name=" ".join(path))
     title = "-".join(path)
     day = time.strftime("%Y-%m-%d")

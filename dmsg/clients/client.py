@@ -170,7 +170,7 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     @property
     def waiting_for(self) -> str:
-        """Text that says for what the client waits before it is online or others can find it."""
+        """Text that names what the client is waiting for before it is online or its entry is published."""
         if self.last_error:
             return self.last_error
         if self.status == "online":

@@ -482,8 +482,8 @@ class ServerSet(Generic[SessionT]):
     def _link_away(self, link: ServerLink[SessionT], failures: int) -> None:
         self.last_error = f"server {link.server.short}: {link.last_error or 'connection lost'}"
         self._visit_instead(link.server)
-        # Only the first of these failures begins a search. Later ones would do so again and again for each unreachable
-        # server, although the search loop already repeats a search that has found too few servers.
+        # A search begins only when the server becomes unreachable, and not at each further failure. The search loop
+        # already repeats a search that has found too few servers.
         if failures == AWAY_AFTER and self.links.get(link.server) is link:
             self._away += 1
             excess = self._away - MAX_AWAY

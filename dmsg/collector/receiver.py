@@ -42,7 +42,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class StreamGone(Exception):
-    """Error: the stream was closed while its work waited for other work of the same sender."""
+    """Error: the stream was closed while an operation for it waited for other operations of the same sender."""
 
 
 class ReceiverProtocol(LineReceiver, TimeoutMixin):

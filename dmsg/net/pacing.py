@@ -56,8 +56,8 @@ class PacedQueue:
             self._lines.move_to_end(who)
         else:
             del self._lines[who]
-        # A busy reactor may delay releases. The missed releases of at most one second are made up for, so that no
-        # larger burst follows.
+        # A busy reactor may delay releases. The delayed releases follow in a burst, which is limited to those of one
+        # second.
         self._next = max(self._next, self._reactor.seconds() - 1.0) + 1 / self._rate()
         self._plan()
         place.callback(None)

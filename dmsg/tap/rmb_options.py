@@ -29,7 +29,7 @@ class RmbOptions(EntityOptions):
         self._nodes: list[str] = []
 
     def opt_substrate(self, value: str) -> None:
-        """Same as --registry tfchain:URL, for command lines of rmb-rs; of several URLs only the first is used"""
+        """Same as --registry tfchain:URL, for compatibility with rmb-rs; of several URLs only the first is used"""
         self._nodes.append(value)
 
     opt_s = opt_substrate

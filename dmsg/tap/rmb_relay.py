@@ -40,7 +40,7 @@ def listen_endpoint(value: str) -> str:
 def _queue(text: str) -> str:
     kind, _, rest = text.partition(":")
     if kind not in ("sqlite", "redis") or not rest:
-        raise ValueError("a queue is sqlite:PATH or redis://HOST:PORT/DB")
+        raise ValueError("not a queue; use sqlite:PATH or redis://HOST:PORT/DB")
     return text
 
 
@@ -79,7 +79,7 @@ class Options(RmbOptions):
         Option(
             name="workers",
             short="w",
-            help="Number of workers, for command lines of rmb-rs; used only to compute --max-sessions",
+            help="Number of workers; accepted for compatibility with rmb-rs, and used only to compute --max-sessions",
             kind=Number(1, 10**6, "workers"),
             group=LIMITS,
         ),
@@ -90,11 +90,11 @@ class Options(RmbOptions):
     )
 
     def opt_redis(self, value: str) -> None:
-        """Same as --queue, for command lines of rmb-rs"""
+        """Same as --queue; accepted for compatibility with rmb-rs"""
         self["queue"] = GivenText(value)
 
     def opt_catchup_threshold(self, value: str) -> None:
-        """Do nothing; accepted for command lines of rmb-rs"""
+        """Do nothing; accepted for compatibility with rmb-rs"""
         self.note("--catchup-threshold does nothing: the relay looks each twin up again every five minutes")
 
     several = (*RmbOptions.several, "-m", "--domain")

@@ -40,12 +40,12 @@ class ReceiptVerdict(IntEnum):
     """Verdict on a receipt that a client submits."""
 
     NOT = 0
-    """Not due: the receipt must not be accepted."""
+    """The receipt is not due and must not be accepted."""
     KNOWN = 1
-    """Due: the receipt comes from an end of a carried transport and names the other end."""
+    """The receipt is due: it comes from an end of a carried transport and names the other end."""
     FORMER = 2
-    """Unknown whether due: the transport was carried before the server's start, if at all. Only the server's earlier
-    events show whether the signer was an end of this transport."""
+    """It is unknown whether the receipt is due, because the transport was carried before the server's start, if at all.
+    Only the server's earlier events show whether the signer was an end of this transport."""
 
 
 @define

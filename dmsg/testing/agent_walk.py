@@ -1,6 +1,6 @@
 """Random walk of programs that use agents, through faults. The guarantees of the agent are checked at every step.
 
-``python -m dmsg.testing.agent_walk --seconds 60`` does one walk after another, each with another seed, until a walk
+``python -m dmsg.testing.agent_walk --seconds 60`` runs one walk after another, each with another seed, until a walk
 fails, and prints the seed of this walk.
 
 There are two machines with an agent. One of them has two programs, the other has one. A fourth program has a client of
@@ -149,7 +149,7 @@ class AgentWalk:
         return sum(end.received for stream in self._streams for end in stream.ends)
 
     def run(self) -> None:
-        """Do the walk, repair all faults, and check that every stream recovers or has ended.
+        """Run the walk, repair all faults, and check that every stream recovers or has ended.
 
         :raises PromiseBroken: a guarantee is broken.
         :raises AssertionError: a stream hangs, or a program cannot be reached.
@@ -385,7 +385,7 @@ def draw_plan(seed: int, steps: int, aims: Sequence[Aim] = ()) -> Plan:
 
 
 def follow(plan: Plan) -> Done:
-    """Do the walk of a plan.
+    """Run the walk of a plan.
 
     :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
     """

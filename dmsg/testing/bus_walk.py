@@ -1,7 +1,7 @@
 """Random walk of the message bus through faults. It checks the promises of the bus: no program handles a call twice,
 and no call that a relay has accepted is lost.
 
-``python -m dmsg.testing.bus_walk --seconds 60`` does one walk after another, each with another seed, until a walk
+``python -m dmsg.testing.bus_walk --seconds 60`` runs one walk after another, each with another seed, until a walk
 fails, and prints the seed of this walk.
 """
 
@@ -100,7 +100,7 @@ class BusWalk:
         self._broken: list[str] = []
 
     def run(self) -> None:
-        """Do the walk, repair all faults, and check that every call is answered.
+        """Run the walk, repair all faults, and check that every call is answered.
 
         :raises PromiseBroken: the bus has broken a promise.
         :raises AssertionError: the bus has not recovered.
@@ -206,7 +206,7 @@ class BusWalk:
 
 
 def follow(plan: Plan) -> tuple[BusWalk, Trace]:
-    """Do the walk of a plan.
+    """Run the walk of a plan.
 
     :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
     """

@@ -16,7 +16,7 @@ from dmsg.testing.lab import Lab
 from dmsg.testing.promise import PromiseBroken
 
 PAIRS = (("anna", "ben"), ("cleo", "dan"))
-"""For each pair of people: the name of the sender's host and the name of the receiver's host."""
+"""Names of the sender's host and the receiver's host, for each pair of people."""
 FILES = 5
 """Number of files in a directory that is sent."""
 PROMPT = 0.5
@@ -238,7 +238,7 @@ class Pair:
         self._walk.code_was_told(record)
 
     def tell_another(self) -> None:
-        """Tell the present code to a third person, too, and start that person's program."""
+        """Tell the present code to a second receiver, and start this receiver's program."""
         sender = self.sender
         if sender is None or sender.record is None or sender.has_ended or self.receiver is None:
             return
@@ -310,7 +310,7 @@ class Pair:
             raise PromiseBroken("a receiver has finished, but there is no file")
 
     def _has_second_got_it(self) -> bool:
-        """Whether the third person, who was told the present code, too, has received the parcel."""
+        """Whether the second receiver of the present code has received the parcel."""
         second, sender = self._second, self.sender
         return (
             second is not None and second.received is not None and sender is not None and second.record is sender.record

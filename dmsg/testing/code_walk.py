@@ -1,7 +1,7 @@
 """Random walk of transfers by codes through faults, lies and strangers. The guarantees of codes and parcels are checked
 at every step.
 
-``python -m dmsg.testing.code_walk --seconds 60`` does one walk after another, each with another seed, until a walk
+``python -m dmsg.testing.code_walk --seconds 60`` runs one walk after another, each with another seed, until a walk
 fails, and prints the seed of this walk.
 
 Two pairs of people send files and directories to each other, by ``dmsg send`` and ``dmsg receive``. When a program
@@ -93,7 +93,7 @@ ENDS: dict[str, tuple[type[Program], Callable[[Program], None]]] = {
     INTERRUPT_SENDER: (SenderProgram, Program.interrupt),
     INTERRUPT_RECEIVER: (ReceiverProgram, Program.interrupt),
 }
-"""For each fault that ends a program, the class of the program and the function that ends it."""
+"""Class of a program and function that ends it, by the fault that ends the program."""
 STEERED = frozenset({*ENDS, REPLACE, REPLACE_PARTLY_RECEIVED, LENGTHEN, OVERWRITE, FULL_DISK})
 """Faults that may be planned as an :class:`Ambush`. The coverage counts them when they happen, not when they are
 planned."""
@@ -181,7 +181,7 @@ class CodeWalk:
         return self._alliance.told
 
     def run(self) -> None:
-        """Do the walk, repair all faults, and check that every transfer finishes.
+        """Run the walk, repair all faults, and check that every transfer finishes.
 
         :raises PromiseBroken: a guarantee is broken.
         :raises AssertionError: a transfer does not finish.
@@ -493,7 +493,7 @@ def draw_plan(seed: int, steps: int, aims: Sequence[Aim] = ()) -> Plan:
 
 
 def follow(plan: Plan) -> Done:
-    """Do the walk of a plan.
+    """Run the walk of a plan.
 
     :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
     """

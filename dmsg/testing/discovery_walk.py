@@ -1,6 +1,6 @@
 """Random walk of a discovery through faults and strangers. The guarantees about entries are checked at every step.
 
-``python -m dmsg.testing.discovery_walk --seconds 60`` does one walk after another, each with another seed, until a walk
+``python -m dmsg.testing.discovery_walk --seconds 60`` runs one walk after another, each with another seed, until a walk
 fails, and prints the seed of this walk.
 
 Several programs post, replace and delete entries, two of them with the same key. The guarantees: an acknowledged entry
@@ -74,7 +74,7 @@ WAYS: dict[str, Sequence[Step]] = {
     STORED: (Step(_POSTS, seconds=3.0),),
     DELETING: (Step(fault=DELETE), Step(fault=DELETE, seconds=0.015), Step(fault=DELETE, seconds=0.03)),
 }
-"""Maps each state to steps of a walk after which an entry is often in this state."""
+"""Steps of a walk after which an entry is often in a state, by the name of the state."""
 
 
 class DiscoveryWalk:
@@ -105,7 +105,7 @@ class DiscoveryWalk:
         return sum(record.acknowledged for record in {id(one): one for one in self._records.values()}.values())
 
     def run(self) -> None:
-        """Do the walk, repair all faults, and check that each program can post.
+        """Run the walk, repair all faults, and check that each program can post.
 
         :raises PromiseBroken: a guarantee is broken.
         :raises AssertionError: a program cannot post.
@@ -315,7 +315,7 @@ def draw_plan(seed: int, steps: int, aims: Sequence[Aim] = ()) -> Plan:
 
 
 def follow(plan: Plan) -> Done:
-    """Do the walk of a plan.
+    """Run the walk of a plan.
 
     :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
     """

@@ -16,7 +16,7 @@ from dmsg.v2019.core.wire import DRAIN, Frame
 WRONG_BY = (-400 * 86400.0, -3600.0, -20.0, 0.0, 20.0, 3600.0, 400 * 86400.0)
 """Possible errors of the wall clock of a host, in seconds. The fault ``wall clock`` draws one of them."""
 MALFORMED = Frame(DRAIN, 0, b"malformed")
-"""Frame that a poisoned server sends."""
+"""Malformed frame that a server sends to a client after the fault ``poison``."""
 DRIFTS = (0.0, 0.0, 0.0, -0.05, -0.0005, 0.0005, 0.05)
 """Possible drifts of the wall clock of a host, in seconds per second. The fault ``wall clock`` draws one of them."""
 
@@ -230,7 +230,8 @@ BY_NAME: dict[str, Callable[[Faults], None]] = {
 
 
 class _Poisoner:
-    """Replacement for the port of a client in a relay. It removes itself when data is sent through it."""
+    """Replacement for the port of a client in a relay, which sends a malformed frame after the next data, and then
+    removes itself."""
 
     def __init__(self, peer: Any) -> None:
         self._peer = peer

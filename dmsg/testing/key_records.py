@@ -16,7 +16,7 @@ OWNER, TWIN, OTHER_OWNER, DISCOVERY = "its owner", "the twin", "another owner", 
 
 
 class KeyRecord:
-    """What is known about the entry of one key.
+    """Knowledge of a walk about the entry of one key.
 
     :ivar acknowledged: number of changes that discovery has acknowledged.
     :ivar newest: timestamp of the newest acknowledged entry, in nanoseconds since 1970.

@@ -225,7 +225,7 @@ class LyingPort:
             self.put(self.held.pop(transport_id, []))
 
     def repent(self) -> None:
-        """Send the delayed frames, and stop dropping and exchanging frames."""
+        """Send the delayed frames, and stop dropping frames and giving them wrong ids."""
         self.to_drop.clear()
         self.swapped.clear()
         following, self.postponed = self.postponed, []

@@ -1,6 +1,6 @@
 """Random walk of the Messaging System through faults. The guarantees of channels are checked at every step.
 
-``python -m dmsg.testing.messaging_walk --seconds 60`` does one walk after another, each with another seed, until a walk
+``python -m dmsg.testing.messaging_walk --seconds 60`` runs one walk after another, each with another seed, until a walk
 fails, and prints the seed of this walk.
 
 A channel ends when a connection that carries it is lost. So the guarantee is weaker than that of streams. The bytes
@@ -70,7 +70,7 @@ class MessagingWalk:
         return sum(end.received + end.other.received for end in self._accepting)
 
     def run(self) -> None:
-        """Do the walk, repair all faults, and check that no channel hangs.
+        """Run the walk, repair all faults, and check that no channel hangs.
 
         :raises PromiseBroken: a channel has broken its guarantee.
         :raises AssertionError: a channel hangs.
@@ -189,7 +189,7 @@ class _Servers:
 
 
 def follow(plan: Plan) -> tuple[MessagingWalk, Trace]:
-    """Do the walk of a plan.
+    """Run the walk of a plan.
 
     :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
     """

@@ -14,8 +14,8 @@ from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core.wire import Frame, FrameBuffer
 
 LARGEST = 70_000
-"""Number of bytes by which the buffer for decrypted data is larger than the encrypted data that arrive: more than the
-longest record, because the start of a record may have arrived earlier."""
+"""Spare bytes of the buffer for decrypted data, in addition to the size of the received data. They hold more than the
+longest record, because the received data may complete a record whose start arrived earlier."""
 
 
 class RawClient(Protocol):

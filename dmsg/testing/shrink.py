@@ -89,7 +89,7 @@ class Shrinker:
 def shrink(plan: Plan, follow: Callable[[Plan], object]) -> tuple[Plan, str, int]:
     """Reduce a plan whose walk fails to a smaller plan whose walk fails in the same way.
 
-    :param follow: function that does the walk of a plan.
+    :param follow: function that runs the walk of a plan.
     :returns: the smaller plan, the text of its failure, and the number of walks that were needed.
     :raises ValueError: the walk of ``plan`` does not fail.
     """
@@ -114,7 +114,7 @@ def as_test(plan: Plan, error: str, module: str = "dmsg.testing.walk") -> str:
     """Return the source code of a test that repeats the walk of a plan.
 
     :param error: text of the failure, for the docstring of the test.
-    :param module: name of the module whose ``follow`` does the walk.
+    :param module: name of the module whose ``follow`` runs the walk.
     """
     steps = "".join(f"                {_source(step)},\n" for step in plan.steps)
     names = ["Lie"] * bool(plan.lies) + ["Plan"] + ["Shape"] * (plan.shape != Shape()) + ["Step"]

@@ -1,7 +1,7 @@
 """Random walk of a network through faults and lies. The promise of streams (:mod:`dmsg.testing.promise`) is checked at
 every step.
 
-``python -m dmsg.testing.walk --seconds 60`` does one walk after another, each with another seed, until a walk fails,
+``python -m dmsg.testing.walk --seconds 60`` runs one walk after another, each with another seed, until a walk fails,
 and prints the seed of this walk. With ``--lies`` servers lie, too. The seed also determines the number of servers and
 clients, and whether there is a second discovery, which may be down or lie.
 """
@@ -113,7 +113,7 @@ class Walk:
         return self._streams.acknowledged
 
     def run(self) -> None:
-        """Do the walk, repair all faults, and check that every byte arrives, and that a new stream can be opened.
+        """Run the walk, repair all faults, and check that every byte arrives, and that a new stream can be opened.
 
         :raises PromiseBroken: a stream has broken the promise.
         :raises AssertionError: a stream has not recovered.
@@ -284,7 +284,7 @@ def walk(seed: int, *, steps: int = STEPS, lies: bool = False) -> Walk:
 
 
 def follow(plan: Plan) -> Walk:
-    """Do the walk of a plan.
+    """Run the walk of a plan.
 
     :raises AssertionError: the walk fails. Its text contains the seed, the faults and the last events.
     """

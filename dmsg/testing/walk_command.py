@@ -98,13 +98,13 @@ def run(
     steered: SteeredPlanner | None = None,
     lying: SteeredPlanner | None = None,
 ) -> None:
-    """Do random walks for ``--seconds`` seconds, or until a walk fails. With ``--seed``, do only the walk of this
+    """Run random walks for ``--seconds`` seconds, or until a walk fails. With ``--seed``, run only the walk of this
     seed; with ``--shrink``, reduce its plan to a small test.
 
-    :param module: name of the module that is run. It has a function ``follow``, which does the walk of a plan.
+    :param module: name of the module that is run. It has a function ``follow``, which runs the walk of a plan.
     :param steps: default number of steps of a walk.
     :param plan: function that draws the plan of a seed with a number of steps.
-    :param follow: function that does the walk of a plan.
+    :param follow: function that runs the walk of a plan.
     :param amount: text that says what the walks count. It follows the number.
     :param guarantee: text that follows ``amount`` after walks that did not fail.
     :param steered: like ``plan``, for walks with aims; None if the walks cannot be steered to rare cells of the
@@ -112,8 +112,8 @@ def run(
     :param lying: like ``steered``, for walks with ``--lies``; None if the walks do not have this option.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--seconds", type=float, default=60.0, help="Seconds for which to do walks.")
-    parser.add_argument("--seed", type=int, help="Do only the walk of this seed.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="Seconds for which to run walks.")
+    parser.add_argument("--seed", type=int, help="Run only the walk of this seed.")
     parser.add_argument("--steps", type=int, default=steps, help="Number of steps of each walk.")
     parser.add_argument("--shrink", action="store_true", help="Reduce the failing walk of --seed to a small test.")
     if steered is not None:
@@ -176,7 +176,7 @@ class _Walks:
         self._covered: WalkCoverage | None = None
 
     def walk(self, seconds: float) -> None:
-        """Do walks for some seconds, or until one fails; then print the command that repeats this walk."""
+        """Run walks for some seconds, or until one fails; then print the command that repeats this walk."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             seed = self._first + self._count

@@ -17,7 +17,7 @@ ANYBODY = ""
 FIRST_COLUMN = 48
 """Width of the column with the names of faults and lies and the parties, in characters."""
 COLUMN = 11
-"""Width of each of the remaining columns, in characters."""
+"""Width of each column after the first, in characters."""
 
 
 class Cell(NamedTuple):

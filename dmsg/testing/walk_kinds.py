@@ -18,8 +18,8 @@ SERVERS, CLIENTS = (1, 2, 3, 3, 4, 6), (2, 2, 2, 2, 2, 3, 3, 4, 6, 12)
 OLD = 0.3
 """Fraction of the walks in which programs of 2019 take part."""
 OF_DISCOVERY = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
-"""Maps the name of each fault by which discovery begins to lie to the kind of its lies. An empty kind stands for the
-fault by which discovery becomes honest again."""
+"""Kind of lies that discovery tells after each of these faults, by the name of the fault. After the fault with an empty
+kind, discovery is honest again."""
 OF_STRANGERS = ("strangers flood", "strangers resume", "strangers resume", "lying end", "lying end")
 FAULTS = (*faults.BY_NAME, "open", "open", "finish", "small pieces", "kill client", "kill discovery")
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
@@ -41,7 +41,7 @@ WAYS: dict[str, Sequence[Step]] = {
     "suspended": (Step(_BOTH, "reset", seconds=0.0005), Step(_BOTH, "partition", seconds=30.0)),
     "closing": (Step(fault="finish"), Step(fault="finish", seconds=0.0005)),
 }
-"""Maps each state to steps of a walk after which a stream is often in this state."""
+"""Steps of a walk after which a stream is often in a state, by the name of the state."""
 
 
 def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = (), *, lies: bool = False) -> Plan:

@@ -47,7 +47,7 @@ class WalkStreams:
         self._seed = seed
         self._talkers = Talkers()
         self._hosts: dict[Talker, tuple[str, str]] = {}
-        """Maps each end of a stream to the hosts of the stream's initiator and responder."""
+        """Hosts of the initiator and the responder of a stream, by each of the stream's ends."""
         self._own_host: dict[Talker, str] = {}
         self.open: list[Talker] = []
         self.lasting: tuple[Talker, ...] = ()

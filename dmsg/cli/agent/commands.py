@@ -31,7 +31,7 @@ class _NoAgent(NobodyThere):
 def _path() -> Path:
     path = agent_path()
     if path is None:
-        raise click.UsageError("DMSG_AGENT is off: commands work without an agent here")
+        raise click.UsageError("DMSG_AGENT is off, so agents are disabled: unset DMSG_AGENT to use one")
     return path
 
 

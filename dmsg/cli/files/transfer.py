@@ -301,7 +301,7 @@ def _send_to(
     type=DIRECTORY,
     help="Directory for received files; created if its parent exists.",
 )
-@click.option("--yes", "-y", is_flag=True, help="Accept what is offered with a code without asking.")
+@click.option("--yes", "-y", is_flag=True, help="With a code: receive without asking.")
 @click.option("--verify", is_flag=True, help="With a code: show a number to compare with the peer's.")
 @click.option("--once", is_flag=True, help="With --listen: exit after the first transfer.")
 @click.option("--overwrite", is_flag=True, help="Overwrite existing files.")

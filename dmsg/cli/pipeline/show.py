@@ -143,7 +143,7 @@ def tables(out: str) -> None:
 
 @command()
 @tables_option()
-@click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
+@click.option("--key-file", "-k", required=True, metavar="FILE", help="File with the operator's secret key.")
 @create_option
 @click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="File to write.")
 @click.option(

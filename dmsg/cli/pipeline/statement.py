@@ -35,7 +35,7 @@ _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "byt
 @local_directory_option(
     "--inputs", "Directory with sealed files of receipts; its subdirectories are read, too.", exists=True
 )
-@click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
+@click.option("--key-file", "-k", required=True, metavar="FILE", help="File with the operator's secret key.")
 @create_option
 @click.option(
     "--file", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  Default: statement-DAY.jsonl"

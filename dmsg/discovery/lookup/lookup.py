@@ -107,8 +107,8 @@ class Lookup:
         self._date = date or time.time_ns
         self._http = _http_client(reactor, self.url, timeout, http)
         self._asked: set[bool] = set()
-        """Values of ``path_is_unknown`` for which :meth:`_recognise` has found no discovery of another kind at the URL.
-        A further call with such a value makes no request.
+        """Values of ``path_is_unknown`` with which :meth:`_recognise` has already been called, and has found no
+        discovery of another kind at the URL. A further call with such a value makes no request.
         """
         self._under_way: set[Deferred[Any]] = set()
         self._closed = False

@@ -33,7 +33,9 @@ def parse_store(description: str) -> tuple[str, str]:
     if not colon or kind not in ("memory", "sqlite", "redis") or bool(rest) == (kind == "memory"):
         from dmsg.net.redis import without_password
 
-        raise StoreError(f"{without_password(description)}: a store is memory:, sqlite:PATH or redis://HOST:PORT/DB")
+        raise StoreError(
+            f"{without_password(description)}: not a store; use memory:, sqlite:PATH or redis://HOST:PORT/DB"
+        )
     return kind, rest
 
 

@@ -126,7 +126,7 @@ class Acceptor(Factory):
         """Connections from proxies that have not named the client yet. The limits per address are applied once the
         client is named."""
         self._owners = 0
-        """Number of connections so far that were counted under a unique name."""
+        """Number that was last given as a unique owner to a connection that is not counted under an address block."""
         self._refused_links: dict[Link, DropReason] = {}
         self._said_full = False
         self.strangers = RefusalLog(reactor)

@@ -59,7 +59,7 @@ class Places(Generic[SessionT]):
 
     @property
     def evictable(self) -> int:
-        """Number of clients that could be evicted for newcomers, if no client of the newcomers' block is connected."""
+        """Number of clients that could be evicted for clients from a block of which no client is connected yet."""
         return max(0, self._counts[self._counts.heaviest()] - FEW_PLACES)
 
     def give(self, session: SessionT, block: str) -> None:

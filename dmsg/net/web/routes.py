@@ -52,8 +52,8 @@ class QuickResource(KleinResource):
             elif (found := _LAST.fullmatch(rule.rule)) is not None:
                 way = rule.endpoint, found["name"]
                 for method in methods:
-                    # If two routes have the same beginning, the table has the route whose variable is a single segment,
-                    # not the route whose variable may contain slashes.
+                    # If two routes differ only in the variable at their end, the table contains the route whose
+                    # variable has no slashes.
                     if not found["path"] or (method, found["before"].encode()) not in self._last:
                         self._last[method, found["before"].encode()] = way
 

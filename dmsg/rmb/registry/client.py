@@ -108,14 +108,14 @@ class HTTPRegistry:
         except (RegistryRefused, ValueError) as error:
             # from_dict raises ValueError, for example, for a text with an unpaired surrogate.
             raise RegistryUnavailable(
-                f"{self.shown_url}: it answered with a twin whose signature is wrong: {error}"
+                f"{self.shown_url}: the registry answered with a twin whose signature is wrong: {error}"
             ) from None
         return twin
 
     async def _get(self, twin: int) -> Twin:
         found = self._parse_twin(await self._ask("GET", f"/twins/{twin}"))
         if found.id != twin:
-            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin than the requested one")
+            raise RegistryUnavailable(f"{self.shown_url}: the registry answered with a twin that was not requested")
         return found
 
     def get(self, twin: int) -> Deferred[Twin]:
@@ -124,7 +124,7 @@ class HTTPRegistry:
     async def _by_account(self, account: bytes) -> int:
         found = self._parse_twin(await self._ask("GET", f"/twins?account={account.hex()}"))
         if found.account != account:
-            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin than the requested one")
+            raise RegistryUnavailable(f"{self.shown_url}: the registry answered with a twin that was not requested")
         return found.id
 
     def id_by_account(self, account: bytes) -> Deferred[int]:

@@ -186,10 +186,10 @@ class TfchainRegistry:
             twin = decode_twin(data)
         except ScaleError as error:
             raise RegistryUnavailable(
-                f"{self.shown_url}: it stores twins in a layout that is not known: {error}"
+                f"{self.shown_url}: the node stores twins in a layout that is not known: {error}"
             ) from None
         if twin.id != number:
-            raise RegistryUnavailable(f"{self.shown_url}: it answered with another twin than the requested one")
+            raise RegistryUnavailable(f"{self.shown_url}: the node answered with a twin that was not requested")
         return twin
 
     def get(self, twin: int) -> Deferred[Twin]:

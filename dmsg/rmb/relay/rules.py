@@ -28,7 +28,7 @@ from dmsg.rmb.twins.twin import Twin
 
 
 class Action(Enum):
-    """What a relay does with a message whose session is not connected to it."""
+    """Action of a relay on a message whose receiving session is not connected to this relay."""
 
     QUEUE = auto()
     """Store the message, and offer it to the twin's other relays, if there are any. A relay accepts an offered message

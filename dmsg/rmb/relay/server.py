@@ -121,7 +121,8 @@ class RmbRelay(ListeningService):
         queue = await open_queue(settings.queue, self._reactor, settings.queue_limits, durable=settings.durable)
         try:
             self._running = running = self._make(queue)
-        except BaseException:  # For example, the registry could not be opened.
+        except BaseException:
+            # If, for example, the registry cannot be opened, the queue must not stay open.
             await queue.close()
             raise
         running.holdings.start()

@@ -191,7 +191,7 @@ class RelaySession:
                 self.socket.hold(HoldReason.UNSETTLED)  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:
-        # The first ping of this size shows that the session sends unconfirmed messages again.
+        # The first ping of this size shows that the client resends unconfirmed messages after a reconnect.
         if self.delivery.lazy and len(payload) == ASKING_PING:
             self._set_resends(True)
         if self.buffer.is_active:

@@ -274,7 +274,7 @@ class RelaySite(Resource):
         return session in self._switch.sessions or self._make_place(session.twin)
 
     def _first_use(self, parsed: token.Token) -> bool:
-        """Whether the token was not used before, or was issued within ``TOKEN_REUSE_TIME``.
+        """Whether the token was not used before, or was issued within ``TOKEN_REUSE_TIME`` seconds of now.
 
         Proxies log URLs, so a token from a log must not open a session.
         """

@@ -119,7 +119,7 @@ class Identity:
             raise IdentityError(f"key type {key_type!r} is neither sr25519 nor ed25519")
         match = _URI.fullmatch(secret.strip())
         if match is None:
-            raise IdentityError("invalid secret: words or 0x and a seed, then //junctions")
+            raise IdentityError("invalid secret: expected words, or 0x and a seed, optionally followed by //junctions")
         phrase, password = match["phrase"].strip(), match["password"] or ""
         seed = hex_seed(phrase) if phrase.startswith("0x") else mini_secret(phrase or DEV_WORDS, password)
         junctions = [(mark == "//", name) for mark, name in _JUNCTION.findall(match["path"])]

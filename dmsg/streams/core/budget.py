@@ -38,7 +38,7 @@ class Budget:
         return True
 
     def give_back(self, peer: bytes, size: int) -> None:
-        """Give ``size`` bytes that ``peer`` has taken back to the budget."""
+        """Return ``size`` bytes, which ``peer`` had taken, to the budget."""
         self.left += size
         decrement(self._of, peer, size)
 

@@ -335,8 +335,8 @@ class ResumableEnd:
             self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = self._next_open_key = _no_keys
             if not self.in_flight:
                 self.in_flight = NO_QUEUE
-            # The rolling hashes of the two directions take the other half of that memory. The hash of a direction
-            # without data is freed, too, because it can be created again.
+            # The rolling hashes of the two directions take the other half of a suspended stream's memory. The hash of a
+            # direction without data is freed, too, because it can be created again.
             if not self.acknowledged:
                 self._sent_hash = _NO_HASH
             if not self.received:

@@ -324,7 +324,7 @@ class SecureEnd(ResumableEnd):
         try:
             self._decrypt_into(pack_nonce(self._open_nonce), payload, associated, plain)
         except InvalidTag:
-            # Other nonces are not tried, because the frame is too large.
+            # Other nonces are not tried, because that takes too long for frames larger than ``DIAGNOSE_SIZE``.
             raise SecureError(CloseReason.NOT_AUTHENTIC) from None
         self._open_nonce += 1
         if self._open_nonce == self._open_rekey:

@@ -51,7 +51,7 @@ class Route:
     wire: int = 0
     ack_wire: int = 0
     dropped: int = 0
-    """Number of bytes of user data that ``wire`` includes although they were dropped. The observer reports it."""
+    """Number of bytes of user data that were dropped although ``wire`` includes them, for the observer."""
     tick: int = 0
     """Value of the relay's ``tick`` when frames of this route were last reported to the observer. Further frames are
     reported as soon as the relay's ``tick`` has another value."""

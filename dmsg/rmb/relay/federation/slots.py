@@ -185,7 +185,7 @@ class Slots(Generic[Item]):
             self._quick.pop(relays, None)
 
     def cancel(self, item: Item) -> None:
-        """Record that the attempt to send an item has ended, but not how quickly a relay answered."""
+        """Record that the attempt to send an item has ended. The answer time of the relays is not recorded."""
         attempt = self._attempts.pop(item)
         part = attempt.sender, attempt.kind
         decrement(self._of_kind, attempt.kind)
