@@ -180,8 +180,8 @@ def add_sums(stored: DataFrame, added: DataFrame) -> DataFrame:
 def _is_whole() -> Column:
     """Return a column: whether a bucket contains every number from its first to its last exactly once.
 
-    That is so if the count, the sum and the sum of squares are those of the complete range. If one number is missing
-    and another occurs twice, the count is right, but one of the two sums is not.
+    A bucket is whole if the count, the sum and the sum of squares are those of the complete range. If one number is
+    missing and another occurs twice, the count is right, but one of the two sums is not.
     """
     low, high = F.col("first") % BUCKET_SIZE, F.col("last") % BUCKET_SIZE
 

@@ -106,8 +106,8 @@ def _bound(rows: int | None, side: str) -> str:
 class Expression(ClassicColumn):
     """Column expression: a tree of operations and their operands.
 
-    :ivar op: name of the operation; for most of them it is the name of Spark's function.
-    :ivar args: operands: expressions, or Python values where the operation says so.
+    :ivar op: name of the operation, for most operations the name of Spark's function.
+    :ivar args: operands, which are expressions, or Python values if the operation takes such values.
     """
 
     op: str

@@ -168,8 +168,8 @@ class CopyPeer(Protocol):
         """Whether a newer connection may receive the file instead, because this connection's sender was probably
         killed.
 
-        That is so if the stream has no transport, and either the newer connection is from the same peer or
-        ``LEFT_AFTER`` seconds have passed.
+        The sender was probably killed if the stream has no transport, and either the newer connection is from the same
+        peer, or the stream has had no transport for ``LEFT_AFTER`` seconds.
 
         :param other: the newer connection.
         """

@@ -72,7 +72,7 @@ def key_in(path: str | None) -> PubKey | None:
 def _is_suitable(settings: ClientSettings, agent: FoundAgent) -> bool:
     """Whether the agent's connections satisfy the settings.
 
-    That is so if discovery and encryption are the agent's, and the other settings are the defaults.
+    They do if discovery and encryption in the settings are those of the agent, and the other settings are the defaults.
     """
     usual = (ServerChoice(), RESUME_TIMEOUT, False, False, AUTO)
     asked = (settings.choice, settings.resume_timeout, settings.receipts, settings.share, settings.cipher)

@@ -172,7 +172,7 @@ def split_urls(discovery: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def ways_to_a_discovery() -> list[tuple[str, str]]:
-    """Return advice for a user who has set no discovery: pairs of which discovery to use, and what to type."""
+    """Return advice for a user who has set no discovery: pairs of a discovery, and the text to type to use it."""
     from dmsg.cli.hosted_network import hosted_network
 
     hosted = hosted_network()

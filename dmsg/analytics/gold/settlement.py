@@ -136,8 +136,8 @@ def _window(sent: Column) -> Column:
 def on_its_way(sent: str, received: str) -> Column:
     """Return a boolean column: whether the counts of the two ends can both be true.
 
-    That is so if the receiver's count is at least the number of bytes that the sender knows to be delivered, and
-    exceeds it by at most a window, because a window of bytes can have been in flight.
+    Both can be true if the receiver's count is at least the number of bytes that the sender knows to be delivered, and
+    exceeds this number by at most a window, because a window of bytes can have been in flight.
 
     :param sent: column with the bytes that the sender knows to be delivered.
     :param received: column with the receiver's count.

@@ -66,8 +66,8 @@ def _transports(stage: Scenario) -> DataFrame:
         .withColumn("b0", F.when(own, own_key(F.col("i") + 1)).otherwise(stage.client(3)))
         .withColumn("b", F.when(F.col("b0") == F.col("a"), (F.col("b0") + 1) % (clients + 1)).otherwise(F.col("b0")))
         .withColumn("transport", F.md5(F.concat_ws("/", F.lit(seed), *_KEY)))
-        # Refused transports are chosen by their number, and not at random, so that the events of accepted transports
-        # and their receipts can be numbered without gaps.
+        # A transport's number decides whether it is refused. With random refusals, the events of accepted transports
+        # and their receipts could not be numbered without gaps.
         .withColumn("accepted", F.col("i") % REFUSED_ONE_IN != REFUSED_ONE_IN - 1)
         .withColumn("taken", F.col("i") - F.floor(F.col("i") / REFUSED_ONE_IN))
         .withColumn("lasted", F.least(lasted, stage.until - 1 - F.col("start")).cast("long"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 
 from dmsg.cli.hosted_network import HostedNetwork, hold_directory, write_record
-from dmsg.cli.network.own_address import NO_ADDRESS, own_addresses
+from dmsg.cli.network.own_address import LOOPBACK, own_addresses
 from dmsg.cli.network.supervisor import CannotStart, Supervised, is_serious
 from dmsg.cli.output import notice, say, state
 from dmsg.clients.address_book import check_name
@@ -100,7 +100,7 @@ class HostSettings:
         """
         make_directory(directory)
         own = own_addresses() if public_address is None else []
-        address = checked_host(public_address) if public_address is not None else (own or [NO_ADDRESS])[0]
+        address = checked_host(public_address) if public_address is not None else (own or [LOOPBACK])[0]
         return cls(
             directory,
             load_or_create_key(directory / KEY_FILE, create=True),

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dmsg.net.addresses import Address, kind_of, parse_ip
 from dmsg.net.interfaces import interface_addresses
 
-NO_ADDRESS = "127.0.0.1"
-"""Address for a machine without a network, which only its own programs can reach."""
+LOOPBACK = "127.0.0.1"
+"""Address to use on a machine without a network. Only programs of the same machine can reach it."""
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses that no host has, because they are reserved for documentation (RFC 5737, RFC 3849).  The route to them is
 the default route.

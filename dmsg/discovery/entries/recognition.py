@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 
-OTHER_PATH = "/dmsg-discovery/available_servers"
-"""URL path that all implementations of discovery have; their other paths differ."""
+COMMON_PATH = "/dmsg-discovery/available_servers"
+"""URL path that all implementations of discovery have, and whose answer shows which implementation it is."""
 NO_SERVERS = "no delegated dmsg servers available for remote"
 """Error message with which a discovery of today's dmsg (version 1) says that it lists no server."""
 TODAY = (
@@ -34,7 +34,7 @@ def is_foreign(status: int, body: bytes) -> bool:
 
 
 def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
-    """Recognise a program by its answer to ``OTHER_PATH``.
+    """Recognise a program by its answer to ``COMMON_PATH``.
 
     :param path_is_unknown: whether the program is known to lack a path of the seed documents.
     :returns: a description of the program for an error message; empty if the answer does not show what it is.

@@ -30,7 +30,7 @@ from dmsg.base.units import human_time
 from dmsg.discovery.entries.dialects import Dialect
 from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
 from dmsg.discovery.entries.gojson import INT64
-from dmsg.discovery.entries.recognition import OTHER_PATH, is_foreign, recognise
+from dmsg.discovery.entries.recognition import COMMON_PATH, is_foreign, recognise
 from dmsg.discovery.entries.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
@@ -219,7 +219,7 @@ class Lookup:
         except Exception as error:
             why = "this program has closed its connection to it" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None
-        if path != OTHER_PATH and is_foreign(status, answer):
+        if path != COMMON_PATH and is_foreign(status, answer):
             # A discovery of this network answers 404 to a GET of an entry that it does not have. To any other request,
             # only a program of another kind answers 404.
             await self._recognise(path_is_unknown=method != "GET" or path == "/discovery/available_servers")
@@ -234,7 +234,7 @@ class Lookup:
         """
         if path_is_unknown in self._asked:
             return
-        what = recognise(*await self._request("GET", OTHER_PATH), path_is_unknown=path_is_unknown)
+        what = recognise(*await self._request("GET", COMMON_PATH), path_is_unknown=path_is_unknown)
         if what:
             raise WrongDiscovery(f"discovery {self.shown_url}: {what}", 404)
         self._asked.add(path_is_unknown)

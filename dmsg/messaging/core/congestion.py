@@ -185,8 +185,8 @@ class Congestion:
             self._give_up(max(source.ends.values(), key=_waiting_behind), DropReason.QUEUE_FULL)
             if not source.is_paused:
                 return
-        # A source that also sends to other receivers is resumed early. Otherwise these would have to wait for the slow
-        # receiver.
+        # A source that also sends to other receivers is resumed early. Otherwise the other receivers would have to wait
+        # for the slow one.
         full = any(self._is_full(end.other) for end in source.ends.values())
         if (source.served and not full) or late:
             self._release_source(source)

@@ -166,7 +166,7 @@ class HalfClosing:
     def _close_if_both_ended(self) -> None:
         if not (self._end_acknowledged and self._remote_end_told) or self._loss is not None or self.disconnecting:
             return
-        # If the other end has to send CLOSE, this end waits for it for a limited time.
+        # If the other end has to send CLOSE, this end waits for the CLOSE, but not longer than CLOSE_WAIT.
         if not self._leaves_closing_to_remote:
             self._close_now()
         elif self._last_wait is None:
