@@ -12,7 +12,7 @@ from dmsg.pages.model import Line
 
 K = TypeVar("K", bound=Hashable)
 
-KEPT = 300
+MAX_SAMPLES = 300
 """Maximum number of stored samples. One is taken every two seconds, so they cover ten minutes."""
 MAX_NAMES = 128
 """Maximum number of time series of an entity, including those of reasons. Further names are ignored."""
@@ -24,7 +24,7 @@ class History:
     """Time series of numbers, by name."""
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=KEPT)
+        self._times: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._values: dict[str, deque[float]] = {}
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class History:
         for some, before in ((numbers, math.nan), (counts or {}, 0.0)):
             for name in some:
                 if name not in self._values and len(self._values) < MAX_NAMES:
-                    self._values[name] = deque([before] * len(self._times), maxlen=KEPT)
+                    self._values[name] = deque([before] * len(self._times), maxlen=MAX_SAMPLES)
         self._times.append(now)
         numbers = {**numbers, **(counts or {})}
         for name, values in self._values.items():

@@ -25,7 +25,7 @@ ALONE = 10.0
 """Seconds after which a person ends a program because the other person's program has ended."""
 PATIENT = 200.0
 """Seconds after which a person ends a program that has not finished. Then both people start again."""
-STALLED = 20.0
+STALL_TIMEOUT = 20.0
 """Maximum seconds without progress while nothing is in transit, so that both programs only wait for each other. No
 network fault is an excuse then."""
 STALLED_AFTER_FAULTS = 60.0
@@ -219,8 +219,8 @@ class Pair:
         if not all(one.is_waiting for one in programs):
             self._waiting_since = now
         states = " and ".join(f"{one.name} is {one.state} ({one.share:.0%})" for one in programs)
-        if now - self._waiting_since > STALLED:
-            raise AssertionError(f"a transfer has stalled: {states}, and nothing is in transit for {STALLED:g} s")
+        if now - self._waiting_since > STALL_TIMEOUT:
+            raise AssertionError(f"a transfer has stalled: {states}, and nothing is in transit for {STALL_TIMEOUT:g} s")
         repaired = self._walk.repaired_at
         if repaired is not None and now - max(repaired, self._progress_at) > STALLED_AFTER_FAULTS:
             raise AssertionError(

@@ -26,7 +26,7 @@ from twisted.web import http
 START = 1_700_000_000.0
 """Date at the start of every lab, in seconds since 1970."""
 TRACE_HASH_SIZE = 16
-KEPT = 40
+KEPT_EVENTS = 40
 """Minimum number of the last events that a trace stores as text."""
 
 
@@ -34,7 +34,7 @@ class Trace:
     """Hash of the events of a lab, in order.
 
     :ivar count: number of events.
-    :ivar last: the last events as text, at least ``KEPT`` of them, or all events with ``keep_all``.
+    :ivar last: the last events as text, at least ``KEPT_EVENTS`` of them, or all events with ``keep_all``.
     """
 
     def __init__(self, *, keep_all: bool = False) -> None:
@@ -54,8 +54,8 @@ class Trace:
         self._hash.update(line.encode() + b"\n")
         self.count += 1
         self.last.append(line)
-        if not self._keep_all and len(self.last) > 2 * KEPT:
-            del self.last[:-KEPT]
+        if not self._keep_all and len(self.last) > 2 * KEPT_EVENTS:
+            del self.last[:-KEPT_EVENTS]
 
     def digest(self) -> str:
         """Return the hash of all events so far, as 32 hexadecimal digits."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import NamedTuple, Protocol
 
-from dmsg.testing.determinism import KEPT, Trace
+from dmsg.testing.determinism import KEPT_EVENTS, Trace
 from dmsg.testing.logged_errors import no_logged_errors
 from dmsg.testing.plan import Aim, Plan
 from dmsg.testing.shrink import report
@@ -63,7 +63,7 @@ def explained(seed: int, walk: Walking, trace: Trace, more: Callable[[], str] = 
         with no_logged_errors():
             yield
     except AssertionError as error:
-        last = "\n".join(trace.last[-KEPT:])
+        last = "\n".join(trace.last[-KEPT_EVENTS:])
         text = f"seed {seed}: {error}; faults: {', '.join(walk.faults)}{more()}; the last events:\n{last}"
         raise type(error)(text) from error
 

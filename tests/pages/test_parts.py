@@ -15,7 +15,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.pages.access import Access, read_token
 from dmsg.pages.drawing import draw, with_unit
-from dmsg.pages.history import KEPT, MAX_NAMES, Growth, History, Quantiles, reason_number
+from dmsg.pages.history import MAX_NAMES, MAX_SAMPLES, Growth, History, Quantiles, reason_number
 from dmsg.pages.model import Chart, Fact, Line, Table
 from dmsg.pages.recent_events import MAX_CHANGES, RecentEvents
 from dmsg.pages.rendering import facts_list, flatten, table
@@ -53,10 +53,10 @@ class HistoryTests(SynchronousTestCase):
 
     def test_the_history_is_bounded(self) -> None:
         samples = History()
-        for at in range(KEPT + 50):
+        for at in range(MAX_SAMPLES + 50):
             samples.add(at, {f"n{number}": at for number in range(MAX_NAMES + 10)})
-        self.assertEqual(len(samples), KEPT)
-        self.assertEqual(len(samples.points(Line("", "n0"))), KEPT)
+        self.assertEqual(len(samples), MAX_SAMPLES)
+        self.assertEqual(len(samples.points(Line("", "n0"))), MAX_SAMPLES)
         self.assertEqual(samples.points(Line("", f"n{MAX_NAMES}")), [])
 
     def test_counters_may_appear_and_disappear(self) -> None:

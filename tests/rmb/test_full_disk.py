@@ -150,7 +150,7 @@ class DiskTests(RmbCase):
             return
         self.addCleanup(subprocess.run, ["umount", "-l", str(directory)])
         self.patch(reserve, "RESERVE", 512 * 1024)
-        self.patch(removals, "AT_ONCE", 50)
+        self.patch(removals, "MAX_BATCH", 50)
         relay = await self.named_relay(queue=f"sqlite:{directory}/queue")
         relay.switch.queue._db.execute("PRAGMA wal_autocheckpoint=50")  # as small a part of the reserve as usual
         self.twin("A", relay.domain), self.twin("B", relay.domain)

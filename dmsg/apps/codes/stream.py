@@ -34,7 +34,7 @@ connection is aborted.
 """
 CLOSE_TIMEOUT = 1.0
 """Seconds to wait until a peer with a wrong code has received the message WRONG."""
-AT_ONCE = 8
+MAX_AGREEMENTS = 8
 """Maximum number of concurrent key agreements for one code.  Above it, one agreement is ended to make room: one whose
 peer has sent nothing, or else one that has run for ``SLOW_RUN`` seconds.
 """
@@ -245,7 +245,7 @@ class CodeFactory(Factory):
         now = self._reactor.seconds()
         if self._is_over or self.agreed.called or not self._runs.take(1.0, RUNS_RATE, RUNS_BURST, now):
             return None
-        if len(self._running) >= AT_ONCE:
+        if len(self._running) >= MAX_AGREEMENTS:
             slow = [one for one, began in self._running.items() if now - began >= SLOW_RUN or not one.has_spoken]
             if not slow:
                 return None

@@ -16,7 +16,7 @@ from dmsg.cli.files.cp_run import parse_remote
 from dmsg.directories import cache_directory, make_directory
 from dmsg.filelock import is_at, lock_if_can
 
-KEPT = 7 * 86400.0
+STAGING_LIFETIME = 7 * 86400.0
 """Seconds for which the files of an interrupted copy are stored, so that the same command can resume it."""
 
 
@@ -95,5 +95,5 @@ def _begin_again(directory: Path) -> None:
 def _forget_old(directory: Path) -> None:
     for other in _staging_root().iterdir():
         with suppress(OSError):
-            if other != directory and time.time() - other.stat().st_mtime > KEPT:
+            if other != directory and time.time() - other.stat().st_mtime > STAGING_LIFETIME:
                 shutil.rmtree(other, ignore_errors=True)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 BLOCK = bytes(65492)
 HEADER_LIMIT = 256
-AT_ONCE = 16
-"""Number of blocks that the producer writes before it checks whether it was paused."""
+BLOCKS_PER_TURN = 16
+"""Maximum number of blocks that the producer writes in one reactor turn."""
 
 
 @implementer(IPushProducer)
@@ -60,7 +60,7 @@ class _Source:
 
     def _write(self) -> None:
         self._scheduled = False
-        for _ in range(AT_ONCE):
+        for _ in range(BLOCKS_PER_TURN):
             if self._paused or self._stopped:
                 return
             self._transport.write(BLOCK)

@@ -48,13 +48,13 @@ CHECK_INTERVAL = 5.0
 """Seconds between two rounds of checks."""
 SOON = 0.05
 """Seconds after the POST of a server's entry until the server is checked."""
-AT_ONCE, AT_ONCE_OWN = 32, 32
-"""Maximum number of concurrent checks. There are ``AT_ONCE_OWN`` slots for listed servers, as many for servers that
-were posted from their own address block, and ``AT_ONCE`` for all other servers.
+MAX_OTHER_CHECKS, MAX_OWN_CHECKS = 32, 32
+"""Maximum numbers of concurrent checks. ``MAX_OWN_CHECKS`` is the maximum for listed servers, and also for servers that
+were posted from their own address block; ``MAX_OTHER_CHECKS`` is the maximum for all other servers.
 """
-AT_ONCE_SILENT = 16
+MAX_SILENT_CHECKS = 16
 """Maximum number of concurrent checks of servers whose posters' address blocks have posted too many silent servers."""
-AT_ONCE_PER_BLOCK, AT_ONCE_OF_WIDE = 8, 16
+CHECKS_PER_BLOCK, CHECKS_PER_WIDER_BLOCK = 8, 16
 """Maximum number of concurrent checks in each queue for one poster's address block, and for the wider block around
 it."""
 WAITING, WAITING_PER_BLOCK = 1024, 32
@@ -215,8 +215,8 @@ class ServerChecks:
         self._names = NameResolver(reactor)
         self._hosts = ProvedHosts(2 * PROVED_FOR)
         self._listed, self._own_block, self._other_blocks, self._silent = (
-            FairQueue(most, AT_ONCE_PER_BLOCK, AT_ONCE_OF_WIDE, WAITING, WAITING_PER_BLOCK)
-            for most in (AT_ONCE_OWN, AT_ONCE_OWN, AT_ONCE, AT_ONCE_SILENT)
+            FairQueue(most, CHECKS_PER_BLOCK, CHECKS_PER_WIDER_BLOCK, WAITING, WAITING_PER_BLOCK)
+            for most in (MAX_OWN_CHECKS, MAX_OWN_CHECKS, MAX_OTHER_CHECKS, MAX_SILENT_CHECKS)
         )
         self._silences = RateLimit(SILENT_RATE, SILENT_BURST, blocks_of)
         self._postponed: deque[float] = deque()

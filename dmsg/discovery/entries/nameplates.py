@@ -19,7 +19,7 @@ LARGEST = 99_999_999
 """Largest nameplate; the smallest is 1."""
 MAX_NAMEPLATES = 100_000
 """Maximum number of nameplates that one discovery stores."""
-LASTS = 600.0
+NAMEPLATE_LIFETIME = 600.0
 """Seconds until a nameplate expires, counted from the last claim by its key."""
 MAX_PER_ADDRESS = 32
 """Maximum number of nameplates that clients at one public address may have. For a wider address block, the number is

@@ -20,11 +20,11 @@ from dmsg.discovery.entries.nameplates import (
     ATTACK_MISSES,
     DIGITS,
     FAILED_LOOKUP_COST,
-    LASTS,
     LOOK_BURST,
     LOOK_RATE,
     MAX_NAMEPLATES,
     MAX_PER_ADDRESS,
+    NAMEPLATE_LIFETIME,
     NONE_FREE,
     PRIVATE_FACTOR,
     TOO_MANY,
@@ -110,11 +110,11 @@ class Nameplates:
             if number == NONE_FREE:
                 raise NameplatesInUse(503, "all nameplates are in use")
             self._drop(static)
-            self._claimed[static] = place, self._seconds() + LASTS
+            self._claimed[static] = place, self._seconds() + NAMEPLATE_LIFETIME
             self._of.add(place)
-            return _json(request, {"nameplate": number, "lasts": int(LASTS)})
+            return _json(request, {"nameplate": number, "lasts": int(NAMEPLATE_LIFETIME)})
 
-        asked = self._store.ask(self._nameplates.claim, static, numbers, place, most, now, now + LASTS)
+        asked = self._store.ask(self._nameplates.claim, static, numbers, place, most, now, now + NAMEPLATE_LIFETIME)
         return asked.addCallback(claimed)
 
     def _forget(self) -> None:
@@ -159,7 +159,7 @@ class Nameplates:
             failure.trap(EntryNotFound)
             charge(request, FAILED_LOOKUP_COST)
             self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
-            self._missed.level = max(-LASTS * ATTACK_FORGOTTEN, self._missed.level - 1.0)
+            self._missed.level = max(-NAMEPLATE_LIFETIME * ATTACK_FORGOTTEN, self._missed.level - 1.0)
             return answer(request, 404, NO_SUCH)
 
         return self._store.ask(self._nameplates.find, number, self._now()).addCallbacks(found, missed)

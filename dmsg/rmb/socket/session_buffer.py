@@ -19,7 +19,7 @@ BOTH_WAYS = 8
 """Factor that multiplies ``MAX_BUFFERED_SIZE`` while the session has messages to confirm."""
 OVERHEAD = 100
 """Number of bytes that are counted for each buffered message in addition to its length."""
-AT_ONCE = 1000
+MESSAGES_PER_TURN = 1000
 """Maximum number of messages processed in one reactor turn. Processing stops earlier if the twin's time
 in the turn is used up."""
 
@@ -127,7 +127,7 @@ class SessionBuffer(TurnTaker):
     def _resume(self) -> None:
         share = self.share
         until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
-        for _ in range(AT_ONCE):
+        for _ in range(MESSAGES_PER_TURN):
             if self._awaited or not self._waiting:
                 break
             is_message, data = self._waiting.popleft()

@@ -15,9 +15,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.apps.codes.pake import Agreement, Role, WrongCode
 from dmsg.apps.codes.stream import (
     AGREE_TIMEOUT,
-    AT_ONCE,
     CLOSE_TIMEOUT,
     EARLY_LIMIT,
+    MAX_AGREEMENTS,
     PORT,
     RUNS_BURST,
     RUNS_RATE,
@@ -148,7 +148,7 @@ class CodeStreamTests(CodeStreamCase):
 
     def test_many_guesses_at_once_are_no_more(self) -> None:
         """All runs have this end's message before the first guess is checked."""
-        guesses = [self.dial(self.eve, GUESS)[1] for _ in range(AT_ONCE)]
+        guesses = [self.dial(self.eve, GUESS)[1] for _ in range(MAX_AGREEMENTS)]
         self.run_until(lambda: all(guesses))
         judged = [one for one in guesses if isinstance(one[0].value, WrongCode)]
         self.assertEqual(len(judged), TRIES)
@@ -220,9 +220,9 @@ class CodeStreamTests(CodeStreamCase):
 
     def test_the_oldest_silent_stream_is_evicted_for_a_new_one(self) -> None:
         """However many: for one more the oldest goes that has said nothing."""
-        recorders = [self.silent() for _ in range(3 * AT_ONCE)]
+        recorders = [self.silent() for _ in range(3 * MAX_AGREEMENTS)]
         self.lab.network.run(1.0)
-        self.assertEqual(sum(one.lost is None for one in recorders), AT_ONCE)
+        self.assertEqual(sum(one.lost is None for one in recorders), MAX_AGREEMENTS)
         _, results = self.dial(self.bob, CODE)
         self.run_until(lambda: results and self.results)
         self.assertEqual(self.results[0].peer, self.bob.public_key)
@@ -235,7 +235,7 @@ class CodeStreamTests(CodeStreamCase):
             def dataReceived(self, data: bytes) -> None:
                 """Say no more."""
 
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_AGREEMENTS):
             end = Mute(self.clock, Role.RECEIVER, GUESS)
             end.agreed.addErrback(lambda _: None)
             self.eve.connect(self.alice.public_key, factory_of(end), port=PORT).addErrback(lambda _: None)
@@ -245,7 +245,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(self.results[0].peer, self.bob.public_key)
 
     def test_idle_guessers_are_disconnected(self) -> None:
-        recorders = [self.silent() for _ in range(AT_ONCE)]
+        recorders = [self.silent() for _ in range(MAX_AGREEMENTS)]
         self.lab.network.run(AGREE_TIMEOUT + 2)
         self.assertTrue(all(one.lost for one in recorders))
         _, results = self.dial(self.bob, CODE)

@@ -20,13 +20,13 @@ from dmsg.discovery.checks.limits import (
 )
 from dmsg.discovery.checks.proof import Opening
 from dmsg.discovery.checks.schedule import (
-    AT_ONCE,
-    AT_ONCE_OF_WIDE,
-    AT_ONCE_PER_BLOCK,
-    AT_ONCE_SILENT,
     CHECK_INTERVAL,
+    CHECKS_PER_BLOCK,
     CHECKS_PER_TTL,
+    CHECKS_PER_WIDER_BLOCK,
     MAX_INTERVAL_REFRESHED,
+    MAX_OTHER_CHECKS,
+    MAX_SILENT_CHECKS,
     POSTPONED_FOR,
     PROVED_FOR,
     SOON,
@@ -280,9 +280,9 @@ class ServerChecksTests(SynchronousTestCase):
             self.post(server(number, f"8.8.8.{number}:1"))
         self.post(server(300, "8.8.4.4:1"), place="2.2.2.2")
         self.clock.pump([SOON] * 20)
-        self.assertEqual((len(silent), self.listed()), (AT_ONCE_PER_BLOCK, 1))
+        self.assertEqual((len(silent), self.listed()), (CHECKS_PER_BLOCK, 1))
         self.advance(60.0)
-        self.assertLessEqual(len(silent), AT_ONCE_PER_BLOCK)
+        self.assertLessEqual(len(silent), CHECKS_PER_BLOCK)
 
     def test_a_check_of_a_former_address_is_ignored(self) -> None:
         """The result says nothing about the new address."""
@@ -317,10 +317,10 @@ class ServerChecksTests(SynchronousTestCase):
             self.post(server(number, f"8.8.{number // 200}.{number % 200}:1"), place=f"1.{number % 50}.1.1")
         silent = self.silence("8.8.")
         self.clock.pump([SOON] * 20)
-        self.assertEqual(len(silent), AT_ONCE)
+        self.assertEqual(len(silent), MAX_OTHER_CHECKS)
         self.assertEqual(len(self.looks._under_way), 300)
         silent[0].callback(None)
-        self.assertEqual(len(silent), AT_ONCE)
+        self.assertEqual(len(silent), MAX_OTHER_CHECKS)
         self.assertEqual(self.listed(), 1)
 
     def test_thousands_of_silent_servers_do_not_delay_a_new_one(self) -> None:
@@ -347,7 +347,7 @@ class ServerChecksTests(SynchronousTestCase):
             self.clock.pump([SOON] * 200)
         self.assertLess(longest, 1.0)
         self.assertIn(old.to_json(), self.successResultOf(self.store.quiet(100, self.clock.seconds() - TTL)))
-        self.assertLessEqual(len(silent), AT_ONCE_OF_WIDE + AT_ONCE_SILENT)
+        self.assertLessEqual(len(silent), CHECKS_PER_WIDER_BLOCK + MAX_SILENT_CHECKS)
 
     def test_neighbours_of_silent_servers_are_looked_at_too(self) -> None:
         """Later: their /48 has only some of the places, and they wait behind the others of it in turn."""

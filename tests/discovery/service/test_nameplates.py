@@ -10,10 +10,10 @@ from twisted.internet.defer import Deferred, fail, succeed
 from dmsg.discovery.entries.nameplates import (
     FAILED_LOOKUP_COST,
     LARGEST,
-    LASTS,
     LOOK_BURST,
     LOOK_RATE,
     MAX_PER_ADDRESS,
+    NAMEPLATE_LIFETIME,
     Release,
 )
 from dmsg.discovery.lookup.lookup import Lookup
@@ -45,9 +45,9 @@ class AnswerTests(APICase):
         nameplate = self.run_(claim(self.lookups, KEY))
         self.assertEqual(len(str(nameplate.number)), 4)
         self.assertEqual(self.run_(find(self.lookups, nameplate.number)), KEY.public)
-        self.now = LASTS - 1
+        self.now = NAMEPLATE_LIFETIME - 1
         self.assertTrue(self.run_(nameplate.renew()))
-        self.now = LASTS + 1
+        self.now = NAMEPLATE_LIFETIME + 1
         self.assertEqual(self.run_(find(self.lookups, nameplate.number)), KEY.public)
         self.run_(nameplate.release())
         self.assertIn("nobody waits", self.refused(find(self.lookups, nameplate.number), NoSuchNameplate))
@@ -56,7 +56,7 @@ class AnswerTests(APICase):
     def test_a_nameplate_lost_to_another_key_is_reported(self) -> None:
         """The discovery was absent for longer than the nameplate's lifetime, and another key has the number now."""
         nameplate = self.run_(claim(self.lookups, KEY))
-        self.now = 2 * LASTS
+        self.now = 2 * NAMEPLATE_LIFETIME
         self.run_(self.as_coroutine(self.store.nameplates.claim(TWO, (nameplate.number,), "", 9, self.now, 1e9)))
         self.assertFalse(self.run_(nameplate.renew()))
 
@@ -86,7 +86,7 @@ class AnswerTests(APICase):
         self.assertEqual(refused, (429, "2600:1f:7::/48 has 256 nameplates, which is the limit"))
         self.api.client_of = lambda request: "2600:1f:8::1"
         self.assertEqual(self.request("POST", PATH, self.body(b"another site"))[0], 200)
-        self.clock.advance(LASTS)
+        self.clock.advance(NAMEPLATE_LIFETIME)
         self.api.client_of = lambda request: "2600:1f:7:ffff::1"
         self.assertEqual(self.request("POST", PATH, self.body(b"later"))[0], 200)
 
@@ -123,7 +123,7 @@ class AnswerTests(APICase):
         self.api.client_of = lambda request: "9.9.9.9"
         self.assertEqual(digits(b"under attack"), 6)
         self.assertEqual(digits(b"before"), 4)  # one that is kept stays the same
-        self.clock.advance(LASTS)
+        self.clock.advance(NAMEPLATE_LIFETIME)
         self.assertEqual(digits(b"after it"), 4)
 
     def body(self, seed: bytes) -> bytes:

@@ -13,8 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
 from dmsg.discovery.entries.nameplates import (
-    LASTS,
     MAX_PER_ADDRESS,
+    NAMEPLATE_LIFETIME,
     NONE_FREE,
     TOO_MANY,
     candidates,
@@ -201,7 +201,7 @@ class LimitTests(SynchronousTestCase):
         store, random = SQLiteStore(":memory:"), Random(5)
         for number in range(3000):
             claimed = self.successResultOf(
-                store.nameplates.claim(f"{number:066x}", candidates(random), "p", math.inf, 0.0, LASTS)
+                store.nameplates.claim(f"{number:066x}", candidates(random), "p", math.inf, 0.0, NAMEPLATE_LIFETIME)
             )
             self.assertGreater(claimed, 0)
         self.assertEqual(MAX_PER_ADDRESS, 32)

@@ -31,7 +31,7 @@ MAX_ANSWER = 4096
 ONLY_CONNECTED = b"x-rmb-only-connected"
 """Header that asks a relay to refuse the message if the session is not connected. The reference implementation ignores
 it."""
-AT_ONCE = 2
+GATHER_THRESHOLD = 2
 """Number of unanswered requests to one relay from which on further messages to it wait ``GATHER`` seconds, to be sent
 together."""
 GATHER = 0.002
@@ -168,7 +168,8 @@ class Poster:
     def _with_others(self, url: str, data: bytes, only_connected: bool) -> Deferred[int | None]:
         """Send a message in a batch at the end of this reactor turn.
 
-        While ``AT_ONCE`` requests to the relay are unanswered, the batch waits ``GATHER`` seconds for further messages.
+        While ``GATHER_THRESHOLD`` requests to the relay are unanswered, the batch waits ``GATHER`` seconds for further
+        messages.
         """
         line = self._lines.get(url)
         if line is None:
@@ -176,7 +177,7 @@ class Poster:
         posted = _Posted(data, only_connected, Deferred())
         line.waiting.append(posted)
         if line.next_send is None:
-            wait = GATHER if line.under_way >= AT_ONCE else 0.0
+            wait = GATHER if line.under_way >= GATHER_THRESHOLD else 0.0
             line.next_send = self._reactor.callLater(wait, self._send_waiting, url, line)
         elif len(line.waiting) == batch.MAX_BATCH:
             line.next_send.reset(0)

@@ -9,7 +9,7 @@ from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 MAX_REMOVALS = 200_000
 """Maximum number of delivered messages whose ids are remembered until they are deleted. Above it, the oldest ids are
 forgotten, and the messages with these ids are delivered again."""
-AT_ONCE = 500
+MAX_BATCH = 500
 """Maximum number of messages that are deleted in one attempt."""
 
 
@@ -46,9 +46,9 @@ class Removals:
             self._ids.pop((session, number), None)
 
     def oldest(self) -> dict[str, list[QueueId]]:
-        """Return the ids remembered for longest, at most ``AT_ONCE``, grouped by the session of their queue."""
+        """Return the ids remembered for longest, at most ``MAX_BATCH``, grouped by the session of their queue."""
         found: dict[str, list[QueueId]] = {}
-        for (session, number), _ in zip(self._ids, range(AT_ONCE), strict=False):
+        for (session, number), _ in zip(self._ids, range(MAX_BATCH), strict=False):
             found.setdefault(session, []).append(number)
         return found
 

@@ -294,7 +294,7 @@ class TroubleTests(SynchronousTestCase):
         self.assertEqual(said, [expected, "the queue can be written to again"])
 
     def test_many_delivered_messages_are_deleted_in_several_turns(self) -> None:
-        self.patch(removals, "AT_ONCE", 2)
+        self.patch(removals, "MAX_BATCH", 2)
         ids = self.kept(5)
         self.disk.full = ("DELETE",)
         self.queue.remove("1", ids)
