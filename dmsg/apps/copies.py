@@ -216,6 +216,6 @@ class Get(Copy):
     def _on_offer(self, offer: Offer) -> str | None:
         self._size = offer.size
         if offer.kind != "files":
-            return "that is not what was asked for"
+            return "a file or directory was requested"
         is_wanted = self._directories or offer.things[0][1] != DIRECTORY
         return None if is_wanted else f"{self._source}: this is a directory"

@@ -77,7 +77,7 @@ class CopyPeer(Protocol):
         self._messages.feed(data)
         if self._is_asked:
             if self._messages.held > MESSAGE_LIMIT:
-                self._refuse(TransferError("the other side sends what was not asked for"))
+                self._refuse(TransferError("the other side sends data that was not requested"))
             return
         try:
             message = self._messages.take()

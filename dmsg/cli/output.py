@@ -29,7 +29,7 @@ EXIT_USAGE = 2
 EXIT_NOBODY = 3
 """Exit status: the peer does not exist or cannot be reached."""
 EXIT_UNWANTED = 4
-"""Exit status: the other side was reached, and refused what was requested."""
+"""Exit status: the other side was reached, and refused the request."""
 EXIT_CUT = 5
 """Exit status: a transfer was interrupted, and the same command can resume it."""
 STATUSES = ((WrongUse, EXIT_USAGE), (CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))

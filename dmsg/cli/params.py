@@ -154,7 +154,7 @@ WAYS_TO_A_DISCOVERY = (
     ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
     ("your own", "dmsg host"),
 )
-"""Advice for every user who has set no discovery: pairs of a discovery that they may use, and what to type for it."""
+"""Advice for users who have set no discovery: pairs of a discovery, and the command or option that selects it."""
 NO_DISCOVERY = (
     "no discovery is set. A discovery is the service that knows through which servers a key is reached; peers that "
     "want to meet use the same discovery:\n"

@@ -13,7 +13,7 @@ COMMANDS = {
     "sftp": "dmsg cp FILE NAME:FILE, or dmsg cp NAME:FILE .",
     "rsync": "dmsg cp -r DIRECTORY NAME:",
     "copy": "dmsg cp FILE NAME:FILE",
-    "mv": "dmsg cp FILE NAME:FILE; what is copied stays where it is",
+    "mv": "dmsg cp FILE NAME:FILE; the original file remains",
     "rm": "dmsg name remove NAME takes a name out of the address book; nothing of a peer can be removed",
     "ls": "dmsg curl dmsg://NAME/ lists what dmsg serve offers; dmsg name list shows the address book",
     "list": "dmsg name list shows the address book, dmsg discovery list the servers",

@@ -754,7 +754,7 @@ class LiarTests(TestCase):
         liar.offer(("a", FILE, 5, 1))
         for _ in range(20):
             liar.receiver.dataReceived(bytes(100_000))
-        self.assertIn("not asked for", liar.why)
+        self.assertIn("not requested", liar.why)
         self.assertLess(liar.receiver._messages.held, 1_200_000)
 
     @asynchronous

@@ -239,7 +239,7 @@ class NearbySource:
                 raise
             raise NobodyNearby(
                 f"somebody on this network offers this code, but cannot be reached: {shorten(str(error))}; does a "
-                "firewall there let connections from this network in?"
+                "firewall there block connections from this network?"
             ) from None
 
     def _end(self) -> None:

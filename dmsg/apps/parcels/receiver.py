@@ -141,7 +141,7 @@ class ParcelReceiver(ParcelEnd):
             return
         self._messages.feed(data)
         if self._waits and self._messages.held > HELD_LIMIT:
-            self._fail(TransferError("the other side sends what was not asked for"))
+            self._fail(TransferError("the other side sends data that was not requested"))
             return
         self._proceed()
 

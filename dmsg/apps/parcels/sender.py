@@ -182,7 +182,7 @@ class ParcelSender(ParcelEnd):
     def _sending_failed(self, failure: Failure) -> None:
         error = failure.value
         if isinstance(error, OSError):
-            error = TransferError(f"{error.filename or 'what is sent'}: {error.strerror}")
+            error = TransferError(f"{error.filename or 'the parcel'}: {error.strerror}")
         if isinstance(error, TransferError):
             self._fail(error)
         elif not self.done.called:

@@ -170,7 +170,7 @@ class TextToSend(ParcelFactory):
 
 
 class InputToSend(ParcelFactory):
-    """Parcel of what is read from standard input or another pipe, up to its end."""
+    """Parcel of all data that standard input or another pipe contains."""
 
     def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
         super().__init__(progress)

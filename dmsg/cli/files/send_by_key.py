@@ -77,7 +77,7 @@ def say_left_out(walked: WalkResult) -> None:
     reasons = (
         (walked.own, "it is dmsg's own, a secret key perhaps"),
         (walked.dotted, "its name begins with a dot (--hidden sends it)"),
-        (walked.left_out, "it is a link that leads out of what is sent, or no file"),
+        (walked.left_out, "it is a link to a path outside the sent directory, or a device, pipe or socket"),
     )
     for paths, why in reasons:
         for path in paths[:SHOWN_THINGS]:

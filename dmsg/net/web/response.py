@@ -108,7 +108,7 @@ class ResponseParser:
         lines = re.sub(rb"\r?\n[ \t]+", b" ", text).replace(b"\r\n", b"\n").split(b"\n")
         status = _STATUS_LINE.fullmatch(lines[0].removesuffix(b"\r"))
         if status is None:
-            raise MalformedResponse("the answer is not one of HTTP/1.1")
+            raise MalformedResponse("the answer is not an HTTP/1 response")
         code = int(status[2])
         if code < 200:
             if code == 101:

@@ -264,7 +264,7 @@ class SecureTable(TransportTable):
                 cipher = agreed_cipher(proposal.hello, hello)
                 end.attach(transport, result, hello, transport.told_window, cipher)
             elif hello.resume is None or hello.resume.token != end.token:
-                raise HandshakeError("ACCEPT does not resume the stream that was asked for")
+                raise HandshakeError("ACCEPT does not resume the requested stream")
             else:
                 cipher = agreed_cipher(proposal.hello, hello)
                 asking = end.attach_resumed(transport, result, hello, transport.told_window, cipher)
