@@ -45,7 +45,7 @@ class CloseReason(IntEnum):
     STALLED = 23
     FULL = 24
     TOO_MANY_FROM_ADDRESS = 25
-    # The following reasons are never sent; they describe what one end has found out by itself.
+    # The following reasons are never sent: an end that detects the problem reports them only to its own application.
     ACKS_UNKNOWN = 253
     ACKS_DIFFER = 254
     UNCONFIRMED = 255
@@ -119,7 +119,7 @@ class DropReason(Enum):
     labels of metrics.
     """
 
-    # The following reasons end a connection before its handshake is complete.
+    # The following are reasons to end a connection before its handshake is complete.
     TOO_MANY_CONNECTIONS = "too_many_connections"
     DRAINING = "draining"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
@@ -128,7 +128,7 @@ class DropReason(Enum):
     HANDSHAKE_ABANDONED = "handshake_abandoned"
     HTTP_REQUEST = "http_request"
     BAD_PROXY_HEADER = "bad_proxy_header"
-    # The following reasons end an established connection.
+    # The following are reasons to end an established connection.
     BAD_WEBSOCKET = "bad_websocket"
     SMALL_PIECES = "small_pieces"
     BAD_RECORD = "bad_record"
@@ -140,20 +140,20 @@ class DropReason(Enum):
     STALLED = "stalled"
     NO_OK_FRAME = "no_ok_frame"
     REPLACED = "replaced"
-    # The following reasons refuse a REQUEST.
+    # The following are reasons to refuse a REQUEST.
     BAD_REQUEST = "bad_request"
     NO_SUCH_PEER = "no_such_peer"
     ID_IN_USE = "id_in_use"
     TOO_MANY_TRANSPORTS = "too_many_transports"
     REFUSED = "refused"
-    # The following reasons drop a frame or end a transport.
+    # The following are reasons to drop a frame or to end a transport.
     NO_SUCH_TRANSPORT = "no_such_transport"
     QUEUE_FULL = "queue_full"
     PEER_DISCONNECTED = "peer_disconnected"
     BAD_FRAME = "bad_frame"
     BUFFER_FULL = "buffer_full"
     BAD_RECEIPT = "bad_receipt"
-    # The following reasons come from limits that the operator sets.
+    # The following reasons depend on settings of the operator, such as limits.
     RATE_LIMITED = "rate_limited"
     DESTINATION_RATE = "destination_rate"
     FLOOD = "flood"

@@ -71,7 +71,7 @@ def unusable_character(uri: str) -> str | None:
 def _removed(file: File, *, moved: bool = False) -> RemoveAction:
     """Return the log entry that removes a file from a table.
 
-    :param moved: whether the same transaction adds its rows in other files.
+    :param moved: whether the same transaction adds the rows of this file to other files.
     """
     return RemoveAction(file.path, not moved, int(time.time() * 1000), file.size, dict(file.values))
 

@@ -252,7 +252,7 @@ class MemoryTables:
         """
         stored = self._store.stored_days(name, self._state)
         if any(self._days is None or day in self._days for day in stored):
-            raise NotInMemory(f"only Spark computes tables from the view {name} for days whose rows of it are stored")
+            raise NotInMemory(f"only Spark computes tables from the view {name} for days on which its rows are stored")
 
     def accepted_receipts(self) -> DataFrame:
         """Return the accepted receipts.  If one end of a transport sent several receipts, each of them has a row.

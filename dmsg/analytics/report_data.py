@@ -192,7 +192,7 @@ def _servers(content: Content, ask: Ask, recent: str, newest: str) -> None:
 
 
 def _totals(content: Content, ask: Ask, recent: str) -> None:
-    """Compute the totals of what the charts show, and the completeness of all events."""
+    """Add up the rows of the charts of traffic and refusals, and compute the share of all events that arrived."""
     (arrived,) = ask(
         "quality_day",
         f"SELECT {total('expected')}, sum(distinct_events) AS arrived FROM it WHERE {recent}",

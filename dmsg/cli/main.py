@@ -137,7 +137,8 @@ def entry() -> None:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        if shown.getvalue():  # Errors of this program print themselves.
+        # The error classes of this program override ``show`` and print the error, so that nothing is left to print.
+        if shown.getvalue():
             output.say(shown.getvalue().rstrip("\n"), err=True)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError as error:

@@ -263,8 +263,8 @@ class Store:
                 return
             if key is not None and not signed:
                 raise FileRejected(
-                    f"producer {producer[:16]} is a public key and has signed no voucher for this sender: its "
-                    "server signs one when it starts with --telemetry and the directory of these files"
+                    f"producer {producer[:16]} is a public key and has signed no voucher for this sender: start the "
+                    "producer's server with --telemetry and the directory of these files, so that it signs a voucher"
                 )
             if owner and not signed:
                 raise FileRejected(

@@ -75,8 +75,8 @@ class ChannelStream(StreamTransport):
             super()._lingered()
 
     def reason_of_end(self, reason: int) -> int:
-        """Return the reason that the application gets for the end of the stream: never that of a clean end if data are
-        unsent or unacknowledged."""
+        """Return the reason that the application gets for the end of the stream. If the remote ends a channel with
+        acknowledgements cleanly, but data are unsent or unacknowledged, the reason is not that of a clean end."""
         if reason != CloseReason.UNSPECIFIED or self.acks is None or self._half_closed:
             return reason
         if self.unsent:

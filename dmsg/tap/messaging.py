@@ -36,7 +36,8 @@ class Options(RelayOptions):
         ),
         Option(
             name="ids",
-            help="With --profile skywire: number of ids in ChannelOpened to a client whose own form is unknown",
+            help="With --profile skywire: number of ids in ChannelOpened to a client that has not answered an "
+            "OpenChannel yet; with auto, as many as the other client has sent",
             kind=Choice({"auto": None, "one": False, "two": True}),
             default_text="auto",
             group=NETWORK,

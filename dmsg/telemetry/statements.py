@@ -128,7 +128,7 @@ class Statement:
             elif kind == "pair":
                 left = of_servers.get(line["server"])
                 if left is None:
-                    raise StatementError(f"line {number} of the statement is about a server that has no sum before it")
+                    raise StatementError(f"line {number} of the statement is about a server whose sum is missing")
                 left[0] -= line["transports"]
                 left[1] -= line["bytes_ab"] + line["bytes_ba"]
         head = next(self.lines())

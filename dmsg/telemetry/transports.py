@@ -148,8 +148,8 @@ def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> N
 
     :param ways: directions that lead to the peer.
     :param left: number of queued bytes that were not sent.
-    :param congested: whether the peer was congested. Only then does ``queued`` count the bytes of each direction.
-        Otherwise any direction may have had all of the bytes.
+    :param congested: whether the peer was congested. The relay counts ``queued`` of each direction only for a congested
+        peer. For any other peer, each direction may have had up to ``left`` queued bytes.
     """
     parts = [min(way.wire, way.queued if congested else left) for way in ways]
     total = sum(parts)

@@ -96,7 +96,7 @@ class DiscoveryWalk:
         self._records[OWNERS[-1]] = self._records[OWNERS[0]]
         self._faults = Faults(lab, (), (*OWNERS, "discovery"), [])
         self._old: list[bytes] = []
-        """Entries that a stranger has recorded."""
+        """Entries that discovery has stored so far. A stranger replays them, or makes forgeries from them."""
         self._changed = 0
 
     @property

@@ -109,7 +109,7 @@ class Walk:
 
     @property
     def acknowledged(self) -> int:
-        """Number of bytes that were acknowledged, of all streams."""
+        """Number of acknowledged bytes of all streams together."""
         return self._streams.acknowledged
 
     def run(self) -> None:

@@ -250,7 +250,7 @@ class WalkStreams:
 
     @property
     def acknowledged(self) -> int:
-        """Number of bytes that were acknowledged, of all streams."""
+        """Number of acknowledged bytes of all streams together."""
         return sum(talker.acknowledged for pair in self._talkers.pairs for talker in pair)
 
     def text(self) -> str:

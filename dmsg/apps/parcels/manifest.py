@@ -73,7 +73,7 @@ def parts_of(path: object) -> list[str]:
 
 
 def stays_inside(path: str, target: object) -> bool:
-    """Whether a link at ``path`` leads to something in the same top-level item, whatever other links that item has.
+    """Whether the target of a link at ``path`` is in the same top-level item, even if the item has other links.
 
     In the target, ``..`` is allowed only at the start.  After another name, which may be a link, ``..`` could lead
     anywhere.

@@ -302,7 +302,7 @@ class FilesSender(ParcelSender):
         size = 0
         for entry in self._entries:
             some.append(entry.to_list())
-            # As JSON, an entry takes at most this many bytes.
+            # This estimates the size of the entry in JSON: an escaped character has 6 bytes, or 12 beyond U+FFFF.
             size += 6 * (len(entry.path) + len(entry.target)) + 80
             if size >= MESSAGE_FULL:
                 self._say(entries=some)

@@ -179,7 +179,7 @@ async def send_to_receivers(
         raise ended
     deliveries.check()
     if ended is not None and not (is_limit_only and number):
-        raise CodeExpired(f"the code has expired; {number or 'nobody'} of {receivers} receivers used it")
+        raise CodeExpired(f"the code has expired; {number or 'none'} of {receivers} receivers used it")
 
 
 async def send_to_group(

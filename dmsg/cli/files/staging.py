@@ -48,7 +48,7 @@ def stage(directory: Path | None) -> Iterator[None]:
             yield
         except BaseException as error:
             if isinstance(error, TransferRefused):
-                # A repetition of this copy would be refused again, so its files are removed.
+                # The same command would be refused again, so its partial files are of no use and are removed.
                 shutil.rmtree(directory, ignore_errors=True)
             with suppress(OSError):
                 # ``rmdir`` fails if the directory has received data, which stays there for the next attempt.

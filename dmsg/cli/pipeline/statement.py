@@ -43,7 +43,7 @@ _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "byt
 @click.option(
     "--days-before",
     type=click.IntRange(0, 365),
-    help="Number of earlier days whose receipts are read, too, so that DAY credits no transport again.  [default: 30]",
+    help="Number of earlier days whose receipts are read, too, so that no transport is credited twice.  [default: 30]",
 )
 @errors_in_one_line
 def statement(
@@ -201,8 +201,8 @@ def _remake(statement: Statement, inputs: Path) -> None:
 
 
 def _lines_of(credits: Credits) -> dict[str, Mapping[str, Any]]:
-    """Return the lines that a statement of these credits has, by a text that names the server or the pair of
-    clients.
+    """Return the lines of a statement of these credits, by name. The name of a line says which server or which pair
+    of clients the line is about.
     """
     lines: dict[str, Mapping[str, Any]] = {}
     for server, total in credits.servers.items():
@@ -242,10 +242,10 @@ def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str
 
 
 def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> None:
-    """Print the lines of one server or client.  With ``inputs``, compare them with its receipts.
+    """Print the lines of one server or client.  With ``inputs``, compare the lines with receipts.
 
     :param about: key of the server or client.
-    :param inputs: directory with its receipts, or None.
+    :param inputs: directory with the receipts of that server or client, or None.
     """
     from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError

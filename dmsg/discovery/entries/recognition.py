@@ -53,7 +53,7 @@ def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
 
 
 def is_posted_today(body: bytes) -> bool:
-    """Whether ``body``, a posted entry with an invalid signature, has the form of entries of dmsg 1.x."""
+    """Whether ``body``, a posted entry with an invalid signature, is of today's dmsg (version 1)."""
     try:
         return _is_of_today(json.loads(body))
     except (ValueError, RecursionError):
@@ -61,7 +61,7 @@ def is_posted_today(body: bytes) -> bool:
 
 
 def _is_of_today(entry: object) -> bool:
-    """Whether an entry has members that only entries of dmsg 1.x have."""
+    """Whether an entry has members that only entries of today's dmsg (version 1) have."""
     if not isinstance(entry, dict):
         return False
     server = entry.get("server")

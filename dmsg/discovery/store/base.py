@@ -153,7 +153,7 @@ def ignore_dropped(reason: str, place: str, number: int) -> None:
 
 
 def is_listable(entry: Entry) -> bool:
-    """Whether an entry has a server with free connections."""
+    """Whether an entry has a server part that reports free connections."""
     return entry.server is not None and entry.server.available_connections > 0
 
 

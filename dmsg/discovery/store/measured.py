@@ -76,8 +76,8 @@ class MeasuredStore:
         return maybeDeferred(method, *args, **kwargs).addCallbacks(answered, failed)
 
     def _failed(self, failure: Failure, operation: str) -> NoReturn:
-        # The following exceptions do not mean that the store failed. The first three refuse the request, and
-        # CancelledError means that the client has disconnected.
+        # The following exceptions do not mean that the store failed. With the first three, the store refuses the
+        # request. CancelledError means that the client has disconnected.
         if failure.check(EntryNotFound, EntryInvalid, StoreContended, CancelledError):
             failure.raiseException()
         # Each outage is logged only once, because every request would otherwise write a line.

@@ -64,7 +64,8 @@ class Profile(Enum):
 
     @property
     def max_body(self) -> int:
-        """Maximum size in bytes of a frame's body. The size field limits it in ``SEED``, the Go code in ``SKYWIRE``."""
+        """Maximum size in bytes of a frame's body. In ``SEED`` it is the limit of the size field,
+        in ``SKYWIRE`` that of the Go code."""
         return 65535 if self is Profile.SEED else 65517
 
     @property

@@ -86,8 +86,8 @@ class Places(Generic[SessionT]):
         return heaviest > max(FEW_PLACES, self._counts.load(block) + 1)
 
     def _load_to_exceed(self, session: SessionT) -> float:
-        """Return the load above which another block loses a client for ``session``. The load of the session's own block
-        already includes the session."""
+        """Return the load that another block must exceed, so that one of its clients can be evicted for ``session``.
+        The load of the session's own block already includes the session."""
         return max(FEW_PLACES, self._counts.load(self._block_of[session]))
 
     def may_stay(self, session: SessionT) -> bool:
@@ -114,8 +114,8 @@ class Places(Generic[SessionT]):
             idle = (self._newest_idle(block) for block in self._searched if self._counts.load(block) > least)
             victim = next((one for one in idle if one is not None), None)
         block = self._counts.heaviest()
-        # If no client is idle, a block with a large part of all clients loses a busy one. Otherwise an attacker could
-        # protect its clients by keeping all of them busy.
+        # If no client is idle, a busy client of a block with a large part of all clients is evicted. Otherwise an
+        # attacker could protect its clients by keeping all of them busy.
         if victim is None and self._counts.load(block) > max(least, limit / GREEDY_PART):
             victim = next(reversed(self._placed[block]))
         return victim

@@ -36,8 +36,8 @@ class RefusalLog:
 
         :param detail: explanation in words, logged with the first refusal only.
         """
-        # An attacker decides how often this method is called, and with how many addresses. So the numbers of both are
-        # limited per interval.
+        # An attacker decides how often this method is called, and with how many addresses. So the numbers of log
+        # lines and of stored addresses are limited per interval.
         who = address, reason
         if who in self._repeats:
             self._repeats[who] += 1

@@ -360,7 +360,7 @@ class FileUploads:
             if key not in self._outcomes:
                 answer(b"", (ERROR, "there is no such upload"))
             elif (outcome := self._outcomes[key]) is not None:
-                # This close is a repetition.  If the first close called a service, only that service answers.
+                # The sender has repeated ``file.close``.  If the upload is answered by a service, its outcome is None.
                 answer(outcome, None)
             return
         if incoming.complete:

@@ -186,7 +186,7 @@ class TfchainRegistry:
             twin = decode_twin(data)
         except ScaleError as error:
             raise RegistryUnavailable(
-                f"{self.shown_url}: the node stores twins in a layout that is not known: {error}"
+                f"{self.shown_url}: the node stores twins in an unknown layout: {error}"
             ) from None
         if twin.id != number:
             raise RegistryUnavailable(f"{self.shown_url}: the node answered with a twin that was not requested")
@@ -200,7 +200,7 @@ class TfchainRegistry:
         if data is None:
             raise TwinNotFound("there is no twin with this account")
         if len(data) != 4:
-            raise RegistryUnavailable(f"{self.shown_url}: it stores numbers in a layout that is not known")
+            raise RegistryUnavailable(f"{self.shown_url}: the node stores numbers of twins in an unknown layout")
         return int.from_bytes(data, "little")
 
     def id_by_account(self, account: bytes) -> Deferred[int]:

@@ -71,8 +71,8 @@ class PeriodicChecks:
                 session = switch.sessions.get(delivery.session)
                 here = session if session is not None and session.delivery is delivery else None
                 # The relay does not read from a paused session, so it may not have read the session's confirmations
-                # yet. A session is paused while the receiver of its messages does not read. So the paused session gets
-                # more time, until that receiver is ended.
+                # yet. A session is paused while the receiver of its messages does not read. So a paused session gets
+                # twice the time: the relay ends that receiver first, and the session can then confirm.
                 limit = 2 * STALLED_AFTER if here is not None and here.is_paused else STALLED_AFTER
                 if now - delivery.since >= limit:
                     switch.evictions["back_pressure_timeout"] += 1

@@ -33,8 +33,8 @@ class SessionHost(Store[Delivery], Protocol):
         unconfirmed message.
     :ivar backlog_messages: maximum number of messages that wait for a session before their senders are paused.
     :ivar backlog_size: maximum bytes of the messages that wait for a session before their senders are paused.
-    :ivar unfinished: number of bytes of all incomplete messages. :ivar growing: sessions with a large incomplete
-        message.
+    :ivar unfinished: number of bytes of all incomplete messages.
+    :ivar growing: sessions with a large incomplete message.
     :ivar parked: sessions whose messages were buffered while they were paused.
     """
 

@@ -50,7 +50,7 @@ class Networks:
 
     @property
     def interfaces(self) -> list[Interface]:
-        """Addresses of this machine on which an object has open sockets now."""
+        """Addresses of this machine on which one of the objects runs now."""
         return list(self._running)
 
     def _look(self) -> None:

@@ -28,7 +28,7 @@ REFUSALS = (
     "the relay's stored messages have reached their limit",
     "the relay's stored messages from twin {sender} have reached their limit",
 )
-"""Reasons to refuse a message: the stored messages have reached their limit in all, or for this sender."""
+"""Reasons to refuse a message: all stored messages, or those of this sender, have reached their limit."""
 
 
 @dataclass(frozen=True)

@@ -431,7 +431,7 @@ class RedisQueue:
         name, _, rest = message.decode(errors="replace").partition(" ")
         what, _, session = rest.partition(" ")
         watcher = self._watcher
-        # The channel also returns the announcements of this process, which are ignored.
+        # Redis also delivers this process's own announcements, which are ignored.
         if name == self._name or watcher is None:
             return
         if what == "+":
