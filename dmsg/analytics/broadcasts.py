@@ -30,7 +30,7 @@ def bounded(events: int) -> Hint:
 
     def mark(rows: DataFrame) -> DataFrame:
         # Counting stops just above the limit, because the exact number does not matter. Rows that are returned without
-        # a broadcast hint are left to Spark: when the query runs, it decides by their size whether to broadcast them.
+        # a broadcast hint are left to Spark, which decides by their size when the query runs.
         if events > FEW_EVENTS and rows.limit(FEW_ROWS + 1).count() > FEW_ROWS:
             return rows
         return F.broadcast(rows)

@@ -63,7 +63,7 @@ BELOW = {
 
 
 def instead_of(given: str, path: str, commands: Iterable[str]) -> str | None:
-    """Return a suggestion what to type in place of an unknown command; None if no command is similar.
+    """Return a suggestion of what to type in place of an unknown command; None if no command is similar.
 
     :param given: command that the user typed.
     :param path: group to which the command would belong, such as ``dmsg name``.

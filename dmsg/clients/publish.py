@@ -204,7 +204,7 @@ class EntryPublisher:
         if not self._lookups.is_posted_here(entry) and entry.client != ClientMeta(delegated):
             given_up = self._key_conflict.note_replaced()
             self._on_warning(
-                "another program with the same key has replaced its entry in discovery"
+                "another program with the same key has replaced the entry of this program in discovery"
                 + (f"; not posted again for {CONFLICT_TIME / 60:.0f} minutes" if given_up else "; posted again")
                 + ": stop one of them, or give it a key of its own"
             )

@@ -38,7 +38,7 @@ from dmsg.telemetry.vouchers import is_vouched
 LIMIT = 100 * 1024**3
 """Default maximum size of all files together, in bytes."""
 OWN_PART = 2
-"""Divisor: the files of one sender may use the limit, divided by this number."""
+"""Divisor of the limit of all files. The result is the maximum size of the files of one sender."""
 RESERVE = 1024**3
 """Default disk space to leave free, in bytes."""
 TEXT_LIMIT = 64 * 1024 * 1024

@@ -42,7 +42,7 @@ class _Endpoint:
         return factory.connected
 
     def _start(self, factory: ClientFactory) -> None:
-        """Start the attempt."""
+        """Start to connect with ``factory``."""
         raise NotImplementedError
 
 

@@ -32,8 +32,8 @@ TAIL = 2000
 
 
 def default_key_file(settings: ClientSettings) -> ClientSettings:
-    """Return settings with a key file: the user's, or else the default key file, which is created if it does not
-    exist.
+    """Return settings that name a key file. If the user gave none, it is the default key file, which is created if it
+    does not exist.
     """
     if settings.key_file is not None:
         return settings

@@ -74,7 +74,7 @@ profile_option = click.option(
     default=Profile.SEED.value,
     show_default=True,
     type=click.Choice([one.value for one in Profile]),
-    help="Dialect of the servers and of the peer; skywire is the one of the Go code of March 2019.",
+    help="Dialect of the servers and of the peer; skywire is that of the Go code of March 2019.",
 )
 
 

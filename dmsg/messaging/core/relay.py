@@ -239,8 +239,10 @@ class Relay(ConnectionTable[RelayPeer]):
         return position
 
     def _forward(self, source: RelayPeer, run: End, data: memoryview) -> None:
-        """Send frames from one link to another. If the receiving link is slow, all of them must belong to one
-        channel."""
+        """Send frames from one link to another. If the receiving link is slow, all frames must belong to one channel.
+
+        :param run: end, at ``source``, of one of the channels to which the frames belong.
+        """
         self.congestion.forward(source, run.other, data)
 
     def congest(self, peer: RelayPeer) -> None:

@@ -97,7 +97,7 @@ def encode_name(name: Name) -> bytes:
 def parse_question(data: bytes) -> Question:
     """Parse a packet with one question.
 
-    :raises MalformedPacket: the packet has another form.
+    :raises MalformedPacket: the packet is anything else.
     """
     identifier, flags, questions, *others = _header(data)
     if flags or questions != 1 or any(others):
@@ -111,7 +111,7 @@ def parse_question(data: bytes) -> Question:
 def parse_answer(data: bytes) -> Answer:
     """Parse a packet with one question and its answer.
 
-    :raises MalformedPacket: the packet has another form.
+    :raises MalformedPacket: the packet is anything else.
     """
     identifier, flags, *counts = _header(data)
     if flags & _FLAGS_OF_ANSWER != 0x8000 or counts != [1, 1, 0, 0]:

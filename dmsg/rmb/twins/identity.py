@@ -69,7 +69,7 @@ def mini_secret(words: str, password: str = "") -> bytes:
 def hex_seed(text: str) -> bytes:
     """Decode ``0x`` and 64 hexadecimal digits to 32 bytes.
 
-    :raises IdentityError: the text has another form.
+    :raises IdentityError: the text is anything else.
     """
     try:
         seed = bytes.fromhex(text.removeprefix("0x"))
