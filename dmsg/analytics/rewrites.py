@@ -25,7 +25,7 @@ MAX_REPLACED_ROWS = 300_000
 SMALL_ROWS = 10_000
 """Number of rows below which a file counts as small, so that it may be merged with other files."""
 SMALL_FILES_TO_MERGE = 16
-"""Number of small files of one day from which on these files are merged."""
+"""Minimum number of small files of one day at which these files are merged."""
 FILE_ROWS = 100_000
 """Approximate maximum number of rows of a file that this process writes. A late event causes one such file to be
 written again."""

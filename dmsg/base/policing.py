@@ -31,9 +31,9 @@ takes effect before the client's."""
 DESTINATION_BURST = 4.0
 """Requests to one destination in a burst, as a multiple of the requests per second that one connection may send."""
 FLOODING_REFUSALS = 64.0
-"""Number of recently refused frames from which on a connection counts as flooding. When the connections of one address
-together have too many refused frames, only the flooding ones are closed. The others may have been refused only because
-of the flood."""
+"""Minimum number of recently refused frames of a connection that counts as flooding. When the connections of one
+address together have too many refused frames, only the flooding ones are closed. The others may have been refused only
+because of the flood."""
 FORGOTTEN_REFUSALS = 8.0
 """Number by which a connection's count of recently refused frames decreases per second."""
 

@@ -192,7 +192,7 @@ class Faults:
         self._lab.clock.advance(self._random.choice((5, 60, 600)))
 
     def wall_clock(self) -> None:
-        """Set the wall clock of one host wrong, and sometimes let it drift. The timers of the host are not affected."""
+        """Set the wall clock of one host wrong, and sometimes make the clock drift. Timers are not affected."""
         host = self._lab.network.host(self._random_host((*self._clients, *self._servers, *self._others)))
         host.ahead = self._random.choice(WRONG_BY)
         host.drift(self._random.choice(DRIFTS))

@@ -27,7 +27,7 @@ SCANNERS = 3
 SKEW_MS = 180_000
 SLOW_TIMES = 4.0
 SILENT_FROM = 15 * 60
-"""Minute of the last day from which on the silent server writes no more events."""
+"""Minute of the last day at which the silent server stops writing events."""
 FULL_FROM, FULL_MINUTES = 10 * 60, 180
 LOST_FROM, LOST_MINUTES = 11 * 60, 120
 """Start and length of the period on the last day whose events are missing, as if a file of the spool was lost. Both are

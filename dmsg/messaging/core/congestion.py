@@ -20,7 +20,7 @@ from dmsg.messaging.core.peers import End, RelayPeer
 HOLD_AT = 1024 * 1024
 """Size in bytes of a channel's backlog above which the channel's source is paused."""
 CHANNEL_BACKLOG = 64 * 1024 * 1024
-"""Size in bytes of a channel's backlog from which on the channel's source is paused even if the source also sends to
+"""Minimum size in bytes of a channel's backlog at which the channel's source is paused even if the source also sends to
 other receivers."""
 SCARCE_BACKLOG = 2 * 1024 * 1024
 """Limit that replaces ``CHANNEL_BACKLOG`` while all backlogs together have ``BACKLOG_TOTAL`` bytes or more."""

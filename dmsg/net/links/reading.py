@@ -30,7 +30,7 @@ SMALL_TLS_READ_SIZE = 2 * 1024
 """Maximum number of bytes of a TCP read below TLS while the TLS records are small. TLS decrypts all records of a read
 in one turn, and a small record takes more time than its size suggests."""
 LARGE_RECORD = 1024
-"""Size in bytes from which on a TLS record is large. A large record sets the maximum of TCP reads to ``TLS_READ_SIZE``
+"""Minimum size in bytes of a large TLS record. A large record sets the maximum of TCP reads to ``TLS_READ_SIZE``
 again."""
 
 _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)

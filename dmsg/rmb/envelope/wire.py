@@ -153,8 +153,8 @@ def remaining_life(envelope: Timed, now: int) -> int | None:
 def life_ends(envelope: Timed, now: float) -> float:
     """Return the time, in seconds since 1970, at which a relay drops this message.
 
-    If the message names a later time than receivers accept, the result is the time from which on no receiver would
-    accept it.
+    If the message names a later time than receivers accept, the result is the time after which no receiver would
+    accept the message.
     """
     expiration = envelope.expiration
     ends = envelope.timestamp + (min(MAX_EXPIRATION, expiration))

@@ -17,7 +17,7 @@ from dmsg.rmb.socket.websocket import BAD_DATA, TRY_LATER, Socket
 from dmsg.rmb.twins.address import Session
 
 ASKING_PING = 8
-"""Length in bytes of those pings by which clients of this package ask for the confirmation of their messages."""
+"""Length in bytes of the pings with which clients of this package ask for the confirmation of their messages."""
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
 """Number and bytes of a session's unsettled messages. At either one, the relay stops reading from the session."""
 

@@ -19,7 +19,7 @@ from dmsg.rmb.relay.switch import Switch
 SHOWN_SESSIONS = 10
 """Maximum number of sessions in each table of the page."""
 NEARLY_FULL = 0.9
-"""Fraction of a limit from which on the page shows a warning."""
+"""Minimum fraction of a limit in use at which the page shows a warning."""
 
 
 class WatchedRelay(Protocol):

@@ -32,8 +32,8 @@ ONLY_CONNECTED = b"x-rmb-only-connected"
 """Header that asks a relay to refuse the message if the session is not connected. The reference implementation ignores
 it."""
 GATHER_THRESHOLD = 2
-"""Number of unanswered requests to one relay from which on further messages to it wait ``GATHER`` seconds, to be sent
-together."""
+"""Number of unanswered requests to one relay. Once it is reached, further messages to the relay wait ``GATHER``
+seconds, so that they are sent together."""
 GATHER = 0.002
 """Seconds for which messages are collected for a batch. A full batch is sent at once."""
 REMEMBERED = 1000

@@ -69,7 +69,7 @@ APPEND_BATCH = 100
 """Maximum number of messages appended in one call. More would take too long, because Redis serves no other call while a
 script runs."""
 BATCH_SIZE = 4 * 1024 * 1024
-"""Number of bytes in one call from which on the call gets no further message."""
+"""Number of bytes in one call. Once it is reached, no further message is added to the call."""
 POLLED = 1000
 """Maximum number of sessions whose queues are polled in one call."""
 RETRY_FOR = 5.0
