@@ -137,7 +137,7 @@ def entry() -> None:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        # The error classes of this program override ``show`` and print the error, so that nothing is left to print.
+        # ``NoDiscovery.show`` prints the error itself, so that nothing is left to print.
         if shown.getvalue():
             output.say(shown.getvalue().rstrip("\n"), err=True)
         raise SystemExit(error.exit_code) from None

@@ -72,7 +72,7 @@ class PeriodicChecks:
                 here = session if session is not None and session.delivery is delivery else None
                 # The relay does not read from a paused session, so it may not have read the session's confirmations
                 # yet. A session is paused while the receiver of its messages does not read. So a paused session gets
-                # twice the time: the relay ends that receiver first, and the session can then confirm.
+                # twice the time, within which the relay ends a receiver that confirms nothing.
                 limit = 2 * STALLED_AFTER if here is not None and here.is_paused else STALLED_AFTER
                 if now - delivery.since >= limit:
                     switch.evictions["back_pressure_timeout"] += 1
