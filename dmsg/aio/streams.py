@@ -52,7 +52,7 @@ class _Transport(asyncio.Transport):
         """:raises NotImplementedError: the peer's program does not support half-close."""
         if not self.can_write_eof():
             raise NotImplementedError(
-                "the peer's program does not support half-close: after an end of data it would stop sending"
+                "the peer's program does not support half-close, so write_eof() would close the whole stream"
             )
         # The producer is unregistered first, because a stream does not half-close while it has a producer.
         self._stream.unregisterProducer()

@@ -357,7 +357,7 @@ lan_option = click.option(
     default="off",
     show_default=True,
     type=click.Choice(["only", "also", "off"]),
-    help="Find the other side on the local network ('only'), through servers ('off'), or by both ways ('also').",
+    help="Find the other side on the local network ('only'), through servers ('off'), or in both ways ('also').",
 )
 qr_option = click.option("--no-qr", is_flag=True, help="Do not show a QR code.")
 

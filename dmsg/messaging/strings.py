@@ -25,7 +25,7 @@ def _dialect(profile: str, acks: str, ids: str) -> Dialect:
     :raises ValueError: an option is invalid, or the profile does not support it.
     """
     if acks not in ACKS or ids not in IDS:
-        raise ValueError(f"acks={acks} or ids={ids}: acks is auto, yes or no, ids is one or two")
+        raise ValueError(f"acks={acks} or ids={ids} is not valid: acks must be auto, yes or no, and ids one or two")
     return dialect_of(Profile(profile), ACKS[acks], IDS[ids])
 
 

@@ -38,7 +38,7 @@ MAX_SECONDS = 3600
 @click.option(
     "--parallel", "-P", default=1, show_default=True, type=click.IntRange(1, 100), help="Number of parallel streams."
 )
-@click.option("--reverse", "-R", is_flag=True, help="Let the peer send.")
+@click.option("--reverse", "-R", is_flag=True, help="Measure the throughput from the peer to this machine instead.")
 @allow_option
 @client_options
 @timeout_option
