@@ -29,7 +29,7 @@ _log = Logger()
 
 
 def describe_service(factory: IProtocolFactory) -> dict[str, object]:
-    """Return the description of a service to send to the agent: the keys of its allowed peers, and its text.
+    """Return the description of a service for the agent: the keys of the allowed peers, and the text ``offers``.
 
     :param factory: factory whose attributes ``admits`` and ``offers`` describe the service; see
         :meth:`dmsg.agent.client.AgentClient.listen`.

@@ -162,7 +162,7 @@ def sequence(start: Any, stop: Any, step: Any = None) -> Expression:
 
 
 def one_day() -> Expression:
-    """Return the step of a sequence of dates."""
+    """Return the interval of one day, which is the step of a :func:`sequence` of dates."""
     return Expression("one_day", text="INTERVAL 1 DAY")
 
 

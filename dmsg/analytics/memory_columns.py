@@ -309,7 +309,7 @@ def _flatten(values: pa.Array) -> pa.Array:
 
 
 def list_rows(values: pa.Array) -> list[list[int]]:
-    """Return the lists of numbers in a column without NULL."""
+    """Return the list of numbers in each row of a column. No row may be NULL."""
     numbers = values.flatten().to_pylist()
     ends = [0, *accumulate(pc.list_value_length(values).to_pylist())]
     return [numbers[first:last] for first, last in pairwise(ends)]

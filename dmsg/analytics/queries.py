@@ -152,8 +152,9 @@ def _quote(text: str) -> str:
 
 
 def _bronze(store: Store, state: State, name: str) -> tuple[Delta, Sequence[File]]:
-    """Return the table bronze, and the files of it from which the rows of a view are computed: those of days without
-    stored rows."""
+    """Return the table bronze, and those of its files from which rows of a view are computed. These are the files of
+    the days for which the view has no stored rows.
+    """
     stored, family = store.stored_days(name, state), VIEWS[name].family
     table = store.table("", "bronze")
     files = table.files(state.versions.get(BRONZE_KEY))

@@ -139,8 +139,8 @@ class Refinement:
         self._memory = memory
         self._memory_tables = cache(self._open_in_memory)
         self._changes = Changes(days, changed)
-        # If a killed run has written to the tables, their rows are not those of ``before``. Then rows are replaced
-        # without a comparison.
+        # If a killed run has written to the tables, their rows differ from the rows that ``before`` describes. Then
+        # rows are replaced without a comparison.
         self._can_compare = self._in_memory and before.run > 0 and lake.is_as_left(before)
         if self._can_compare and "life" in changed:
             # The last line of each file is an event of the family ``life``, so every new file has events of this
@@ -494,8 +494,8 @@ class Refinement:
         assert tables.keys() == OVERALL.keys()
         keeps = self._can_compare and self._before.today == str(self._today)
         for names in ([name for name in tables if name not in _DERIVED_OVERALL], _DERIVED_OVERALL):
-            # The tables of _DERIVED_OVERALL are computed from the others, and only if one of those has changed. So the
-            # others are written first.
+            # The tables of _DERIVED_OVERALL are computed from the other tables, and only if one of the other tables has
+            # changed. So the other tables are written first.
             wanted = {name: tables[name] for name in names if not keeps or self._changes.has_changed(name)}
             self._write("gold", wanted, in_memory)
 

@@ -275,7 +275,8 @@ def all_valid(table: pa.Table, now_ms: int, *, checked: bool) -> bool:
     if not there.issuperset(needed) or any(table[name].null_count for name in needed):
         return False
     types = [name for family in FAMILIES.values() for name in family if checked or name != "receipt_checked"]
-    # Only the names of servers have to be keys. Names repeat, so each distinct name is checked once.
+    # A producer's name has to be a key only if the producer is a server. Many rows have the same producer, so each
+    # distinct name is checked once.
     servers = []
     if "role" in there:
         servers = pc.unique(table["producer"].filter(pc.equal(table["role"], "server"))).to_pylist()

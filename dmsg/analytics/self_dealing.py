@@ -107,7 +107,7 @@ class Dealing:
     :ivar others_closed_share: median of the other servers' :attr:`closed_share`; the lower of two middle values.
     :ivar names: some of the clients in closed groups.
     :ivar peak_hour: hour with most transports.
-    :ivar others_share: share of the transports of all other servers that was in ``peak_hour``.
+    :ivar others_share: share of the transports of all other servers together that was in this server's ``peak_hour``.
     :ivar awake_hours: number of hours with heartbeats.
     :ivar network: in the whole network, the numbers of servers, of clients, and of clients in closed groups.
     """
@@ -130,7 +130,7 @@ class Dealing:
 
     @property
     def closed_share(self) -> float:
-        """Share of the credited bytes that closed groups have."""
+        """Share of the credited bytes that comes from closed groups."""
         return self.closed_bytes / self.credited if self.credited else 0.0
 
     @property

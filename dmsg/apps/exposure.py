@@ -174,7 +174,9 @@ def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles
 
 
 def _name_of(path: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield device and inode of the nearest existing directory above a path, and the next name on the path."""
+    """Yield one item for a path, which need not exist: device and inode of the nearest existing directory above it, and
+    the name in this directory that leads to the path.
+    """
     path = path.absolute()
     for above in path.parents:
         with suppress(OSError):

@@ -140,7 +140,8 @@ def join(left: SplicedConnection, right: SplicedConnection) -> None:
     for half, other in ((left, right), (right, left)):
         frame = getattr(other.transport, "max_frame", None)
         if frame is not None and isinstance(half.transport, Connection):
-            # If the buffer size is a multiple of the frame size, a read that fills the buffer needs only full frames.
+            # The buffer size is a multiple of the frame size of the other connection. So the data of a full buffer is
+            # sent in full frames.
             half.transport.bufferSize = READ_FRAMES * frame
             send_more(half.transport)
         # If this process is killed or ends, the program at the TCP connection sees a reset instead of a clean end.

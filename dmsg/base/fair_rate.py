@@ -167,8 +167,8 @@ class CrowdedRates:
     def take(self, rate: FairRate, path: Sequence[Hashable], per_second: float, burst: float, now: float) -> bool:
         """Count a request with :meth:`FairRate.take` of ``rate`` and return its result.
 
-        If ``rate`` then counts sources separately, it becomes the most recently used rate of the set. Otherwise it is
-        removed from the set.
+        Afterwards, if ``rate`` counts sources separately, it is the most recently used rate of the set. If it does
+        not, it is not in the set.
         """
         may = rate.take(path, per_second, burst, now)
         self._rates.pop(rate, None)

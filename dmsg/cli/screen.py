@@ -30,14 +30,14 @@ class Screen(Console):
 def screen(width: int | None = None) -> Console:
     """Return the console for standard output.
 
-    :param width: number of columns if standard output is not a terminal; None for rich's default.
+    :param width: width in characters if standard output is not a terminal; None for rich's default.
     """
     found = Screen()
     return found if found.is_terminal or width is None else Screen(width=width)
 
 
 UNBOUNDED = 10_000
-"""Number of columns that suffices for any table."""
+"""Terminal width, in characters, that suffices for any table."""
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -50,7 +50,7 @@ class ListError(DmsgError):
 
 
 def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
-    """Return the keys of a list.
+    """Return the keys in the file of an allow or deny list.
 
     :raises ListError: the file cannot be read, is too long, or has a line that is not a key.
     """

@@ -75,7 +75,7 @@ class Pair:
         self._second: ReceiverProgram | None = None
         self._programs = 0
         self._is_source_new = False
-        """Whether no file of the source was replaced since the sender started."""
+        """Whether no file of the source was changed since the sender started."""
         self._progress: object = None
         """Programs of the transfer, with their states and shares, at the last progress."""
         self._progress_at = self._waiting_since = 0.0
@@ -254,7 +254,7 @@ class Pair:
 
     def _content(self, size: int) -> bytes | None:
         """Return the content of the file that is sent; None for a directory, or if different content may be sent
-        because the file was replaced after the offer.
+        because the file was changed after the sender started.
         """
         versions = self._versions.get("")
         return versions[-1] if versions is not None and self._is_source_new else None

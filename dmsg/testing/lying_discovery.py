@@ -55,7 +55,7 @@ class LyingDiscovery:
         self._random = random
 
     def get(self, static: str) -> Deferred[bytes]:
-        """Return the JSON of the entry of a key. While this discovery lies, return what the lie makes of it."""
+        """Return the JSON of the entry of a key, altered or replaced if this discovery now lies about entries."""
 
         def got(body: bytes) -> bytes | Deferred[bytes]:
             self._first.setdefault(static, body)

@@ -44,7 +44,7 @@ class NumberedEnd(Protocol):
     def say(self, size: int) -> None:
         """Send ``size`` more bytes of the pattern, unless this end has finished.
 
-        A walk may call this method before the end finishes, and a paused program runs the call only afterwards.
+        If the program is paused, the call runs only when the program resumes. This end may have finished before that.
         """
         if self.has_finished:
             return

@@ -15,8 +15,10 @@ VERSION = "0.0.1"
 
 
 class OldRelay(Relay):
-    """Relay that ends a connection after a PING, that refuses a REQUEST that is not 66 bytes long or that is for a
-    client that is not connected, and that gives no reason in its own CLOSE frames.
+    """Relay that follows three rules of 2019.
+
+    It ends a connection after a PING. It refuses a REQUEST whose payload does not have 66 bytes, or whose destination
+    is not connected. Its own CLOSE frames give no reason.
 
     Payloads of other frames are forwarded unchanged, as in the recorded exchanges ``payloads_are_not_checked`` and
     ``close_payloads``.

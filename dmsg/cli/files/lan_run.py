@@ -157,7 +157,7 @@ class _ByServer:
         self._race.source_ended(failure)
 
     def has_won(self, agreed: CodeAgreement) -> bool:
-        """Whether the agreement was made through discovery and servers."""
+        """Whether this candidate has won the race, so that ``agreed`` was made through discovery and servers."""
         return agreed is self._agreed
 
     def stop(self) -> None:

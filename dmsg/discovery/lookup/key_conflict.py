@@ -11,9 +11,9 @@ CONFLICT_TIME = 600.0
 
 
 class KeyConflict:
-    """Counter of how often another program with the same key has replaced this program's entry.
+    """Limit on the POSTs that restore this program's entry after another program with the same key has replaced it.
 
-    Without this limit the two programs would replace each other's entry for ever.
+    Without this limit, the two programs would replace each other's entry for ever.
 
     :param now: monotonic clock, in seconds.
     """

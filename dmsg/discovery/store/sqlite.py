@@ -246,8 +246,8 @@ class SQLiteStore:
         return dropped
 
     def _loads_of(self, place: str) -> tuple[int, float, int]:
-        """Return the bytes of a place, the highest load of the wider blocks that contain it, and the bytes of the whole
-        store. Store these blocks if the place is new.
+        """Return three numbers: the bytes of a place (address block of a poster), the highest load of the wider blocks
+        that contain this place, and the bytes of the whole store. If the place is new, store its wider blocks.
         """
         values = place, place, place
         size, load, total, is_known = self._db.execute(_LOADS, values).fetchone()
@@ -283,10 +283,10 @@ class SQLiteStore:
         return dropped
 
     def _largest_place(self) -> str:
-        """Return the address block whose oldest entry is dropped next.
+        """Return the place (address block of a poster) whose oldest entry is dropped next.
 
-        This is usually the narrow block (place) with most bytes. If the wider block with the highest load has a load
-        above the bytes of that place, it is the place with most bytes inside this wider block.
+        Usually this is the place with most bytes in the store. If a wider block has a load above the bytes of that
+        place, the result is the place with most bytes inside the wider block with the highest load.
         """
         place, size = self._db.execute("SELECT place, size FROM places ORDER BY size DESC LIMIT 1").fetchone()
         block = self._db.execute("SELECT block, load FROM loads ORDER BY load DESC LIMIT 1").fetchone()

@@ -202,8 +202,10 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         return self.block
 
     def count(self) -> None:
-        """Charge the time that parsing the current piece has taken so far. A request in this piece calls this before it
-        checks whether the owner has used up its share."""
+        """Charge the time that parsing the current piece has taken so far.
+
+        A request calls this method while its piece is parsed, and then checks whether the owner has used up its share.
+        """
         self._count()
 
     def _work(self) -> None:

@@ -158,7 +158,7 @@ class Hello:
             if following > len(data):
                 raise HandshakeError("the hello is cut off inside an option")
             kind = data[position]
-            # A repeated option is refused, because two programs could disagree about which of its values is valid.
+            # A repeated option is refused, because different programs could use different ones of its values.
             if kind in options:
                 raise HandshakeError("hello has an option twice")
             options[kind] = data[position + 2 : following]

@@ -16,8 +16,8 @@ KEPT_OF_SERVER = 1024
 """Maximum number of receipts stored for one server. Above it, the receipt for the fewest bytes is evicted, so that many
 short transports cannot displace receipts for real traffic."""
 KEPT_SERVERS = 16
-"""Maximum number of servers with stored receipts. Above it, the server for which no receipt was added for longest is
-evicted."""
+"""Maximum number of servers with stored receipts. Above it, the receipts of one server are evicted: the server
+whose last receipt was added longest ago."""
 
 
 class KeptReceipts:
