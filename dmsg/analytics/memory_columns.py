@@ -187,7 +187,7 @@ def _round(values: Values, scale: pa.Scalar) -> Values:
 
 
 def _map(values: Values, function: Callable[[Any], Any], kind: pa.DataType) -> Values:
-    """Apply a function to each different value."""
+    """Apply a function once to each distinct value of a column."""
     if isinstance(values, pa.Scalar):
         return pa.scalar(function(values.as_py()), kind)
     encoded = values.dictionary_encode(null_encoding="encode")

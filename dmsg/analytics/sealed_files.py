@@ -314,7 +314,7 @@ def _has_whole_histograms(column: pa.ChunkedArray) -> bool:
 
 
 class _Writer:
-    """Collects the columns of files, by family of events and day, and writes them to Parquet files."""
+    """Writer that collects the columns of files, by family of events and day, and writes them to Parquet files."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

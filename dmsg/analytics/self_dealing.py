@@ -39,7 +39,7 @@ Otherwise an operator could avoid a flag with a little faked traffic with other 
 CLOSED_SHARE = 0.25
 """Minimum share of a server's credited bytes that must come from closed groups for the server to be flagged."""
 CLOSED_TIMES = 3.0
-"""Minimum ratio, for a flag, of the share of closed groups at the server to the median of their shares at the other
+"""A server is flagged for closed groups only if their share is at least this many times the median of the other
 servers. Honest users who connect only their own two machines form closed groups, too, but at all servers.
 """
 CLOSED_LEAST = 30
@@ -58,8 +58,8 @@ burst."""
 BURST_LEAST = 50
 """Minimum number of transports in the busiest hour for the server to be flagged for a burst."""
 OTHERS_SHARE = 0.2
-"""Maximum share of the transports of all other servers in a server's busiest hour. Above it, the server is not flagged,
-because the hour was busy everywhere."""
+"""Maximum share of the other servers' transports that may be in a server's busiest hour for the server to be flagged
+for a burst. Above it, the hour was busy everywhere."""
 AWAKE_HOURS = 12
 """Minimum number of hours with heartbeats for a server to be flagged for a burst. The traffic of a server that was up
 for fewer hours is concentrated anyway."""

@@ -20,8 +20,8 @@ from dmsg.base.buckets import Bucket
 ASSIGNED = 0.9
 """Fraction of a rate limit that is divided among the known sources of requests. The rest is for new sources."""
 UNCOUNTED = 0.5
-"""Fraction of the token bucket that all sources of a rate limit share. While at least this fraction of the tokens is
-left, sources are not counted separately."""
+"""Fraction of the tokens of the common bucket. While at least this fraction is left, sources are not counted
+separately."""
 FIRST = 1.0
 """Minimum number of requests that a new source may make at once, even if other sources use up the rate."""
 FORGET_AFTER = 30.0
@@ -44,7 +44,7 @@ class _Source:
 
     :ivar bucket: bucket with the tokens of the source's share.
     :ivar seen: time of the source's last request, in seconds.
-    :ivar below: members of the group by name, which divide its share; None before the first one.
+    :ivar below: members of the group by name, which divide its share; None before the first member.
     """
 
     __slots__ = ("below", "bucket", "seen")
@@ -167,8 +167,8 @@ class CrowdedRates:
     def take(self, rate: FairRate, path: Sequence[Hashable], per_second: float, burst: float, now: float) -> bool:
         """Count a request with :meth:`FairRate.take` of ``rate`` and return its result.
 
-        Afterwards, if ``rate`` counts sources separately, it is the most recently used rate of the set. If it does
-        not, it is not in the set.
+        Afterwards, if ``rate`` counts sources separately, ``rate`` is the most recently used rate of the set. Otherwise
+        the set does not contain ``rate``.
         """
         may = rate.take(path, per_second, burst, now)
         self._rates.pop(rate, None)

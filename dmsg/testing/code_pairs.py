@@ -26,8 +26,8 @@ ALONE = 10.0
 PATIENT = 200.0
 """Seconds after which a person ends a program that has not finished. Then both people start again."""
 STALL_TIMEOUT = 20.0
-"""Maximum seconds without progress while nothing is in transit, so that both programs only wait for each other. No
-network fault is an excuse then."""
+"""Maximum seconds without progress while nothing is in transit, so that both programs only wait for each other. A
+network fault cannot be the reason then."""
 STALLED_AFTER_FAULTS = 60.0
 """Maximum seconds without progress of a transfer after the repair of all faults."""
 GRACE = 150.0
