@@ -10,12 +10,14 @@ faults, each channel either delivers everything or has ended at both ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from twisted.internet.interfaces import IProtocol
 
 from dmsg.errors import DmsgError
 from dmsg.messaging.client import Client
+from dmsg.messaging.core.dialect import Acks
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.server import Server
 from dmsg.net.streams.transports import stream_of
@@ -41,6 +43,9 @@ SETTLE_TIMEOUT = 400.0
 LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes"})
 """Faults that do not apply to the Messaging System."""
 OPEN, CLOSE = "open", "close"
+DIALECTS: Sequence[tuple[Profile, Acks]] = ((Profile.SEED, None), (Profile.SKYWIRE, None), (Profile.SKYWIRE, True))
+"""Profiles of the walks, and whether the clients use acknowledgements inside channels. By default, clients of this
+package use none with each other."""
 FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), OPEN, OPEN, OPEN, CLOSE)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
 
@@ -57,7 +62,7 @@ class MessagingWalk:
         self.lab = lab
         self.plan = plan
         self.faults: list[str] = []
-        self._profile = Random(f"profile {plan.seed}").choice(list(Profile))
+        self._profile, self._acks = Random(f"profile {plan.seed}").choice(DIALECTS)
         self._servers = _Servers(lab, self._profile)
         self._faults = Faults(self._servers, SERVERS, CLIENTS, [])
         self._clients: dict[str, Client] = {}
@@ -81,7 +86,13 @@ class MessagingWalk:
         for name in CLIENTS:
             host = lab.network.host(name)
             client = Client(
-                host.reactor, lab.key(name), lab.lookups(host), profile=self._profile, random=lab.random, min_servers=2
+                host.reactor,
+                lab.key(name),
+                lab.lookups(host),
+                profile=self._profile,
+                acks=self._acks,
+                random=lab.random,
+                min_servers=2,
             )
             client.startService()
             lab.clients[name] = self._clients[name] = client  # type: ignore[assignment]  # The lab only stops it.
@@ -112,7 +123,7 @@ class MessagingWalk:
             for end in self._ends()
             if not end.is_settled
         ]
-        return f"{len(texts)} ends hang: {'; '.join(texts[:4])}; profile {self._profile.value}"
+        return f"{len(texts)} ends hang: {'; '.join(texts[:4])}; profile {self._profile.value}, acks {self._acks}"
 
     def _ends(self) -> list[NumberedEnd]:
         return [one for end in self._accepting for one in (end.other, end)]

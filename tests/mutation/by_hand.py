@@ -508,7 +508,6 @@ FAMILIES = {
 MUTANTS = {name: mutant for family in FAMILIES.values() for name, mutant in family.items()}
 INVISIBLE = {
     "an entry may have any sequence": "the time is compared, too, and a later entry of the same key is no fault",
-    "an entry may have any time": "the sequence is compared, too",
     "frames without data are kept at RESUME": "an empty frame that is sent again is acknowledged and delivers nothing",
     "a stream that moved sends nothing": "both ends also send when they count the ACKs of a move",
     "a session that ends loses its unconfirmed messages": "no relay has confirmed them, so they are sent again",

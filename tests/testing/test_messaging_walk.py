@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from dmsg.messaging.core.acks import AckLayer
 from dmsg.messaging.core.relay import Relay
 from dmsg.messaging.core.secure import ChannelCiphers
 from dmsg.testing.messaging_walk import FAULTS, follow
@@ -48,6 +49,10 @@ class MessagingWalkTests(WalkCase):
             return True
 
         self.patch(Relay, "remove", forget)
+        self.found("ends hang", WALKS)
+
+    def test_data_without_acknowledgement_are_found(self) -> None:
+        self.patch(AckLayer, "consumed", lambda acks: acks._read.clear())
         self.found("ends hang", WALKS)
 
     def test_wrong_bytes_are_found(self) -> None:
