@@ -182,6 +182,16 @@ class FilesTests(ParcelCase):
         self.assertEqual(self.left(), ["tree"])
 
     @asynchronous
+    async def test_long_names_of_emoji_fit_into_messages(self) -> None:
+        """A character beyond U+FFFF takes 12 bytes of a message, twice as many as any other."""
+        tree = self.here / "tree"
+        tree.mkdir()
+        for number in range(50):
+            (tree / f"{number}").symlink_to("\N{GRINNING FACE}" * 1020)
+        await self.send(FilesSender(walk([tree])))
+        self.assertEqual(described(self.there), described(self.here))
+
+    @asynchronous
     async def test_a_deep_tree_is_opened_relative_to_its_parents(self) -> None:
         """A directory is opened where the one before it was, not from the top each time."""
         deep = self.here.joinpath("tree", *(["d"] * 60))

@@ -302,8 +302,8 @@ class FilesSender(ParcelSender):
         size = 0
         for entry in self._entries:
             some.append(entry.to_list())
-            # This estimates the size of the entry in JSON: an escaped character has 6 bytes, or 12 beyond U+FFFF.
-            size += 6 * (len(entry.path) + len(entry.target)) + 80
+            # In JSON, each UTF-16 code unit of an escaped character takes 6 bytes; each has 2 bytes here.
+            size += 3 * len((entry.path + entry.target).encode("utf-16-le", "surrogatepass")) + 80
             if size >= MESSAGE_FULL:
                 self._say(entries=some)
                 some, size = [], 0
