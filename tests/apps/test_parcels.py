@@ -30,7 +30,7 @@ from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, SentParcel, TextSender
 from dmsg.apps.parcels.walk import walk
-from dmsg.apps.parcels.wire import MESSAGE_LIMIT, encode
+from dmsg.apps.parcels.wire import MESSAGE_LIMIT, TEXT_LIMIT, THINGS_LIMIT, encode
 from dmsg.apps.partial_files import part_name
 from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.base.units import human_size
@@ -190,6 +190,17 @@ class FilesTests(ParcelCase):
             (tree / f"{number}").symlink_to("\N{GRINNING FACE}" * 1020)
         await self.send(FilesSender(walk([tree])))
         self.assertEqual(described(self.there), described(self.here))
+
+    @asynchronous
+    async def test_more_files_than_an_offer_can_name_are_not_sent(self) -> None:
+        paths = [self.here / f"{number}" for number in range(THINGS_LIMIT + 1)]
+        long = [self.here / f"{number:03}{'n' * 250}" for number in range(900)]
+        for path in paths + long:
+            path.touch()
+        await self.send(FilesSender(walk(paths[:-1])))
+        self.assertEqual(len(self.left()), THINGS_LIMIT)
+        for too_many, reason in ((paths, "1,001 files and directories are more than 1,000"), (long, "names of 900")):
+            self.assertIn(reason, str(self.assertRaises(TransferError, walk, too_many)))
 
     @asynchronous
     async def test_a_deep_tree_is_opened_relative_to_its_parents(self) -> None:
@@ -509,6 +520,17 @@ class OtherTests(ParcelCase):
         self.assertEqual((offers[0].kind, offers[0].text), ("text", "words\nü"))
         said = await self.fails(TextSender("words"), lambda offer: "no")
         self.assertEqual(said, ("no", "the other side refused: no"))
+
+    @asynchronous
+    async def test_a_text_must_fit_into_a_message(self) -> None:
+        """A character beyond U+FFFF takes 12 bytes of a message, so fewer of them fit than ASCII characters."""
+        for text in ("a" * TEXT_LIMIT, "\N{GRINNING FACE}" * 21_800):
+            offers: list[Offer] = []
+            await self.send(TextSender(text), offers.append)
+            self.assertEqual(offers[0].text, text)
+        for text in ("a" * (TEXT_LIMIT + 1), "\N{GRINNING FACE}" * TEXT_LIMIT):
+            error = self.assertRaises(TransferError, TextSender, text)
+            self.assertIn("put it into a file", str(error))
 
     @asynchronous
     async def test_a_pipe_arrives(self) -> None:

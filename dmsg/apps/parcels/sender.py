@@ -19,7 +19,15 @@ from zope.interface import implementer
 from dmsg.apps.chunks import CHUNK_LIMIT, END, encode_chunk, encode_end
 from dmsg.apps.parcels.manifest import FILE
 from dmsg.apps.parcels.walk import OfferedFiles, WalkResult
-from dmsg.apps.parcels.wire import CHANGED_LIMIT, GAVE_UP, MESSAGE_FULL, ParcelEnd, lost_error, parse_numbers
+from dmsg.apps.parcels.wire import (
+    CHANGED_LIMIT,
+    GAVE_UP,
+    MESSAGE_FULL,
+    ParcelEnd,
+    check_text,
+    lost_error,
+    parse_numbers,
+)
 from dmsg.apps.sources import SourceChanged, resized_error
 from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.base.printable import MAX_PEER_TEXT, shorten
@@ -221,9 +229,13 @@ class ParcelSender(ParcelEnd):
 
 
 class TextSender(ParcelSender):
-    """Sender of a parcel that is a text."""
+    """Sender of a parcel that is a text.
+
+    :raises TransferError: the text is too long.
+    """
 
     def __init__(self, text: str, **options: Unpack[SenderOptions]) -> None:
+        check_text(text)
         super().__init__(**options)
         self._text = text
         self._size = len(text.encode("utf-8", "replace"))

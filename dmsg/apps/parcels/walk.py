@@ -19,6 +19,7 @@ from typing import IO
 from dmsg.apps.descriptors import Descent, open_within
 from dmsg.apps.exposure import OwnFile, OwnFiles, check_directory, has_dot, own_files
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, CheckedItems, Item, parts_of, stays_inside
+from dmsg.apps.parcels.wire import THINGS_LIMIT, fits_into_message
 from dmsg.apps.sources import (
     UNMEASURED_LIMIT,
     SourceChanged,
@@ -166,42 +167,57 @@ def walk(
     :param called: name under which a single path is sent; None for its own name.
     :param base: directory that contains all paths, directly or in directories below it. In the part of a path after
         this directory, no link is followed. None if the paths themselves may be links.
-    :raises TransferError: two paths have the same name, or a file cannot be read or must not be sent.
+    :raises TransferError: two paths have the same name, a file cannot be read or must not be sent, or there are more
+        paths than one offer can name.
     """
     walked = WalkResult(hidden, base)
+    if len(paths) > THINGS_LIMIT:
+        raise _too_many(f"{len(paths):,} files and directories are more than {THINGS_LIMIT:,}")
     for path in paths:
-        top = named_path(path).absolute()
-        name = top.name or top.resolve().name
-        if name in ("", "..", "."):
-            name = top.resolve().name
-        if not name:
-            raise TransferError(f"{path}: this path has no file name")
-        if has_dot(name) and not hidden:
-            raise TransferError(f"{path}: its name begins with a dot; use --hidden to send it")
-        real = top
-        try:
-            if base is None:
-                real = top.resolve()  # If the user names a link, its target is sent.
-            if name in walked.tops:
-                raise TransferError(f"two of the given files are called {name}")
-            name = called or name
-            walked.tops[name] = real
-            with walked.open_parent(name) as (at, there):
-                mode = os.stat(there, dir_fd=at, follow_symlinks=False).st_mode
-                if stat.S_ISREG(mode):
-                    _add_file(walked, there, name, at)
-                elif stat.S_ISDIR(mode):
-                    _add_directory(walked, real, name, at)
-                else:
-                    raise TransferError("this is neither a file nor a directory; use - to send standard input")
-        except OSError as error:
-            what = path if error.filename in (None, str(top), str(real), real.name, name) else error.filename
-            raise TransferError(f"{what}: {error.strerror}") from None
-        except TransferError as error:
-            raise TransferError(f"{path}: {error}") from None
+        _add_path(walked, path, called)
     if not walked.checked.entries:
         raise TransferError("there is nothing to send")
+    checked = walked.checked
+    if not fits_into_message(offer="files", things=checked.tops, size=checked.size, files=checked.files):
+        raise _too_many(f"the names of {len(paths):,} files and directories are too long")
     return walked
+
+
+def _add_path(walked: WalkResult, path: Path, called: str | None) -> None:
+    """Add a file or directory that the user named, with its content."""
+    top = named_path(path).absolute()
+    name = top.name or top.resolve().name
+    if name in ("", "..", "."):
+        name = top.resolve().name
+    if not name:
+        raise TransferError(f"{path}: this path has no file name")
+    if has_dot(name) and not walked.hidden:
+        raise TransferError(f"{path}: its name begins with a dot; use --hidden to send it")
+    real = top
+    try:
+        if walked.base is None:
+            real = top.resolve()  # If the user names a link, its target is sent.
+        if name in walked.tops:
+            raise TransferError(f"two of the given files are called {name}")
+        name = called or name
+        walked.tops[name] = real
+        with walked.open_parent(name) as (at, there):
+            mode = os.stat(there, dir_fd=at, follow_symlinks=False).st_mode
+            if stat.S_ISREG(mode):
+                _add_file(walked, there, name, at)
+            elif stat.S_ISDIR(mode):
+                _add_directory(walked, real, name, at)
+            else:
+                raise TransferError("this is neither a file nor a directory; use - to send standard input")
+    except OSError as error:
+        what = path if error.filename in (None, str(top), str(real), real.name, name) else error.filename
+        raise TransferError(f"{what}: {error.strerror}") from None
+    except TransferError as error:
+        raise TransferError(f"{path}: {error}") from None
+
+
+def _too_many(reason: str) -> TransferError:
+    return TransferError(f"{reason}, so they cannot be sent in one transfer: put them into one directory, and send it")
 
 
 def _add_file(walked: WalkResult, source: str, path: str, at: int, own: OwnFiles | None = None) -> None:

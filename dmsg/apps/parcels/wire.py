@@ -82,6 +82,21 @@ def encode(**message: object) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
+def fits_into_message(**message: object) -> bool:
+    """Whether a receiver accepts the length of this message."""
+    return len(encode(**message)) - 4 <= MESSAGE_LIMIT
+
+
+def check_text(text: str) -> None:
+    """Check the length of a text that is to be sent as a parcel.
+
+    :raises TransferError: it is too long.
+    """
+    # Characters beyond ASCII take up to 12 bytes each in a message, so fewer of them fit.
+    if len(text) > TEXT_LIMIT or not fits_into_message(offer="text", text=text):
+        raise TransferError(f"the text is too long ({TEXT_LIMIT} characters of ASCII are possible); put it into a file")
+
+
 class Messages:
     """Parser of messages, and of the content between messages.
 

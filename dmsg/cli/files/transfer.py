@@ -113,7 +113,6 @@ def send(  # noqa: C901, PLR0915
         raise click.UsageError(
             "standard input (-) can only be sent alone and by a code; to send it to a key, use dmsg nc"
         )
-    from dmsg.apps.parcels.wire import TEXT_LIMIT
     from dmsg.apps.sources import is_pipe, open_pipe
 
     pipes = [one for one in what if one != "-" and is_pipe(one)]
@@ -123,8 +122,7 @@ def send(  # noqa: C901, PLR0915
         raise click.UsageError(
             f"{pipes[0]}: a pipe can only be sent alone and by a code; to send it to a key, use dmsg nc"
         )
-    if text is not None and len(text) > TEXT_LIMIT:
-        raise click.UsageError(f"--text takes at most {TEXT_LIMIT} characters; put a longer text into a file")
+    _check_text(text)
     if to is not None:
         _send_to(what, text, to, hidden, settings, timeout)
 
@@ -190,6 +188,17 @@ def check_no_lan(instead: str) -> None:
     ctx = click.get_current_context()
     if ctx.params["lan"] != "off" and ctx.get_parameter_source("lan") is ParameterSource.COMMANDLINE:
         raise click.UsageError(f"--lan needs a code, and {instead} does not use one")
+
+
+def _check_text(text: str | None) -> None:
+    from dmsg.apps.parcels.wire import check_text
+    from dmsg.apps.transfer import TransferError
+
+    if text is not None:
+        try:
+            check_text(text)
+        except TransferError as error:
+            raise click.UsageError(f"--text: {error}") from None
 
 
 def _check_code_options(to_many: bool, receivers: int | None, expires: float | None, *, by_code: bool) -> None:
