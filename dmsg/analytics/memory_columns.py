@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import accumulate, pairwise
 from math import fmod, isfinite
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dmsg.analytics.expressions import Expression
-from dmsg.analytics.xxhash import xxhash64
+from dmsg.analytics.xxhash import xxhash64, xxhash64_of_text
 
 Values: TypeAlias = Any
 """Column in memory: an array of Arrow, or a scalar, which stands for the same value in every row."""
@@ -36,7 +36,10 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
 }
 _TIME = TYPES["timestamp"]
-
+# Constants have types, because Arrow takes 0.2 ms to find out the type of a value: it looks for pandas each time.
+FALSE = pa.scalar(False, pa.bool_())
+_NULL = pa.scalar(None, pa.null())
+_ZERO = pa.scalar(0, pa.int64())
 
 _FORMAT = re.compile(r"%(?:\.(\d))?[dfs]")
 
@@ -95,7 +98,16 @@ def name_of(column: Expression) -> str:
     return str(column.args[0]).rpartition(".")[2] if column.op == "column" else column.sql
 
 
-def _literal(value: object) -> pa.Scalar:
+def _literal(value: Hashable) -> pa.Scalar:
+    return _typed_scalar(type(value), value)
+
+
+@lru_cache(maxsize=4096)
+def _typed_scalar(kind: type, value: Hashable) -> pa.Scalar:
+    """Return a constant. The cache saves the time in which Arrow finds out the type of the value.
+
+    :param kind: type of the value, which separates values such as True and 1 in the cache.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return pa.scalar(value, pa.int32() if -(2**31) <= value < 2**31 else pa.int64())
     return pa.scalar(value)
@@ -134,7 +146,7 @@ def _numbers(function: Callable[..., Values]) -> Callable[..., Values]:
 
 
 def _divide(one: Values, other: Values) -> Values:
-    zero = pc.equal(other, 0)
+    zero = pc.equal(other, _ZERO)
     return pc.divide(one.cast(pa.float64()), pc.if_else(zero, pa.scalar(None, pa.float64()), other.cast(pa.float64())))
 
 
@@ -148,13 +160,13 @@ def _modulo(one: Values, other: Values) -> Values:
 
 
 def _case(*parts: Values) -> Values:
-    *branches, last = (pa.scalar(None) if one is None else one for one in parts)
+    *branches, last = (_NULL if one is None else one for one in parts)
     values = of_one_type(*branches[1::2], last)
     found = values[-1]
     for condition, value in zip(reversed(branches[::2]), reversed(values[:-1]), strict=True):
         if pa.types.is_null(value.type):
-            return pa.scalar(None)
-        found = pc.if_else(pc.fill_null(condition.cast(pa.bool_()), False), value, found)
+            return _NULL
+        found = pc.if_else(pc.fill_null(condition.cast(pa.bool_()), FALSE), value, found)
     return found
 
 
@@ -233,7 +245,7 @@ def _bits(function: Callable[..., int]) -> Callable[..., pa.Array]:
 
 def _hash(*values: pa.Array) -> pa.Array:
     if len(values) == 1:
-        return _map(values[0], lambda text: xxhash64((text,)), pa.int64())
+        return _map(values[0], xxhash64_of_text, pa.int64())
     rows = list(zip(*(one.to_pylist() for one in values), strict=True))
     known = {row: xxhash64(row) for row in set(rows)}
     return pa.array([known[row] for row in rows], pa.int64())

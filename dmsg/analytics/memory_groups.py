@@ -9,10 +9,14 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dmsg.analytics.memory_columns import NotInMemory, list_rows, of_one_form
+from dmsg.analytics.memory_columns import FALSE, NotInMemory, list_rows, of_one_form, plain
 
 _SKIP = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
 _COUNT = pc.CountOptions(mode="only_valid")
+_FEW = 8
+"""How many times as many rows the left side of a join must have for its rows to be filtered first."""
+_MAX_NUMBERS = 2**62
+"""Maximum number of combinations of the values of several columns that one 64-bit number represents."""
 
 
 def key_numbers(columns: Sequence[pa.Array], *, nulls: bool) -> pa.Array:
@@ -23,20 +27,32 @@ def key_numbers(columns: Sequence[pa.Array], *, nulls: bool) -> pa.Array:
     :param columns: columns. Each text in a dictionary must be in it only once.
     :param nulls: whether NULL counts as a value. If it does not, the number of a row with a NULL is NULL.
     """
-    found: pa.Array | None = None
-    for values in columns:
-        # Rows with the same text have the same place in the dictionary, so the texts need not be compared.
-        column = values.indices if pa.types.is_dictionary(values.type) else values
-        encoded = column.dictionary_encode(null_encoding="encode" if nulls else "mask")
-        numbers = encoded.indices.cast(pa.int64())
-        if found is not None:
-            # After each column, the numbers are replaced by consecutive ones. Otherwise the products of several columns
-            # could overflow.
-            numbers = pc.add(pc.multiply(found, max(1, len(encoded.dictionary))), numbers)
-            numbers = numbers.dictionary_encode().indices.cast(pa.int64())
-        found = numbers
-    assert found is not None
-    return found
+    found, size = _column_numbers(columns[0], nulls=nulls)
+    for column in columns[1:]:
+        numbers, count = _column_numbers(column, nulls=nulls)
+        if size * count > _MAX_NUMBERS:
+            # The numbers found so far are replaced by consecutive ones, so that the product does not overflow.
+            found = found.dictionary_encode()
+            found, size = found.indices.cast(pa.int64()), max(1, len(found.dictionary))
+        found = pc.add(pc.multiply(found, pa.scalar(count, pa.int64())), numbers)
+        size *= count
+    return found.dictionary_encode().indices.cast(pa.int64())
+
+
+def _column_numbers(values: pa.Array, *, nulls: bool) -> tuple[pa.Array, int]:
+    """Return a number for each row of a column, and a number above all of them. Rows with the same value have the same
+    number.
+
+    :param nulls: as for :func:`key_numbers`.
+    """
+    if not pa.types.is_dictionary(values.type):
+        encoded = values.dictionary_encode(null_encoding="encode" if nulls else "mask")
+        return encoded.indices.cast(pa.int64()), max(1, len(encoded.dictionary))
+    # Rows with the same text have the same place in the dictionary, so the texts need not be compared.
+    places, count = values.indices.cast(pa.int64()), max(1, len(values.dictionary))
+    if nulls and places.null_count:
+        return pc.fill_null(places, pa.scalar(count, pa.int64())), count + 1
+    return places, count
 
 
 @dataclass(frozen=True)
@@ -153,16 +169,18 @@ class Groups:
         lists, numbers = values.filter(there), self.number.filter(there)
         if any(one != length for one in pc.unique(pc.list_value_length(lists)).to_pylist()):
             raise NotInMemory("only Spark computes the sum of lists of different lengths")
-        parents, flat = pc.list_parent_indices(lists), lists.flatten().cast(pa.int64())
-        place = pc.subtract(pa.arange(0, len(flat)), pc.multiply(parents.cast(pa.int64()), length))
-        cell = pc.add(pc.multiply(numbers.take(parents), length), place)
-        table = pa.table({"cell": cell, "value": flat}).group_by("cell", use_threads=False)
-        found = table.aggregate([("value", "sum")])
-        sums = dict(zip(found["cell"].to_pylist(), found["value_sum"].to_pylist(), strict=True))
-        rows: list[list[int] | None] = [None] * self.count
-        for group in pc.unique(numbers).to_pylist():
-            rows[group] = [sums[group * length + index] for index in range(length)]
-        return pa.array(rows, pa.list_(pa.int64()))
+        names = [f"value{index}" for index in range(length)]
+        columns = {name: pc.list_element(lists, index).cast(pa.int64()) for index, name in enumerate(names)}
+        table = pa.table({"group": numbers, **columns}).group_by("group", use_threads=False)
+        found = table.aggregate([(name, "sum", _SKIP) for name in names])
+        # The sums are in one column for each index. The lists have the sums of one group side by side.
+        count = found.num_rows
+        sums = pa.chunked_array([chunk for name in names for chunk in found[f"{name}_sum"].chunks], pa.int64())
+        places = pa.array([row + count * index for row in range(count) for index in range(length)], pa.int64())
+        rows = pa.ListArray.from_arrays(
+            pa.array(range(0, count * length + 1, length), pa.int32()), sums.combine_chunks().take(places)
+        )
+        return rows.take(pc.index_in(pa.arange(0, self.count), found["group"].combine_chunks()))
 
     def count_places(self, places: pa.Array, counts: pa.Array, length: int) -> pa.Array:
         """Return a list of sums for each group. Each row of the group adds its count to one sum of the list, at the
@@ -195,6 +213,12 @@ def joined_rows(left: Sequence[pa.Array], right: Sequence[pa.Array], how: str) -
     :param how: ``inner``, ``left``, ``full_outer``, ``left_semi`` or ``left_anti``; the last two return rows of the
         left side only.
     """
+    if how in ("inner", "left_semi") and _FEW * len(right[0]) < len(left[0]):
+        # Few rows of the left side have a partner. Only these rows are numbered and joined.
+        places = pc.indices_nonzero(_may_match(left, right)).cast(pa.int64())
+        if len(places) < len(left[0]):
+            found, partners = joined_rows([one.take(places) for one in left], right, how)
+            return places.take(found), partners
     pairs = [of_one_form([one, other]) for one, other in zip(left, right, strict=True)]
     kinds = [(one.type, other.type) for one, other in pairs]
     if any(one != other for one, other in kinds):
@@ -210,3 +234,17 @@ def joined_rows(left: Sequence[pa.Array], right: Sequence[pa.Array], how: str) -
     nothing = pa.nulls(found.num_rows, pa.int64())
     sides = [found[name].combine_chunks() if name in found.column_names else nothing for name in ("left", "right")]
     return sides[0], sides[1]
+
+
+def _may_match(left: Sequence[pa.Array], right: Sequence[pa.Array]) -> pa.Array:
+    """Return for each left row whether each of its keys occurs on the right side, perhaps in different rows."""
+    found = pa.repeat(pa.scalar(True, pa.bool_()), len(left[0]))
+    for one, other in zip(left, right, strict=True):
+        values = pc.unique(plain(other))
+        encoded = pa.types.is_dictionary(one.type)
+        column = one.dictionary if encoded else one
+        if column.type != values.type:
+            continue
+        known = pc.is_in(column, value_set=values)
+        found = pc.and_(found, pc.fill_null(known.take(one.indices), FALSE) if encoded else known)
+    return found

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from dmsg.analytics.expressions import Expression, as_column
 from dmsg.analytics.memory_aggregates import AGGREGATES, STANDARD, over
 from dmsg.analytics.memory_columns import (
+    FALSE,
     NotInMemory,
     as_array,
     cast,
@@ -191,7 +192,7 @@ class MemoryRows:
 
     def where(self, condition: Expression | str) -> MemoryRows:
         """Return the rows for which a condition is true; a text is the name of a column."""
-        keep = pc.fill_null(self.values(as_column(condition)).cast(pa.bool_()), False)
+        keep = pc.fill_null(self.values(as_column(condition)).cast(pa.bool_()), FALSE)
 
         def kept(get: _Once) -> Get:
             return lambda: get.encoded().filter(keep)

@@ -143,7 +143,7 @@ class _Files:
     def _of_file(self, file: File, name: str, kind: pa.DataType) -> pa.Array:
         rows = file.rows or 0
         if name in file.values:
-            found = pa.repeat(pa.scalar(file.values[name]).cast(kind), rows)
+            found = pa.repeat(pa.scalar(file.values[name], pa.string()).cast(kind), rows)
             self._budget.take(found.nbytes)
             return found.dictionary_encode() if kind in TEXTS else found
         try:

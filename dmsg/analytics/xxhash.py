@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from struct import unpack_from
 
 SEED = 42
@@ -49,6 +50,12 @@ def hash_bytes(data: bytes, seed: int) -> int:
     found = (found ^ (found >> 33)) * _P2 & _BITS
     found = (found ^ (found >> 29)) * _P3 & _BITS
     return found ^ (found >> 32)
+
+
+@lru_cache(maxsize=50_000)
+def xxhash64_of_text(text: str | None) -> int:
+    """Return the hash of a single text. The cache holds the names of clients, which occur in the rows of many days."""
+    return xxhash64((text,))
 
 
 def xxhash64(texts: Iterable[str | None], seed: int = SEED) -> int:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import functions as F, memory_tables, refine
+from dmsg.analytics import functions as F, memory_groups, memory_tables, refine
 from dmsg.analytics.expressions import Expression
 from dmsg.analytics.functions import Window
 from dmsg.analytics.gold.histograms import bucket_of, count_buckets, quantile, sum_aggregate
@@ -22,6 +22,7 @@ from dmsg.analytics.jobs import Pipeline
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_aggregates import AGGREGATES
 from dmsg.analytics.memory_columns import OPERATIONS, NotInMemory
+from dmsg.analytics.memory_groups import Groups, key_numbers
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.memory_tables import MemoryTables, as_rows
 from dmsg.analytics.schemas import GOLD
@@ -236,6 +237,26 @@ class OperationsTests(SynchronousTestCase):
             MemoryRows.of(rows).select(*wanted),
         )
 
+    def test_rows_are_grouped_by_many_columns(self) -> None:
+        """The number of combinations of the columns' values exceeds the range of 64-bit numbers."""
+        random, count = Random(5), 2000
+        keys = [random.sample(range(2**40), count) for _ in range(7)]
+        # Rows in pairs differ in the last column only, and every third pair does not differ at all.
+        columns = [[values[row // 2] for row in range(count)] for values in keys]
+        columns[-1] = [keys[-1][row // 2 if row // 2 % 3 == 0 else row] for row in range(count)]
+        expected: dict[tuple[int, ...], int] = {}
+        numbers = [expected.setdefault(row, len(expected)) for row in zip(*columns, strict=True)]
+        for texts in (False, True):
+            arrays = [pa.array(values).cast(pa.string()) if texts else pa.array(values) for values in columns]
+            found = key_numbers([one.dictionary_encode() if texts else one for one in arrays], nulls=True)
+            self.assertEqual(found.to_pylist(), numbers)
+
+    def test_the_lists_of_a_group_are_summed(self) -> None:
+        groups = Groups.of([pa.array(["b", "a", "b", "c", "a"])], 5)
+        lists = pa.array([[1, 2**31 - 1], None, [3, 2**31 - 1], None, [5, 6]], pa.list_(pa.int32()))
+        self.assertEqual(groups.sum_lists(lists, 2).to_pylist(), [[4, 2**32 - 2], [5, 6], None])
+        self.assertRaises(NotInMemory, groups.sum_lists, lists, 3)
+
     def test_rows_are_grouped_by_one_number_as_by_the_columns(self) -> None:
         """NULL is a value of its own, and columns do not run into each other."""
         texts = ["a", "ab", "", None, "b", "a", "ab", None]
@@ -274,15 +295,17 @@ class OperationsTests(SynchronousTestCase):
                 frames = [spark().createDataFrame(one.select([*on, one.column_names[2]])) for one in (left, right)]
                 expected = frames[0].join(frames[1], on, how)
                 wanted = sorted(map(tuple, expected.collect()), key=repr)
-                # The two sides have different dictionaries, or only one side has dictionaries.
-                for forms in product((MemoryRows.of, in_dictionaries), repeat=2):
-                    mine = forms[0](left.select([*on, "v"])).join(forms[1](right.select([*on, "w"])), on, how)
+                # The two sides have different dictionaries, or only one side has dictionaries. Rows of the left side
+                # are filtered before the join or not.
+                for forms, few in product(product((MemoryRows.of, in_dictionaries), repeat=2), (0, 8)):
+                    with patch.object(memory_groups, "_FEW", few):
+                        mine = forms[0](left.select([*on, "v"])).join(forms[1](right.select([*on, "w"])), on, how)
                     self.assertEqual(mine.columns, expected.columns)
                     rows = [
                         tuple(row)
                         for row in zip(*(mine.column(name).to_pylist() for name in mine.columns), strict=True)
                     ]
-                    self.assertEqual(sorted(rows, key=repr), wanted, (on, how, forms))
+                    self.assertEqual(sorted(rows, key=repr), wanted, (on, how, forms, few))
 
     def test_unions_of_texts_with_and_without_dictionaries(self) -> None:
         parts = [pa.table({"t": texts}) for texts in (["b", "a", "b"], ["a", None, "a"], ["c", "b", "c"])]
