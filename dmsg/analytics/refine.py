@@ -246,6 +246,7 @@ class Refinement:
                 days,
                 self._memory_tables(days, wider_days).accepted_receipts,
                 last_day=last_day,
+                accepted_on_days=self._memory_tables(days, ()).accepted_receipts,
             )
 
         names = [name for name in SILVER if name not in _DERIVED_SILVER]
@@ -475,12 +476,23 @@ class Refinement:
 
         @cache
         def plan(days: tuple[str, ...]) -> Tables:
-            tables = daily_tables(self._reader(days), self._reader(days_around(days)), self._hint)
+            wider_days = days_around(days)
+            tables = daily_tables(
+                self._reader(days),
+                self._reader(wider_days),
+                self._hint,
+                accepted=lambda: self._lake.accepted_receipts(self._state, wider_days),
+            )
             assert tables.keys() == DAILY.keys()
             return tables
 
         def plan_in_memory(days: tuple[str, ...]) -> Tables:
-            return daily_tables(self._memory_reader(days), self._memory_reader(days, days_around(days)))
+            wider_days = tuple(days_around(days))
+            return daily_tables(
+                self._memory_reader(days),
+                self._memory_reader(days, wider_days),
+                accepted=self._memory_tables(days, wider_days).accepted_receipts,
+            )
 
         self._write_days("gold", [name for name in DAILY if name not in _DERIVED_GOLD], plan, plan_in_memory)
         self._write_days("gold", _DERIVED_GOLD, plan, plan_in_memory)

@@ -33,6 +33,7 @@ def silver_tables(
     hint: Hint = F.broadcast,
     *,
     last_day: date,
+    accepted_on_days: Callable[[], DataFrame] | None = None,
 ) -> Tables:
     """Return the plans of the silver tables of some days. The last two tables are computed from the others.
 
@@ -43,6 +44,8 @@ def silver_tables(
         transport. If None, they are read from the table ``receipts``.
     :param hint: function that marks rows for a broadcast join if there are few of them.
     :param last_day: the last of all days with events.
+    :param accepted_on_days: returns the same as ``accepted``, but only for these days. If None, the table ``receipts``
+        is read.
     """
 
     def ends() -> DataFrame:
@@ -51,6 +54,12 @@ def silver_tables(
             .groupBy("producer", "boot", F.col("dt").cast("string").alias("dt"))
             .agg(F.min("first_ts").alias("first_ts"), F.max("last_ts").alias("last_ts"))
         )
+
+    def former() -> DataFrame:
+        if accepted_on_days is None:
+            return read("receipts").where("former")
+        # Few receipts are sent after a restart. In memory, it is cheaper to select them first and to group them then.
+        return silver.receipts_of_ends(accepted_on_days().where("former"))
 
     return {
         "transports": lambda: silver.transports(events("transport")),
@@ -63,16 +72,15 @@ def silver_tables(
         "verdicts": lambda: _verdicts(
             around("transports"), around("receipts") if accepted is None else accepted(), days, hint
         ),
-        "unfinished": lambda: lost_transports.select_unfinished(
-            read("transports"), read("verdicts"), read("receipts").where("former"), hint
-        ),
+        "unfinished": lambda: lost_transports.select_unfinished(read("transports"), read("verdicts"), former(), hint),
     }
 
 
 def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], hint: Hint) -> DataFrame:
     """Return the verdicts on the transports of some days. Of the day before and the day after, only the rows near
     midnight are used."""
-    wanted = F.col("dt").cast("string").isin(list(days))
+    # Dates are compared, because to write the date of each row as text takes longer.
+    wanted = F.col("dt").isin([date.fromisoformat(day) for day in days])
     rows_of_day = F.unix_millis("at") % DAY_MS
     near = (rows_of_day < MIDNIGHT_MS) | (rows_of_day >= DAY_MS - MIDNIGHT_MS)
     transports = transports.where(wanted | near)
@@ -85,12 +93,15 @@ def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], h
     return rows.where(wanted)
 
 
-def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
+def daily_tables(
+    read: Read, around: Read, hint: Hint = F.broadcast, *, accepted: Callable[[], DataFrame] | None = None
+) -> Tables:
     """Return the plans of the gold tables of some days.
 
     :param read: returns the rows of a table on these days.
     :param around: returns the rows of a table on these days, the day before and the day after.
     :param hint: function that marks rows for a broadcast join if there are few of them.
+    :param accepted: as for :func:`silver_tables`.
     """
 
     def observed() -> DataFrame:
@@ -108,7 +119,7 @@ def daily_tables(read: Read, around: Read, hint: Hint = F.broadcast) -> Tables:
         "minute_day": lambda: uptime.minute_day(read("server_hour"), observed()),
         "settlement_day": lambda: settlement.settlement_day(read("verdicts")),
         "settlement_conflict_day": lambda: settlement.settlement_conflict_day(
-            read("verdicts"), around("receipts"), hint
+            read("verdicts"), around("receipts") if accepted is None else accepted(), hint
         ),
         "refusal_hour": lambda: abuse.refusal_hour(read("refusals")),
         "abuse_day": lambda: abuse.abuse_day(read("refusals"), read("transports"), read("entries")),

@@ -45,6 +45,15 @@ class Inputs:
 
         return noted
 
+    def _receipts(
+        self, found: dict[str, set[str]], layer: str, accepted: Callable[[], DataFrame]
+    ) -> Callable[[], DataFrame]:
+        def noted() -> DataFrame:
+            self._note(found, layer, "receipts")
+            return accepted()
+
+        return noted
+
     def _plan(self, name: str, plan: Callable[[], DataFrame]) -> Callable[[], DataFrame]:
         def planned() -> DataFrame:
             self._planned.table = name
@@ -59,7 +68,10 @@ class Inputs:
                 around = layer != "overall_tables" and place == readers - 1
                 arguments[place] = self._read(given[place], layer, around=around)
             if layer == "silver_tables" and given[4] is not None:
-                arguments[4] = lambda: (self._note(self.around, layer, "receipts"), given[4]())[1]
+                arguments[4] = self._receipts(self.around, layer, given[4])
+            for name, found in (("accepted", self.around), ("accepted_on_days", self.same)):
+                if more.get(name) is not None:
+                    more[name] = self._receipts(found, layer, more[name])
             return {name: self._plan(name, plan) for name, plan in plans(*arguments, **more).items()}
 
         return planned

@@ -323,6 +323,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
 def settlement_conflict_day(verdicts: DataFrame, receipts: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return the transports whose three counts contradict each other, with the counts and the signers.
 
+    :param receipts: accepted receipts, possibly several of one end of a transport.
     :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     rows = verdicts.where(F.col("state") == "conflict")
