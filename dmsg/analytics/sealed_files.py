@@ -146,12 +146,12 @@ def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, Content]:
     :raises Refused: a line is no valid event, Spark might read a line differently, or the file cannot be read.
     """
     text, size, digest = _unpack(path)
-    _check_text(text)
+    lines = _check_text(text)
     try:
         table = _parse(text)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise Refused(str(error)) from None
-    if table.num_rows != text.count(b"\n"):
+    if table.num_rows != lines:
         raise Refused("the file has more or fewer lines than events")
     if not all_valid(table, now_ms, checked=checked):
         raise Refused("a line is not a valid event")
@@ -223,9 +223,10 @@ def _unpack(path: str) -> tuple[bytes, int, str]:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces), size, digest
 
 
-def _check_text(text: bytes) -> None:
+def _check_text(text: bytes) -> int:
     """Check that each line is one flat JSON object, without anything that Arrow and Spark might read differently.
 
+    :returns: number of lines.
     :raises Refused: the text may be read differently by Spark.
     """
     lines = text.count(b"\n")
@@ -249,6 +250,7 @@ def _check_text(text: bytes) -> None:
             raise Refused("a line is too long")
         if b"0" * LONG_NUMBER in text.translate(_DIGITS):
             raise Refused("a number is too long")
+    return lines
 
 
 def _has_longer_line(text: bytes, limit: int) -> bool:
