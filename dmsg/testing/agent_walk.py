@@ -40,7 +40,7 @@ from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.numbered_ends import NUMBER_SIZE, NumberedEnd, OpeningFactory
-from dmsg.testing.plan import Aim, Plan, Step, draw
+from dmsg.testing.plan import INSTANT, PATIENCE, Aim, Plan, Step, draw
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.rude_programs import RUDE, SINK, RudeProgram
 from dmsg.testing.walk_command import Done, explained, run
@@ -211,9 +211,11 @@ class AgentWalk:
         for number, size in step.says:
             if number < len(ends) and ends[number].sent - ends[number].other.received < UNRECEIVED:
                 self._as_its_program(ends[number], methodcaller("say", size))
+        if step.at:
+            self.lab.network.wait_for(lambda: step.at in self._states(), PATIENCE, INSTANT)
         if step.fault:
             self.faults.append(step.fault)
-            self.coverage.note_states(step.fault, (state for stream in self._streams for state in stream.states()))
+            self.coverage.note_states(step.fault, self._states())
             random = Random(step.chance)
             if step.fault in self._own:
                 self._own[step.fault](random)
@@ -223,6 +225,9 @@ class AgentWalk:
                 self._faults.make(step.fault, random)
         self.lab.network.run(step.seconds)
         self.check()
+
+    def _states(self) -> set[str]:
+        return {state for stream in self._streams for state in stream.states()}
 
     def _as_its_program(self, end: NumberedEnd, action: Callable[[Any], object]) -> None:
         stream = next(stream for stream in self._streams if end in stream.ends)

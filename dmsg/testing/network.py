@@ -136,6 +136,12 @@ class Network:
             following = next((time for call in calls if (time := call.getTime()) > now), end)
             self.clock.advance(max(0.0, min(following, end, now + step) - now) or step)
 
+    def wait_for(self, condition: Callable[[], object], seconds: float, step: float) -> None:
+        """Advance the clock in steps until a condition is true, but at most for this number of seconds."""
+        end = self.clock.seconds() + seconds
+        while not condition() and self.clock.seconds() < end:
+            self.run(step)
+
     def run_until(self, condition: Callable[[], _Result], timeout: float = 120.0) -> _Result:
         """Advance the clock until a condition is true, and return the value of the condition.
 

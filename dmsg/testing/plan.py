@@ -26,6 +26,9 @@ LIE = "lie: "
 AIMED = 0.3
 """Probability that a plan with aims continues with one of its aims. It then gets two steps: one that leads to the state
 of the aim, and one with the fault or lie of the aim."""
+PATIENCE, INSTANT = 2.0, 0.0005
+"""Maximum seconds of the lab's time for which a fault waits for a state, and seconds between two checks of the state.
+Some states last only for a round trip."""
 MOVES = frozenset({"open", "finish", "kill", "reset", "leave", "poison", LIES})
 """Faults after which a stream may open, close or move."""
 LIES_AT_ONCE = 6
@@ -62,6 +65,8 @@ class Step:
     :ivar chance: seed of the random numbers of the fault.
     :ivar seconds: seconds of the lab's time until the next step.
     :ivar lies: lies that a server tells from this step on, if the fault is :data:`LIES`.
+    :ivar at: state of an end of a stream for which the fault waits, at most :data:`PATIENCE` seconds; empty for a fault
+        that does not wait.
     """
 
     says: tuple[tuple[int, int], ...] = ()
@@ -69,6 +74,7 @@ class Step:
     chance: int = 0
     seconds: float = 0.0
     lies: tuple[Lie, ...] = ()
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +88,15 @@ class Shape:
         discovery.
     :ivar old: whether two clients of 2019 use the network. In a walk in which no server lies, the first of several
         servers follows the rules of 2019, too.
+    :ivar delay: seconds that a packet between a client and a server takes at first. Without a delay, states that last
+        for a round trip end at once, so that no fault meets them.
     """
 
     servers: int = 3
     clients: int = 2
     second: str = ""
     old: bool = False
+    delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +187,9 @@ def _draw_aimed(random: Random, aim: Aim) -> Step:
     kind = aim.kind.removeprefix(LIE)
     seconds = random.choice(SHORT)
     if kind == aim.kind:
-        return Step((), kind, random.getrandbits(32), seconds)
-    return Step(((0, 100), (1, 100)), LIES, random.getrandbits(32), seconds, (Lie(kind, 0, random.getrandbits(32)),))
+        return Step((), kind, random.getrandbits(32), seconds, at=aim.state)
+    lies = (Lie(kind, 0, random.getrandbits(32)),)
+    return Step(((0, 100), (1, 100)), LIES, random.getrandbits(32), seconds, lies, aim.state)
 
 
 def _draw_lie(random: Random, kinds: Sequence[str]) -> Lie:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from dmsg.testing.plan import LIES, Plan, Shape, Step
+from dmsg.testing.plan import Plan, Shape, Step
 
 MAX_TRIES = 400
 """Maximum number of walks that are run to reduce one plan."""
@@ -77,7 +77,12 @@ class Shrinker:
     def _less(self, plan: Plan, number: int) -> Plan:
         """Return the plan with as much of one step removed as possible, so that the walk still fails."""
         step = plan.steps[number]
-        for simpler in (replace(step, fault="", chance=0, lies=()), replace(step, says=()), replace(step, seconds=0.0)):
+        for simpler in (
+            replace(step, fault="", chance=0, lies=(), at=""),
+            replace(step, at=""),
+            replace(step, says=()),
+            replace(step, seconds=0.0),
+        ):
             if simpler != step and self._still_fails(smaller := plan.with_step(number, simpler)):
                 return self._less(smaller, number)
         if len(step.lies) > 1:
@@ -155,8 +160,10 @@ def _source(step: Step) -> str:
         fields.append(f"fault={step.fault!r}, chance={step.chance}")
     if step.seconds:
         fields.append(f"seconds={step.seconds!r}")
-    if step.fault == LIES:
+    if step.lies:
         fields.append(f"lies={step.lies!r}")
+    if step.at:
+        fields.append(f"at={step.at!r}")
     return f"Step({', '.join(fields)})"
 
 

@@ -20,7 +20,7 @@ from dmsg.testing.faults import Faults
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.old_party import NEW_HOST, OLD_HOST, OldParty
 from dmsg.testing.old_programs import OldPair
-from dmsg.testing.plan import LIES, Plan, Step
+from dmsg.testing.plan import INSTANT, LIES, PATIENCE, Plan, Step
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.stream_places import STATES, StreamPlace, obstacle, pairs, parties_of
 from dmsg.testing.walk_command import Done, counted, explained, run
@@ -166,6 +166,7 @@ class Walk:
                 self._second = LyingSecond(lab, SECOND_DISCOVERY, second, self.seed)
         if shape.old and not self.plan.lying and shape.servers > 1:
             lab.old_servers.add(self._servers[0])
+        self._slow_down()
         for name in self._servers:
             lab.add_server(name)
         if self.plan.lying:
@@ -187,6 +188,13 @@ class Walk:
             server = HARBOUR if self.plan.lying else self._servers[0]
             self.old_programs = OldPair(lab, server, self.seed, is_steady=self.plan.lying)
             self.old_party = OldParty(lab, server, self.seed, is_steady=self.plan.lying)
+
+    def _slow_down(self) -> None:
+        network = self.lab.network
+        for name in self._names:
+            for server in self._servers:
+                for path in network.both_ways(network.host(name), network.host(server)):
+                    path.delay = self.plan.shape.delay
 
     def _start_client(self, name: str) -> None:
         if name == "alice" and self.plan.lying:
@@ -231,6 +239,10 @@ class Walk:
             self.old_programs.proceed()
         if self.old_party is not None:
             self.old_party.proceed()
+        if step.at:
+            self.lab.network.wait_for(
+                lambda: any(place.state == step.at for place in self._places()), PATIENCE, INSTANT
+            )
         if step.fault:
             self.faults.append(step.fault)
             self.trace.note(self.lab.clock.seconds(), "fault", step.fault)
@@ -252,6 +264,9 @@ class Walk:
 
     def _places(self) -> list[StreamPlace]:
         return self._streams.places(self._server_names)
+
+    def _states(self) -> set[str]:
+        return {place.state for place in self._places()}
 
     def _note(self, kind: str, places: Sequence[StreamPlace], hosts: Sequence[str]) -> None:
         """Count a fault or lie in the coverage."""

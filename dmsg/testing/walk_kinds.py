@@ -15,6 +15,8 @@ STEPS = 60
 """Number of steps of a walk."""
 SERVERS, CLIENTS = (1, 2, 3, 3, 4, 6), (2, 2, 2, 2, 2, 3, 3, 4, 6, 12)
 """Numbers of servers and clients of a walk. Large networks are rarer, because their walks take longer."""
+DELAYS = (0.0, 0.002, 0.02)
+"""Seconds that a packet between a client and a server of a walk takes at first."""
 OLD = 0.3
 """Fraction of the walks in which programs of 2019 take part."""
 OF_DISCOVERY = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
@@ -53,7 +55,11 @@ def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = (), *, lies: 
     """
     random = Random(f"shape {seed}")
     shape = Shape(
-        random.choice(SERVERS), random.choice(CLIENTS), random.choice(SECOND_DISCOVERY), random.random() < OLD
+        random.choice(SERVERS),
+        random.choice(CLIENTS),
+        random.choice(SECOND_DISCOVERY),
+        random.random() < OLD,
+        random.choice(DELAYS),
     )
     kinds = list(KINDS) if lies else []
     plan = draw(seed, steps, FAULTS_WITH_LIES if lies else FAULTS, kinds, aims=aims, ways=WAYS)

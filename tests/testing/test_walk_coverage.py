@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ from dmsg.testing.stream_places import (
     parties_of,
     state_of,
 )
-from dmsg.testing.walk import walk
+from dmsg.testing.walk import follow, walk
 from dmsg.testing.walk_command import coverage_text
 from dmsg.testing.walk_coverage import Cell, WalkCoverage
 from dmsg.testing.walk_kinds import EVERY_LIE, WAYS, draw_plan
@@ -140,6 +141,15 @@ class WalkCoverageTests(SynchronousTestCase):
         self.assertGreater(aimed.count(("open", "poison", [])), 3)
         self.assertEqual(set(WAYS), set(STATES))
         self.assertIn("lie: cut", EVERY_LIE)
+
+    def test_a_fault_waits_for_the_state_that_is_aimed_at(self) -> None:
+        """Without a delay of the paths, and without the wait, streams are never seen in these states."""
+        aims = [Aim("reset", "moving"), Aim("partition", "closing"), Aim("poison", "closing")]
+        plan = draw_plan(203, 40, aims)
+        self.assertEqual({step.at for step in plan.steps}, {"", "moving", "closing"})
+        done = follow(replace(plan, shape=replace(plan.shape, clients=2, delay=0.02)))
+        reached = {Aim(cell.kind, cell.state) for cell in done.coverage.reached}
+        self.assertTrue(reached.intersection(aims), reached)
 
     def test_a_walk_counts_its_faults_and_lies(self) -> None:
         done = walk(0, steps=12, lies=True)
