@@ -65,7 +65,7 @@ UNCERTAIN = 0.02
 not credited. Below it, the server is not reported.
 """
 UNCERTAIN_LEAST = 1024 * 1024
-"""Minimum number of uncredited bytes in flight; fewer are not reported."""
+"""Minimum number of such uncredited bytes on one day. Below it, the server is not reported."""
 ATTACK = 100.0
 """Minimum score at which an actor (a client or network) is reported for abuse."""
 COMPLETE = 0.99

@@ -190,8 +190,8 @@ class MemoryTables:
 
     :param state: state to read; tables that it does not name are read in their newest version.
     :param days: days to read; None for all.
-    :param partial_days: those of ``days`` of which only some events and receipts of transports are read: those near
-        midnight, and receipts that were sent after a restart. Only these can affect a neighbouring day.
+    :param partial_days: days, also in ``days``, of which only the transport events and receipts that can affect a
+        neighbouring day are read: those near midnight, and receipts that were sent after a restart.
     """
 
     def __init__(

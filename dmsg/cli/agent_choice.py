@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def through_agent(settings: ClientSettings, *, able: bool = True) -> ClientSettings:
     """Return the settings of a command, with the running agent added if the command can work through the agent.
 
-    :param able: whether the agent supports what the command does.  If it does not, the command starts its own client.
+    :param able: whether the command can work through the agent.  If it cannot, it starts its own client.
         The client uses the agent's discovery if none is set.  If the agent already uses the client's key, the client
         gets a temporary key.
     """

@@ -401,7 +401,7 @@ def client_options_of(
     """Return a decorator that adds the network options to a command.
 
     :param short_discovery: whether ``-d`` is short for ``--discovery``.
-    :param by_agent: whether the agent supports what the command does; None not to look for an agent.
+    :param by_agent: whether the command can work through the agent; None not to look for an agent.
     :param loads: whether to import the client's modules before the command runs.
     """
     return functools.partial(_with_client_options, short_discovery, by_agent, loads)

@@ -268,8 +268,8 @@ class Store:
                 )
             if owner and not signed:
                 raise FileRejected(
-                    f"producer {producer[:16]} belongs to {owner[:16]}; if it has moved, remove {PRODUCERS}/{producer}"
-                    " at the collector"
+                    f"producer {producer[:16]} belongs to sender {owner[:16]}; if the producer now uses another "
+                    f"sender, remove {PRODUCERS}/{producer} at the collector"
                 )
             # The file is written under another name and renamed, so that a power failure leaves no incomplete claim.
             if owner != origin.hex():

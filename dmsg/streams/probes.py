@@ -38,7 +38,7 @@ class Probes(Factory):
 
 
 class _ProbeProtocol(Protocol):
-    """Protocol of one probe, which is ended if data arrive."""
+    """Protocol of one probe. Closes the connection if data arrive, because a probe must not send any."""
 
     def __init__(self, probes: Probes, peer: IAddress | None) -> None:
         self._probes = probes

@@ -24,7 +24,7 @@ DELAY = 0.01
 PIECE = 10_000
 """Size in bytes of a piece of data. A bystander sends a piece when the previous one is acknowledged."""
 SLOWED_AT_MOST = 3.0
-"""Maximum factor by which a piece may take longer during the walk than before it."""
+"""Maximum factor by which a piece of data may take longer during the walk than before the walk."""
 BLAME = frozenset(
     {
         DropReason.BAD_FRAME,

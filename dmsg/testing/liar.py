@@ -140,8 +140,8 @@ class LyingPort:
         self.to_drop: dict[tuple[int, int], int] = {}
         """Number of further frames to drop, by type and transport id."""
         self.swapped: dict[int, tuple[int, int]] = {}
-        """Transport ids whose frames are sent under another id. Each is mapped to that other id, and to the number of
-        further frames to send under it."""
+        """Substitute id for the frames of a transport, and number of further frames to send under it, by transport
+        id."""
         self.held: dict[int, list[Frame]] = {}
         """Frames that are delayed, by transport id."""
         self.postponed: list[Frame] = []

@@ -36,8 +36,8 @@ STEPS = 60
 CHANNELS = 6
 """Maximum number of channels that are open at the same time."""
 UNACKNOWLEDGED = 1_000_000
-"""Number of bytes that an end of a channel may have sent and the other end not received yet. At this number, the end
-sends no more."""
+"""Number of bytes in flight at which an end of a channel sends no more data. Bytes are in flight until the other end
+has received them."""
 SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
 LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes"})

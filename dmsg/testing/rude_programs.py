@@ -22,7 +22,7 @@ SILENT_CONNECTIONS = 20
 GARBAGE, SILENCE, FLOOD, BAD_FRAMES, OTHERS_PORT, LEAVE = RUDE = (
     *("garbage", "silence", "flood", "bad frames", "port of another", "leave"),
 )
-"""Kinds of rude behaviour."""
+"""Kinds of wrong use of the agent's socket."""
 
 
 class _Rude(Protocol):

@@ -76,7 +76,8 @@ class WalkLiars:
         """
         spared = {*self._liars, *rude_at}
         if self._strangers is not None and self._strangers.flooded:
-            spared.add(HARBOUR)  # Strangers have flooded this server, so it may count drops that blame clients.
+            # Strangers have flooded this server, so it may have counted drops for one of the reasons in BLAME.
+            spared.add(HARBOUR)
         check_blame((name, server) for name, server in self._lab.servers.items() if name not in spared)
         if self.bystanders is not None:
             self.bystanders.check()

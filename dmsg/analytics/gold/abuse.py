@@ -33,10 +33,10 @@ UNANSWERED_LIMIT = 0.9
 at least ``UNANSWERED_LEAST`` requests."""
 UNANSWERED_LEAST = 50
 CHURN = "churn"
-"""Kind of abuse that is found in the table ``entries``."""
+"""Kind of abuse: posting entries too often. It is found in the table ``entries``."""
 UNANSWERED = "unanswered"
-"""Kind of abuse that is found in the table ``transports``. All kinds but this one and :data:`CHURN` are found in the
-table ``refusals``.
+"""Kind of abuse: requests for transports that nobody accepts. They are found in the table ``transports``. The kinds
+other than this one and :data:`CHURN` are found in the table ``refusals``.
 """
 SHOWN_FROM = 1.0
 """Minimum score of a day at one producer that is stored in ``abuse_day``. The minimum is low, so that small scores at

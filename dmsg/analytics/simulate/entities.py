@@ -27,7 +27,7 @@ _KEY = ("server", "day", "i")
 
 
 def server_lines(stage: Scenario) -> DataFrame:
-    """Return lines of server events: life, heartbeats, sessions, refused requests, failed handshakes, and drops."""
+    """Return lines of server events: starts, stops, heartbeats, sessions, refusals, failed handshakes, and drops."""
     return union([*_life(stage), *_sessions(stage), *_refusal_events(stage)])
 
 

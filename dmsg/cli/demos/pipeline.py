@@ -51,7 +51,9 @@ def _factory(protocol: Callable[[], Protocol]) -> Factory[Protocol]:
 
 
 class PipelineDemo:
-    """Network of the demo, whose entities write events.  The Deferred of :meth:`run` fires when all have stopped."""
+    """Network of the demo, whose entities write events.  The Deferred of :meth:`run` fires when all entities have
+    stopped.
+    """
 
     def __init__(self, reactor: Reactor, directory: Path, seconds: float) -> None:
         self._reactor = reactor

@@ -36,7 +36,8 @@ SHOWN_THINGS = 20
 MEDIUM, WIDE = 60, 90
 """Minimum widths of the terminal, in columns: ``MEDIUM`` for a bar, and ``WIDE`` for rate and remaining time."""
 NUMBERS = 62
-"""Columns of a wide display for the bar, the bytes, the rate and the remaining time."""
+"""Width in columns that the bar, the bytes, the rate and the remaining time need on a wide terminal. The name gets the
+rest."""
 
 
 def transfer_progress(console: Console | None = None) -> Progress:

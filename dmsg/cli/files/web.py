@@ -169,7 +169,7 @@ def curl(  # noqa: C901
     if remote_name:
         name = name_of(url)
         if output is not None or name in ("", ".", "..") or "\0" in name:
-            raise click.UsageError("-O needs a URL that ends with a name, and no -o")
+            raise click.UsageError("-O needs a URL that ends with a file name, and excludes -o")
         if has_dot(name):
             raise click.UsageError(f"{name} begins with a dot; to write this file, use -o {name}")
         output = Path(name)

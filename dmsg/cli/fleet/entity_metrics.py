@@ -18,7 +18,7 @@ KINDS = {
 }
 """Kinds of entities, by the prefix of their metrics."""
 NEARLY_FULL = 0.9
-"""Minimum share of its connections, or of its memory, that a nearly full entity uses."""
+"""Minimum fraction of its connection or memory limit at which an entity is reported as nearly full."""
 WORST = 100
 """Severity of an entity that does not answer."""
 

@@ -64,7 +64,7 @@ class CarrierType(click.ParamType[Carrier]):
     "--behind-proxy",
     metavar="URL",
     type=URLType(by_name=False),
-    help="URL at which a reverse proxy of yours offers discovery, which then listens for this machine alone.",
+    help="Public URL of discovery at your reverse proxy; discovery then accepts connections from this machine only.",
 )
 @click.option(
     "--carrier",

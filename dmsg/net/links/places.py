@@ -16,8 +16,8 @@ FEW_PLACES = 4
 """Number of clients of one block, such as a household or a small office, that are never evicted for clients of other
 blocks."""
 GREEDY_PART = 16
-"""Divisor of the maximum number of clients. The quotient is a limit for one block. If no client is idle, a block above
-this limit loses its newest client, although that client is busy."""
+"""Divisor that gives the limit of one block: the maximum number of clients divided by this number. If no client is
+idle, the block with the highest load loses its newest client, even a busy one, if its load exceeds the limit."""
 SEARCHED = 16
 """Maximum number of blocks that are searched for an idle client to evict, beginning with the block with the highest
 load."""

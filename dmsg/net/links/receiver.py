@@ -135,8 +135,8 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
         self._received(data)
 
     def _may_read(self) -> int:
-        # If the owner's time is used up, the data must be copied from the shared read buffer and kept for the next
-        # turn, so fewer bytes are read.
+        # If the owner has used up its share of this turn, the data must be copied from the shared read buffer and kept
+        # for the next turn, so fewer bytes are read.
         return READ_SIZE if self._may_work() else HELD_SIZE
 
     def _received(self, data: bytes | memoryview) -> None:

@@ -246,8 +246,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def confirms(self) -> bool:
         """Whether the Deferred of :meth:`send` waits for an acknowledgement of the remote.
 
-        It does in protocols that acknowledge data: dmsg, and the Messaging System with programs of March and April
-        2019. In other protocols, the Deferred fires when the data are queued on the connection to the server, and says
+        The Deferred waits in protocols that acknowledge data: dmsg, and the Messaging System with programs of March and
+        April 2019. In other protocols, it fires when the data are queued on the connection to the server, and says
         nothing about the remote.
         """
         return self._carrier.confirms

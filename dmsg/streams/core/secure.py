@@ -59,7 +59,7 @@ DIAGNOSE_SPAN = 64
 """Number of nonces before and after the expected one that are tried on a frame that is not authentic. This
 distinguishes missing and repeated frames from altered ones."""
 DIAGNOSE_SIZE = 4096
-"""Maximum bytes of a frame on which other nonces are tried."""
+"""Maximum size in bytes of a frame that is not authentic, for which other nonces are tried."""
 
 _sequence = struct.Struct(">H").pack
 _ack = struct.Struct(f">H{ACK_HASH_SIZE}s")
@@ -351,8 +351,8 @@ class SecureEnd(ResumableEnd):
     def consume(self, size: int) -> bool:
         """Record that the application has read ``size`` bytes.
 
-        :returns: whether an ACK should announce the receive window now, because the other end knows a window that is
-            smaller by at least a quarter of the full window.
+        :returns: whether an ACK should announce the receive window now, because it exceeds the one last announced by at
+            least a quarter of the full window.
         """
         self.consumed += size
         return self.consumed + self.window - self.received - self.told_window >= self.window // 4

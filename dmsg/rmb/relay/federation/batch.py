@@ -95,5 +95,5 @@ class AnswerParser:
         for one in lines:
             number, _, status = one.partition(b" ")
             if not (number.isdigit() and status.isdigit()):
-                raise ValueError("a line is not a number and a status")
+                raise ValueError("a line of the answer to a batch is not of the form NUMBER STATUS")
             yield int(number), int(status)

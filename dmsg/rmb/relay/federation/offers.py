@@ -46,7 +46,7 @@ class Offers:
         max_size: int,
         is_connected: Callable[[str], bool],
     ) -> None:
-        """:param max_size: maximum bytes of all messages that are offered."""
+        """:param max_size: maximum total bytes of the messages that are offered to other relays at the same time."""
         self._reactor = reactor
         self._asking = asking
         self._queue = queue

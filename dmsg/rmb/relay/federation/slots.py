@@ -1,8 +1,8 @@
 """Scheduling of attempts to send messages to other relays. No I/O.
 
-The number of concurrent attempts is limited. A relay that does not answer occupies an attempt for seconds, and anyone
-can register twins with such relays, under any number of names.  So some attempts are reserved for relays that answered
-quickly when they were last asked, and each sender has its own limit.
+The number of concurrent attempts is limited. An attempt at a relay that does not answer occupies its slot for seconds,
+and anyone can register twins with such relays, under any number of names.  So some slots are reserved for relays that
+answered quickly when they were last asked, and each sender has its own limit.
 """
 
 from __future__ import annotations

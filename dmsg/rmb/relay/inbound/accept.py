@@ -43,8 +43,8 @@ class InboundAcceptor:
             # paused, so it must send the message again later.
             taken.errback(MessageRefused(Drop.BUSY))
             return taken
-        # The other relay deletes the message when it gets the answer. So the answer is sent only after the
-        # confirmation.
+        # The other relay deletes the message when it gets the answer. So the answer is sent only when the message is
+        # confirmed or stored here.
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
             return taken
