@@ -35,11 +35,11 @@ SIGNATURE_SIZE = 65
 KEY_FILE_MODE = 0o600
 
 POINTS = 64
-"""Maximum number of keys whose decompressed points are cached, those used last. The number is small: most keys are used
-for one handshake only, and many long-lived objects would fragment the heap.
+"""Maximum number of keys whose decompressed points are cached; the least recently used is evicted. The number is small:
+most keys are used for one handshake only, and many long-lived objects would fragment the heap.
 """
 SHARED = 1024
-"""Maximum number of public keys for which a secret key caches the shared secret, those used last."""
+"""Maximum number of public keys whose shared secrets a secret key caches; the least recently used is evicted."""
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 

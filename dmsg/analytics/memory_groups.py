@@ -24,7 +24,7 @@ def key_numbers(columns: Sequence[pa.Array], *, nulls: bool) -> pa.Array:
 
     Numbers begin at 0 and follow the order in which the values first occur.
 
-    :param columns: columns. Each text in a dictionary must be in it only once.
+    :param columns: columns. The dictionary of a dictionary-encoded column must contain each text only once.
     :param nulls: whether NULL counts as a value. If it does not, the number of a row with a NULL is NULL.
     """
     found, size = _column_numbers(columns[0], nulls=nulls)

@@ -49,7 +49,7 @@ class _Once:
         return self._plain
 
     def encoded(self) -> pa.Array:
-        """Return the column as it was read or computed, possibly with its texts in a dictionary."""
+        """Return the column as it was read or computed, possibly dictionary-encoded."""
         if self._values is None:
             get = self._get
             if get is not None:

@@ -167,8 +167,8 @@ class _Files:
                 return None
             if there.field(name).type in TEXTS:
                 if (size := _plain_bytes(source.metadata, name)) is None:
-                    # In a dictionary, each different text is in memory once. So the size of the plain texts can be
-                    # counted before the texts are copied for each row.
+                    # With dictionary encoding, each different text is in memory once. So the size of the plain texts
+                    # can be counted before the texts are copied for each row.
                     source = pq.ParquetFile(opened, metadata=source.metadata, read_dictionary=[name])
                 else:
                     self._budget.check(size)

@@ -329,5 +329,5 @@ def is_local(spark: Spark) -> bool:
 
 
 def is_local_master(master: str | None) -> bool:
-    """Whether a master runs the executors in this process, as None does."""
+    """Whether a Spark master runs the executors in this process. None stands for a local master."""
     return master is None or re.match(r"local(\[|$)", master) is not None

@@ -60,7 +60,7 @@ class ListingThreads:
 
     @property
     def is_full(self) -> bool:
-        """Whether the maximum number of requests waits."""
+        """Whether the maximum number of requests is waiting."""
         return sum(map(len, self._waiting.values())) >= LISTINGS_WAITING
 
     def run(self, key: Hashable, act: Callable[[], bytes], disconnected: Deferred[None]) -> Deferred[bytes]:

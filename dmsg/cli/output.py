@@ -40,7 +40,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 """Exit status after SIGPIPE: 128 plus the number of the signal."""
 _COMMAND = re.compile(r"(?<=.{6}: )dmsg( [^ ;:]+){1,5}$")
-"""Regular expression for the command to type with which a message ends.  Longer texts are taken for sentences."""
+"""Regular expression for a command at the end of a message, such as "start it with: dmsg up".  No line is broken within
+the command.  Longer texts are taken for sentences."""
 _NO_BREAK = "\u00a0"
 """Space at which lines are not broken."""
 

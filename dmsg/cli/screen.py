@@ -58,5 +58,5 @@ def print_table(console: Console, table: Table) -> None:
             header = str(column.header)
             if header:
                 console.print(Text(f"{mark}{header}: {cell}", overflow="fold"))
-            # A cell without a header, such as an asterisk, marks the row.
+            # A cell without a header is only a mark, such as an asterisk, so it gets no line of its own.
             mark = f"{cell} " if str(cell) and not header else ""

@@ -39,8 +39,8 @@ AWAY_AFTER = 2
 """Number of consecutive failed attempts after which a server counts as unreachable, and another one is searched for."""
 MAX_AWAY = 16
 """Maximum number of links to unreachable servers to which the client was never connected. Above it, the oldest of these
-links is dropped. Searches are delayed once more servers than this became unreachable without a connection to a server
-in between. Otherwise a discovery that lists invented servers could make its clients connect to ever more addresses.
+links is dropped. Searches are delayed once more servers than this have become unreachable since the last connection to
+any server. Otherwise a discovery that lists invented servers could make its clients connect to ever more addresses.
 """
 MAX_WORKED = 16
 """Maximum number of remembered servers to which the client was connected. They are tried before others that discovery

@@ -24,7 +24,7 @@ WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
 WIDTHS_IPV4 = ((32, 1), (24, 8))
 """Prefix lengths of the blocks of an IPv4 address to which limits apply, each with its factor."""
 MIN_FACTOR = 4
-"""Smallest factor of a wide block in ``WIDTHS_IPV6`` and ``WIDTHS_IPV4``."""
+"""Smallest factor above 1 in ``WIDTHS_IPV6`` and ``WIDTHS_IPV4``."""
 INSIDE_SLACK = 8
 """Number of stale entries that the priority queue of one block may contain before it is rebuilt. The number is small,
 because there are many blocks with few addresses each.

@@ -67,52 +67,52 @@ class RmbError(DmsgError):
 
 
 class EnvelopeError(RmbError, ValueError):
-    """The bytes are not an envelope, or an envelope lacks a required field."""
+    """Error: the bytes are not an envelope, or an envelope lacks a required field."""
 
 
 class IdentityError(RmbError, ValueError):
-    """The words, seed or address is malformed."""
+    """Error: the words, seed or address is malformed."""
 
 
 class SignatureInvalid(RmbError):
-    """The signature is missing, malformed, or made with another key."""
+    """Error: the signature is missing, malformed, or made with another key."""
 
 
 class TokenError(RmbError, ValueError):
-    """A relay refused a token; the text is the relay's answer."""
+    """Error: a relay refused a token; the text is the relay's answer."""
 
 
 class CipherError(RmbError):
-    """The payload cannot be encrypted or decrypted."""
+    """Error: the payload cannot be encrypted or decrypted."""
 
 
 class TwinNotFound(RmbError, NobodyThere, LookupError):
-    """The registry has no such twin."""
+    """Error: the registry has no such twin."""
 
 
 class RegistryUnavailable(RmbError):
-    """The registry did not answer, so it is unknown whether the twin exists."""
+    """Error: the registry did not answer, so it is unknown whether the twin exists."""
 
 
 class RegistryRefused(RmbError, ValueError):
-    """The registry refused an update; the text gives the reason."""
+    """Error: the registry refused an update; the text gives the reason."""
 
 
 class RegistryConflict(RegistryRefused):
-    """A statement does not fit the registry's entry of its twin: the statement has another id, or a counter that is not
-    higher."""
+    """Error: a statement does not fit the registry's entry of its twin. The statement has another id, or a counter that
+    is not higher."""
 
 
 class NotTheOwner(RegistryRefused):
-    """A statement about a twin is not signed by the owner of the twin's account."""
+    """Error: a statement about a twin is not signed by the owner of the twin's account."""
 
 
 class QueueUnavailable(RmbError):
-    """The queue of a relay cannot be read or written now."""
+    """Error: the queue of a relay cannot be read or written now."""
 
 
 class RemoteError(RmbError):
-    """The answer to a call is an error.
+    """Error: a twin or a relay answered a call with an error.
 
     :ivar code: ``Error.code`` of the answer; errors of relays have the code 0.
     :ivar by_relay: whether a relay made the error. Such an error is not signed.
@@ -125,8 +125,8 @@ class RemoteError(RmbError):
 
 
 class TwinOffline(RemoteError, NobodyThere):
-    """The destination is not connected, and the sender asked relays not to store the message."""
+    """Error: the destination is not connected, and the sender asked relays not to store the message."""
 
 
 class CallTimeout(RmbError, TimeoutError):
-    """No answer arrived before the deadline."""
+    """Error: no answer arrived before the deadline."""

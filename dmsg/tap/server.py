@@ -39,7 +39,7 @@ class Options(RelayOptions):
     def finish(self) -> None:
         self["telemetry-settings"] = telemetry(self)
         if self["telemetry-to"] is not None and not self["discovery"]:
-            raise UsageError("--telemetry-to needs --discovery, in which the collector is found")
+            raise UsageError("--telemetry-to needs --discovery, to look up the collector")
         super().finish()
 
 

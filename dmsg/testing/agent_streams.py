@@ -64,7 +64,7 @@ class AgentStream:
         return opened and end.lost is None and end not in self._dead and not self.is_closed
 
     def lose(self, user: User) -> None:
-        """Note that a program, or its agent, is stopped now."""
+        """Record that a program, or its agent, is stopped now."""
         if user not in self._users:
             return
         end = self.ends[self._users.index(user)]
@@ -74,7 +74,7 @@ class AgentStream:
             self._is_harmed = True
 
     def program_killed(self, user: User) -> None:
-        """Note that a program was killed. Its end of the stream cannot notice the end of the stream any more."""
+        """Record that a program was killed. Its end of the stream then need not notice that the stream has ended."""
         if user in self._users:
             end = self.ends[self._users.index(user)]
             if end is self.opening or end.transport is not None:

@@ -108,8 +108,8 @@ class Visit(Protocol):
 class _Relayed(Protocol):
     """Stranger's protocol for one of the two streams between which the stranger relays data unchanged.
 
-    :param limit: maximum number of bytes that a program may send over this stream before its peer has proved that the
-        peer knows the code. The stranger cannot prove this, so more bytes break the promise.
+    :param limit: maximum number of bytes that a program may send before its peer proves that it knows the code. The
+        stranger cannot prove this, so a program that sends more bytes breaks the promise.
     """
 
     def __init__(self, limit: int, broken: Callable[[str], object]) -> None:

@@ -35,7 +35,7 @@ class Operation(Enum):
 
 
 class PowerLost(OSError):
-    """The disk has no power, or the file was opened before a power cut."""
+    """Error: the disk has no power, or the file was opened before a power cut."""
 
     def __init__(self) -> None:
         super().__init__(errno.EIO, "the disk has no power")

@@ -18,8 +18,8 @@ SIZES = (1, 100, 10_000, 300_000)
 PAUSES = (0.0, 0.01, 0.3, 3.0, 12.0)
 """Possible pauses between two steps, in seconds of the lab's time. The plan draws one of them."""
 SHORT = (0.0, 0.0005, 0.002, 0.01)
-"""Short pauses, in seconds. After a fault of :data:`MOVES`, the plan draws in half of the cases one of them instead of
-:data:`PAUSES`. The next fault then happens while a stream opens, closes, or moves to another server.
+"""Short pauses, in seconds. In half of the cases, a fault of :data:`MOVES` is followed by one of them, otherwise by one
+of :data:`PAUSES`. After a short pause, the next fault happens while a stream opens, closes, or moves to another server.
 """
 LIE = "lie: "
 """Prefix of the name of a lie in the coverage of a walk."""

@@ -114,8 +114,8 @@ class _SimulatedVfs:
         self.disk: Disk | None = None
         self._open: dict[int, _Open] = {}
         self._next = 1
-        # Path of the last closed file if it could not be used any more. SQLite deletes a log just after closing it, and
-        # a connection from before the power cut must not delete the log of a present one.
+        # Path of the file closed last if a power cut had made it unusable; else None. SQLite deletes a log just
+        # after closing it. A connection from before the power cut must not delete the log of a later connection.
         self._closed_unusable: str | None = None
         # Maps the number of an open database file to the shared memory with the index of its write-ahead log.
         self._shared: dict[int, list[Any]] = {}

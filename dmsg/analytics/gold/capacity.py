@@ -29,7 +29,7 @@ LATENCY_FLOOR = 0.2
 LATENCY_UNKNOWN = 0.5
 """Latency factor of a server without measurements."""
 HEADROOM_UNKNOWN = 0.5
-"""Factor for free places of a server that does not report its capacity."""
+"""Headroom factor of a server that does not report its capacity."""
 DISHONEST = 0.1
 """Honesty factor of a server that claims more traffic than it delivered."""
 
@@ -109,8 +109,8 @@ def placement(
 ) -> DataFrame:
     """Compute the weights by which clients should be distributed over servers.
 
-    A weight is the squared availability times three factors. The factor for free places is the server's number of free
-    places, divided by the highest number of any server. The latency factor is the lowest median round trip of any
+    A weight is the squared availability times three factors. The headroom factor is the server's number of free places,
+    divided by the highest such number of any server. The latency factor is the lowest median round trip of any
     server, divided by the server's own. The honesty factor is :data:`DISHONEST` if the server claims more than it
     delivered, otherwise 1.
     """

@@ -32,7 +32,7 @@ def select_unfinished(
 
     :param verdicts: verdicts. A verdict on a transport that the server does not report contains the counts of its
         receipts.
-    :param former: receipts that were sent after the server had restarted.
+    :param former: receipts that a restarted server received for transports from before the restart.
     :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     events = transports.where(F.col("transport").isNotNull()).withColumn("pair", F.grouping_key("server", "transport"))

@@ -64,8 +64,7 @@ def of_ends(former: DataFrame, transports: DataFrame, hint: Hint = F.broadcast) 
     After a restart, the server does not know the ends, so it cannot check this itself. Its events from before the
     restart name the ends.
 
-    :param former: receipts that were sent after a server's restart.
-
+    :param former: receipts that a restarted server received for transports from before the restart.
     :param hint: function that marks rows for a broadcast join if there are few of them.
     """
     asked = F.col("initiator")

@@ -265,7 +265,7 @@ def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> N
     _warn(own)
     ours = {name: line for name, line in _lines_of(own).items() if about.hex() in name}
     if len([one for one in stated if one.startswith("server ")]) == 0 and stated:
-        # A client's own receipts do not show the whole sum of a server, so lines of servers are not compared.
+        # The key is a client's. Its receipts are only a part of a server's sum, so lines of servers are not compared.
         ours = {name: line for name, line in ours.items() if line["kind"] == "pair"}
     named = {line["sha256"] for line in statement.lines() if line["kind"] == "input"}
     left = own.inputs.keys() - named

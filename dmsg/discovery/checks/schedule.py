@@ -53,7 +53,7 @@ MAX_OTHER_CHECKS, MAX_OWN_CHECKS = 32, 32
 were posted from their own address block; ``MAX_OTHER_CHECKS`` is the maximum for all other servers.
 """
 MAX_SILENT_CHECKS = 16
-"""Maximum number of concurrent checks of servers whose posters' address blocks have posted too many silent servers."""
+"""Maximum number of concurrent checks of servers from address blocks that have posted too many silent servers."""
 CHECKS_PER_BLOCK, CHECKS_PER_WIDER_BLOCK = 8, 16
 """Maximum number of concurrent checks in each queue for one poster's address block, and for the wider block around
 it."""

@@ -10,21 +10,21 @@ from dmsg.messaging.core.state import ClientChannel
 
 @frozen
 class Requested:
-    """Another client requests a channel. The session must answer with ``accept`` or ``close``."""
+    """Event: another client requests a channel. The session must answer with ``accept`` or ``close``."""
 
     channel: ClientChannel
 
 
 @frozen
 class Opened:
-    """A channel that this side requested is open."""
+    """Event: a channel that this side requested is open."""
 
     channel: ClientChannel
 
 
 @frozen
 class Rejected:
-    """A channel that this side requested was refused.
+    """Event: a channel that this side requested was refused.
 
     :ivar why: reason as text for people; the protocol has no codes for reasons.
     """
@@ -35,7 +35,7 @@ class Rejected:
 
 @frozen
 class DataReceived:
-    """Data of the application have arrived, in one message or in several consecutive ones."""
+    """Event: data of the application have arrived, in one message or in several consecutive ones."""
 
     channel: ClientChannel
     data: bytes
@@ -43,7 +43,7 @@ class DataReceived:
 
 @frozen
 class Closed:
-    """A channel was closed. All data received before the close were reported in earlier events.
+    """Event: a channel was closed. All data received before the close were reported in earlier events.
 
     :ivar reason: UNSPECIFIED if one of the ends sent CloseChannel; ABORTED if a ChannelClosed came without a
         CloseChannel; NOT_AUTHENTIC if a message was not authentic.

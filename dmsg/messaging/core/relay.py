@@ -53,8 +53,8 @@ MAX_LINKS_PER_KEY = 4
 MAX_DOUBTFUL = ID_COUNT // 2
 """Maximum number of ids of a link that are avoided because the client refused a channel with them."""
 MAX_KNOWN = 4096
-"""Maximum number of keys for which the relay remembers whether they use two ids. Above it, the oldest answer is
-forgotten."""
+"""Maximum number of clients for which the relay remembers whether their ChannelOpened frames have two ids. Above it,
+the oldest record is forgotten."""
 IN_FLIGHT = 65_536
 """Number of data frames that a client may send without charge after the other end has closed an open channel.  The
 client may have sent them before it received the close, and only TCP bounds their number."""

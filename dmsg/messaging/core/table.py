@@ -374,9 +374,10 @@ class ClientConnection:
             events.append(Requested(offered))
 
     def _choose_id(self, name: int, channel: ClientChannel | None) -> int:
-        """Return the id for a channel whose OpenChannel from the server has the id ``name``.
+        """Return the id that this side uses for a channel which the server opens.
 
-        :param channel: channel that has this id now, or None.
+        :param name: id in the server's OpenChannel.
+        :param channel: channel that has the id ``name`` at this side now, or None.
         :raises HandshakeError: the id is in use, or no id is free.
         """
         if self._two_ids:
@@ -394,8 +395,8 @@ class ClientConnection:
         return self._free_id()
 
     def _answer_ping(self, channel: ClientChannel) -> None:
-        """Accept a ping: a channel without a program. Its opener closes it, or this side does when there are too many
-        pings."""
+        """Accept a ping: a channel that only measures a round trip, so no program is notified of it. The opener closes
+        the channel. If ``MAX_PINGS`` of these channels are open already, the oldest is closed here."""
         pings = [one for one in self._pings if one.state is State.OPEN and self.channels.get(one.id) is one]
         if len(pings) >= MAX_PINGS:
             self._end(pings.pop(0))

@@ -149,7 +149,7 @@ class StreamReader:
                 raise StreamError(BAD_PROTOCOL, "a control frame is unknown, fragmented or too long")
             return
         if opcode == 0x01:
-            raise StreamError(BAD_DATA, "a message is text")
+            raise StreamError(BAD_DATA, "a message is text, but only binary messages are allowed")
         if opcode > 0x02 or (opcode == 0x00) is not self._continued:
             raise StreamError(BAD_PROTOCOL, "a frame is unknown, or out of order")
         if size > MAX_FRAME:

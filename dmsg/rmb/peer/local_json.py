@@ -37,7 +37,7 @@ def may_be_called(command: str) -> bool:
 
 
 class LocalError(RmbError, ValueError):
-    """A message of a local program is malformed.
+    """Error: a message of a local program is malformed.
 
     :ivar reply_to: name of the list to which the error can be pushed, or None.
     :ivar reference: program's own reference of the message, or None.

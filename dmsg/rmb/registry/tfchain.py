@@ -38,7 +38,7 @@ PALLET, TWINS, BY_ACCOUNT = "TfgridModule", "Twins", "TwinIdByAccountID"
 
 
 class ScaleError(ValueError):
-    """The data do not have the expected layout."""
+    """Error: the data do not have the expected layout."""
 
 
 class Scale:

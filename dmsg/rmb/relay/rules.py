@@ -53,7 +53,7 @@ class Decision:
 
 
 class MessageRefused(Exception):
-    """The message is not delivered, stored or forwarded.
+    """Error: the message is not delivered, stored or forwarded.
 
     :ivar drop: reason. ``TEXTS`` has the text for the sender.
     """

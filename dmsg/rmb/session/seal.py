@@ -56,7 +56,7 @@ MAX_SEEN_OF_TWIN = 200_000
 
 
 class MessageRejected(RmbError):
-    """The message is not accepted.
+    """Error: the message is not accepted.
 
     :ivar code: error code for the sender, if the message is a request; with None no answer is sent.
     :ivar envelope: rejected message; None if the bytes are not an envelope.
@@ -96,7 +96,7 @@ class ReplayWindow:
     """Replay window: remembers received messages by source, uid and kind, until they expire.
 
     The number of messages of each twin is limited. When the window is full, the twin with most messages loses the one
-    that expires first. So a twin that fills the window makes only repetitions of its own messages possible.
+    that expires first. So a twin that fills the window makes only its own messages replayable.
     """
 
     def __init__(self, limit: int = MAX_SEEN, of_twin: int = MAX_SEEN_OF_TWIN) -> None:

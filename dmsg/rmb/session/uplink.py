@@ -54,11 +54,11 @@ _log = Logger()
 
 
 class OutboxFull(RmbError):
-    """The outbox is full, because no relay has confirmed its messages."""
+    """Error: the outbox is full, because no relay has confirmed its messages."""
 
 
 class MessageTooLarge(RmbError):
-    """The message is larger than relays accept."""
+    """Error: the message is larger than relays accept."""
 
 
 class Outgoing:

@@ -21,7 +21,7 @@ too."""
 
 
 class FragmentError(DmsgError):
-    """The fragment continues no message, or begins a message inside another."""
+    """Error: the fragment continues no message, or begins a message inside another."""
 
 
 class Fragments:

@@ -150,8 +150,8 @@ class Slots(Generic[Item]):
         return None
 
     def _next_kind(self) -> _Kind | None:
-        """Return the first kind of relays that has a waiting item and may have a further attempt; None if there is
-        none."""
+        """Return the first kind of relays that has waiting items and is below its limit of concurrent attempts; None if
+        no kind is."""
         count = self._of_kind
         posts = count[_Kind.QUICK] + count[_Kind.SLOW]
         if self._waiting[_Kind.BATCH] and count[_Kind.BATCH] < MAX_BATCHED:
