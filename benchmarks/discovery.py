@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import statistics
 import time
@@ -15,6 +16,8 @@ COUNT = 2000
 KEYS = 500
 DEPTH = 16
 ROUNDS = 7
+CLIENTS = 16
+"""Number of connections that send one request at a time each."""
 
 
 def exchange(address: tuple[str, int], requests: list[bytes]) -> float:
@@ -40,6 +43,36 @@ def exchange(address: tuple[str, int], requests: list[bytes]) -> float:
     took = time.perf_counter() - start
     connection.close()
     return took
+
+
+def exchange_over(address: tuple[str, int], requests: list[bytes], clients: int = CLIENTS) -> None:
+    """Send the requests over several connections, each of which waits for an answer before its next request.
+
+    Requests that are pipelined on one connection are answered one after the other, so that a store behind a socket has
+    one request in a reactor turn.
+    """
+    waiting = iter(requests)
+    connections = {}
+    poll = select.epoll()
+    for _ in range(clients):
+        connection = socket.create_connection(address, 30)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connections[connection.fileno()] = connection
+        poll.register(connection, select.EPOLLIN)
+        connection.sendall(next(waiting))
+    answered = 0
+    while answered < len(requests):
+        for descriptor, _ in poll.poll(30):
+            data = connections[descriptor].recv(1 << 16)
+            if not data.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(data[:600].decode(errors="replace"))
+            answered += 1
+            request = next(waiting, None)
+            if request is not None:
+                connections[descriptor].sendall(request)
+    poll.close()
+    for connection in connections.values():
+        connection.close()
 
 
 def post_request(entry: Entry) -> bytes:
@@ -77,11 +110,15 @@ def discovery_rows(redis_url: str | None) -> list[dict[str, Any]]:
             core=away(),
         ) as entity:
             address = entity.address()
-            rates: dict[str, list[float]] = {"post": [], "get": []}
+            rates: dict[str, list[float]] = {"post": [], "get": [], f"get_over_{CLIENTS}": []}
             for posts in rounds:
-                for name, requests in (("post", posts), ("get", gets)):
+                for name, requests, send in (
+                    ("post", posts, exchange),
+                    ("get", gets, exchange),
+                    (f"get_over_{CLIENTS}", gets, exchange_over),
+                ):
                     before = entity.cpu()
-                    exchange(address, requests)
+                    send(address, requests)
                     rates[name].append(COUNT / (entity.cpu() - before))
             row: dict[str, Any] = {"store": store.partition(":")[0]}
             for name, found in rates.items():
