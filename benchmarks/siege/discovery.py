@@ -11,7 +11,7 @@ from benchmarks.machine import Entity, away
 from benchmarks.siege.rest import ask, request
 from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, listed_server, silent, until
 from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
-from dmsg.discovery.service.server_quota import OF_POSTER
+from dmsg.discovery.service.server_quota import MAX_PER_POSTER
 from dmsg.keys import SecKey
 
 
@@ -57,7 +57,7 @@ def _fake_servers(seconds: float, host: str, port: str) -> None:
     """
     trap = socket.create_server((ENEMY, 0), backlog=1024)
     address = f"{ENEMY}:{trap.getsockname()[1]}"
-    keys = [SecKey.generate() for _ in range(OF_POSTER)]
+    keys = [SecKey.generate() for _ in range(MAX_PER_POSTER)]
     requests = []
     for sequence in range(40):
         for key in keys:

@@ -165,7 +165,7 @@ class Bridge(Protocol):
         if self.transport is not None:
             link.stream_opened(self)
 
-    def start_passing(self) -> None:
+    def start_forwarding(self) -> None:
         """Start to forward data to the program, to which the description of the stream has been sent."""
         if self._close_reason is None:
             self.transport.resumeProducing()

@@ -56,7 +56,7 @@ class LocalStream(StreamTransport):
         # peer does not have the data. The peer of a plain stream may have all data without having sent an ACK.
         return not self.secure and super()._may_have_all()
 
-    def away(self, seconds: float | None) -> None:
+    def note_suspended(self, seconds: float | None) -> None:
         """Record since when no transport carries the stream, as the agent reports.
 
         :param seconds: seconds since the stream lost its transport; None while a transport carries it.
@@ -137,7 +137,7 @@ class LocalCarrier:
             content = json.loads(payload)
             server, away = content["server"], content["away"]
             self.server = None if server is None else PubKey.from_hex(server)
-            self.stream.away(None if away is None else float(away))
+            self.stream.note_suspended(None if away is None else float(away))
         except (ValueError, TypeError, KeyError):
             raise WireError("a WAY frame does not name a server") from None
 

@@ -310,7 +310,7 @@ class ProgramConnection(Protocol):
         self.say(bridge.describe())
         assert self.transport is not None
         self.transport.registerProducer(_ProgramProducer(bridge), True)  # type: ignore[attr-defined]
-        bridge.start_passing()
+        bridge.start_forwarding()
         if self._reader.buffered_bytes:
             # The program has sent frames without waiting for the answer. They are processed in the next turn.
             self.reactor.callLater(0, self.dataReceived, b"")

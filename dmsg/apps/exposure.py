@@ -136,11 +136,11 @@ def own_files() -> OwnFiles:
 
 
 @lru_cache(maxsize=1)
-def _look_for_own_files(places: tuple[str | None, ...], second: int) -> OwnFiles:
+def _look_for_own_files(places: tuple[str | None, ...], interval: int) -> OwnFiles:
     """Return the set of dmsg's own files and directories.  Both parameters are only keys of the cache.
 
     :param places: values of the environment variables that determine the set.
-    :param second: number of the present interval of ``OWN_FILES_CACHE_TIME`` seconds.
+    :param interval: number of the present interval of ``OWN_FILES_CACHE_TIME`` seconds.
     """
     directories: dict[tuple[int, int], str] = {}
     files: set[tuple[int, int]] = set()

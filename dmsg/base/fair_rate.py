@@ -17,9 +17,9 @@ from collections.abc import Hashable, Sequence
 
 from dmsg.base.buckets import Bucket
 
-ASSIGNED = 0.9
+KNOWN_FRACTION = 0.9
 """Fraction of a rate limit that is divided among the known sources of requests. The rest is for new sources."""
-UNCOUNTED = 0.5
+COMMON_FRACTION = 0.5
 """Fraction of the tokens of the common bucket. While at least this fraction is left, sources are not counted
 separately."""
 FIRST = 1.0
@@ -95,7 +95,7 @@ class FairRate:
         if common is None:
             common = self._common = Bucket(burst, now)
         common.fill(rate, burst, now)
-        if common.level >= UNCOUNTED * burst:
+        if common.level >= COMMON_FRACTION * burst:
             if common.level + 1.0 > burst:
                 # The bucket is full, so there were few requests for a long time, and all sources count as new.
                 self.forget()
@@ -123,7 +123,7 @@ class FairRate:
             sources.move_to_end(name)
             while next(iter(sources.values())).seen < now - FORGET_AFTER:
                 self._count -= sources.popitem(last=False)[1].count()
-            rate *= ASSIGNED / len(sources)
+            rate *= KNOWN_FRACTION / len(sources)
             if is_new:
                 source.bucket.level = max(FIRST, rate * START_SECONDS)
             source.bucket.fill(rate, max(FIRST, rate * BURST_SECONDS), now)

@@ -36,7 +36,7 @@ def screen(width: int | None = None) -> Console:
     return found if found.is_terminal or width is None else Screen(width=width)
 
 
-UNBOUNDED = 10_000
+AMPLE_WIDTH = 10_000
 """Terminal width, in characters, that suffices for any table."""
 
 
@@ -45,7 +45,7 @@ def print_table(console: Console, table: Table) -> None:
 
     A cell without a header is printed before the next one.
     """
-    needed = Measurement.get(console, console.options.update(max_width=UNBOUNDED), table).maximum
+    needed = Measurement.get(console, console.options.update(max_width=AMPLE_WIDTH), table).maximum
     if not console.is_terminal or needed <= console.width:
         console.print(table)
         return

@@ -60,7 +60,7 @@ UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024
 STALL_TIMEOUT = 15.0
 """Maximum seconds for which one application may keep its link paused. This is less than the 30 seconds without progress
 after which the server's kernel would end the link with all its channels."""
-LEFT_LIMIT = 16 * 1024 * 1024
+MAX_UNREAD_OF_CLOSED = 16 * 1024 * 1024
 """Maximum unread bytes of closed channels that are kept for their applications. Above it, the bytes of the oldest
 channels are dropped."""
 
@@ -325,7 +325,7 @@ class ClientSession(Session):
             return
         self._ended = [one for one in self._ended if one.waiting] + [stream]
         total = sum(one.waiting for one in self._ended)
-        while total > LEFT_LIMIT:
+        while total > MAX_UNREAD_OF_CLOSED:
             oldest = self._ended.pop(0)
             total -= oldest.waiting
             _log.info(

@@ -38,7 +38,7 @@ class HoldReason(StrEnum):
     segments, and one read returns many of them."""
     UNSENT = "unsent"
     """The peer does not read the data sent to it."""
-    PARKED = "parked"
+    BUFFER_FULL = "buffer full"
     """The buffer of the peer's messages is full. It fills because the receiver of one of them is slow, and the others
     wait behind that message."""
     UNSETTLED = "unsettled"

@@ -53,18 +53,18 @@ class _Direction:
         self._key = begin_key(cipher, key)
         self._rekey_after = self._rekey_at = rekey_after(cipher)
         self._cipher: AEAD | None = None
-        self._wake()
+        self._make_cipher()
 
-    def _wake(self) -> AEAD:
+    def _make_cipher(self) -> AEAD:
         """Make the cipher object with the current key."""
         self._cipher = made = make_cipher(self._kind, self._key)
         return made
 
     def _rekey(self) -> AEAD:
         """Change the key. Called before the record whose sequence number is ``_rekey_at``."""
-        self._key = next_key((self._cipher or self._wake()).encrypt)
+        self._key = next_key((self._cipher or self._make_cipher()).encrypt)
         self._rekey_at += self._rekey_after
-        return self._wake()
+        return self._make_cipher()
 
     def release_cipher(self) -> None:
         """Release the cipher object, to save memory. The next record makes it again."""
@@ -104,7 +104,7 @@ class RecordSealer(_Direction):
         if sequence == self._rekey_at:
             self._rekey()
         if size <= COPY_LIMIT:
-            cipher = self._cipher or self._wake()
+            cipher = self._cipher or self._make_cipher()
             return _header.pack(size + OVERHEAD, sequence) + cipher.encrypt(_nonce(sequence), plaintext, None)
         record = bytearray(HEADER_SIZE + size + TAG_SIZE)
         self._seal_into(plaintext, size, sequence, memoryview(record))
@@ -130,7 +130,7 @@ class RecordSealer(_Direction):
         self, plaintext: bytes | bytearray | memoryview, size: int, sequence: int, buffer: memoryview
     ) -> None:
         _header.pack_into(buffer, 0, size + OVERHEAD, sequence)
-        cipher = self._cipher or self._wake()
+        cipher = self._cipher or self._make_cipher()
         cipher.encrypt_into(_nonce(sequence), plaintext, None, buffer[HEADER_SIZE : HEADER_SIZE + size + TAG_SIZE])
 
 
@@ -184,7 +184,7 @@ class RecordOpener(_Direction):
             self._held = None
         unpack = _header.unpack_from
         nonce = _nonce
-        cipher = self._cipher or self._wake()
+        cipher = self._cipher or self._make_cipher()
         decrypt = cipher.decrypt
         sequence = self.sequence
         rekey_at = self._rekey_at

@@ -140,23 +140,23 @@ class Observer(Protocol):
         """Record a client's receipt. Return False if the receipt is invalid, or was not due."""
 
 
-def share_loss(ways: Sequence[DirectionCounts], left: int, congested: bool) -> None:
+def share_loss(directions: Sequence[DirectionCounts], unsent: int, congested: bool) -> None:
     """Count the bytes that were queued for a disconnected peer as dropped, in the directions that lead to this peer.
 
     The sum over all directions is exact, except for frame headers. With several directions, the share of each is an
     estimate.
 
-    :param ways: directions that lead to the peer.
-    :param left: number of queued bytes that were not sent.
+    :param directions: directions that lead to the peer.
+    :param unsent: number of queued bytes that were not sent.
     :param congested: whether the peer was congested. The relay counts ``queued`` of each direction only for a congested
-        peer. For any other peer, each direction may have had up to ``left`` queued bytes.
+        peer. For any other peer, each direction may have had up to ``unsent`` queued bytes.
     """
-    parts = [min(way.wire, way.queued if congested else left) for way in ways]
+    parts = [min(direction.wire, direction.queued if congested else unsent) for direction in directions]
     total = sum(parts)
-    for way, part in zip(ways, parts, strict=True):
-        if part and way.carried is not None:
-            lost = part if total <= left else part * left // total
-            way.dropped += way.user_data(way.carried.secure) * lost // way.wire
+    for direction, part in zip(directions, parts, strict=True):
+        if part and direction.carried is not None:
+            lost = part if total <= unsent else part * unsent // total
+            direction.dropped += direction.user_data(direction.carried.secure) * lost // direction.wire
 
 
 @dataclass(slots=True, eq=False)

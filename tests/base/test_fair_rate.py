@@ -9,7 +9,15 @@ from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base import fair_rate
-from dmsg.base.fair_rate import ASSIGNED, FORGET_AFTER, MAX_CROWDED, MAX_SOURCES, UNCOUNTED, CrowdedRates, FairRate
+from dmsg.base.fair_rate import (
+    COMMON_FRACTION,
+    FORGET_AFTER,
+    KNOWN_FRACTION,
+    MAX_CROWDED,
+    MAX_SOURCES,
+    CrowdedRates,
+    FairRate,
+)
 from dmsg.base.policing import PROVOKED_LIFETIME, ProvokedFrames
 
 RATE, BURST = 100.0, 400.0
@@ -39,7 +47,7 @@ class FairRateTests(SynchronousTestCase):
         return let_in
 
     def test_a_single_source_may_use_the_whole_rate(self) -> None:
-        self.assertGreaterEqual(self.ask(1000, ("a",)), UNCOUNTED * BURST)
+        self.assertGreaterEqual(self.ask(1000, ("a",)), COMMON_FRACTION * BURST)
         let_in = self.crowd(10, [("a",)])
         self.assertTrue(9 * RATE < let_in < 11 * RATE, let_in)
 
@@ -68,7 +76,7 @@ class FairRateTests(SynchronousTestCase):
         for _ in range(100):
             self.crowd(0.05, keys)
             let_in += self.ask(10, other)  # 200 a second
-        self.assertGreater(let_in, 0.8 * ASSIGNED**3 * RATE / 2 * 5)
+        self.assertGreater(let_in, 0.8 * KNOWN_FRACTION**3 * RATE / 2 * 5)
 
     def test_fresh_keys_at_an_address_gain_no_rate(self) -> None:
         for number in range(20_000):
@@ -109,7 +117,7 @@ class FairRateTests(SynchronousTestCase):
         rates = [FairRate() for _ in range(2 * MAX_CROWDED)]
         for rate in rates:
             taken = sum(crowds.take(rate, ("here", number), RATE, BURST, 0.0) for number in range(int(BURST)))
-            self.assertTrue(UNCOUNTED * BURST <= taken < BURST)
+            self.assertTrue(COMMON_FRACTION * BURST <= taken < BURST)
         self.assertEqual(len(crowds), MAX_CROWDED)
         self.assertEqual([bool(rate.remembered) for rate in rates], [False] * MAX_CROWDED + [True] * MAX_CROWDED)
         # what was used up is not given back with that

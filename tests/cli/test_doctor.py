@@ -13,7 +13,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from dmsg.cli.client_run import ONLINE_TIMEOUT
-from dmsg.discovery.entries.recognition import TODAY
+from dmsg.discovery.entries.recognition import VERSION_1
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError
 from dmsg.keys import SecKey, write_key_file
@@ -46,7 +46,7 @@ class OtherNetworkTests(ToolCase):
         for arguments in (("ping", key), ("nc", "-l", "7", "-k", "x.key", "--create"), ("discovery", "show", key)):
             began = reactor.seconds()
             status, out, err = await self.run_command(*arguments, "-d", url)
-            self.assertEqual((status > 0, out, err), (True, "", f"dmsg: discovery {url}: {TODAY}\n"), arguments)
+            self.assertEqual((status > 0, out, err), (True, "", f"dmsg: discovery {url}: {VERSION_1}\n"), arguments)
             self.assertLess(reactor.seconds() - began, ONLINE_TIMEOUT)
 
 

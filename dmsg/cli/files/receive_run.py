@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
-LEAVES = 0.2
+LAST_MESSAGE_DELAY = 0.2
 """Seconds to wait before the command ends, so that its last message reaches the sender."""
 
 
@@ -63,7 +63,7 @@ async def receive_at_key(
 
     def ended(failure: Failure | None) -> None:
         if once and not finished.called:
-            reactor.callLater(LEAVES, finish, failure)
+            reactor.callLater(LAST_MESSAGE_DELAY, finish, failure)
 
     with transfer_progress() as progress:
         factory = _Inbox(progress, access, directory, overwrite, hidden, max_size, ended)

@@ -170,7 +170,7 @@ class HostSettings:
             text += f" and {hidden} more" if hidden > 0 else ""
         return text
 
-    def reached_as(self, line: str) -> str:
+    def address_advice(self, line: str) -> str:
         """Return advice if a line of discovery's log says that a peer has reached this machine at another address.
 
         Any peer can cause such a line, so the user has to check the advice.
@@ -279,7 +279,7 @@ class Host:
 
             def logged(line: str) -> None:
                 log(line)
-                if advice := settings.reached_as(line):
+                if advice := settings.address_advice(line):
                     notice(advice)
 
             return logged

@@ -20,7 +20,7 @@ from dmsg.net.retry_loop import RetryLoop
 
 MODULES = {"dmsg-discovery": "dmsg.tap.discovery", "dmsg-server": "dmsg.tap.server"}
 """Modules of the plugins of ``twistd``, by their names."""
-STEADY = 60.0
+STEADY_AFTER = 60.0
 """Seconds of running after which earlier failures of a process no longer count towards its backoff."""
 _HEAD = re.compile(r"^\S+ \[[^\]]*\] ")
 """Regular expression for date and source, with which a line of twistd's log begins."""
@@ -112,7 +112,7 @@ class Supervised:
         self.child = None
         if self._stopping:
             return None
-        if self._reactor.seconds() - began >= STEADY:
+        if self._reactor.seconds() - began >= STEADY_AFTER:
             self._failures = 0
         self._failures += 1
         delay = self._delay(self._failures)

@@ -42,7 +42,7 @@ OWN_CHECKS = 16
 """Maximum number of checks of one address per period that do not count towards ``PROOFS``. They are checks of servers
 that were posted from the block of the checked address.
 """
-OF_HOST = 32
+MAX_PER_HOST = 32
 """Maximum number of servers listed at one public address. For a wider address block, the number is multiplied by the
 factor of the block.
 """
@@ -88,7 +88,7 @@ class Allowance:
         :param is_known: whether the server has proved its key at this address before.
         :raises CheckPostponed: the address has had as many checks in this period as the limits allow.
         """
-        if is_known:  # Known servers need no limit here, because OF_HOST already limits their number.
+        if is_known:  # Known servers need no limit here, because MAX_PER_HOST already limits their number.
             return
         windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
         window, _ = windows[0]
@@ -217,7 +217,7 @@ class ProvedHosts:
         for name, factor in blocks:
             there = {one: at for one, at in self._at.get(name, {}).items() if now - at < self._seconds}
             remember(self._at, name, there, MAX_REMEMBERED)
-            room = room and (static in there or len(there) < OF_HOST * factor)
+            room = room and (static in there or len(there) < MAX_PER_HOST * factor)
         if room:
             for name, _ in blocks:
                 self._at[name][static] = now

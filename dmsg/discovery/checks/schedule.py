@@ -72,9 +72,9 @@ servers.
 """
 NO_ANSWER = "no answer"
 """Beginning of the text that says why a check failed, if the server did not answer."""
-IN_ROUND = 4096
+MAX_UNDER_WAY = 4096
 """Maximum number of servers that are being checked or wait for a check at the same time."""
-IN_SLICE = 32
+CHECKS_PER_TURN = 32
 """Maximum number of checks that begin in one reactor turn. The start of each takes about a millisecond, and a longer
 turn would delay requests.
 """
@@ -240,7 +240,7 @@ class ServerChecks:
             look.cancel()
 
     async def _round(self) -> float:
-        room = min(IN_SLICE, IN_ROUND - len(self._under_way))
+        room = min(CHECKS_PER_TURN, MAX_UNDER_WAY - len(self._under_way))
         due: list[DueServer] = []
         if room > 0:
             now = self._now()
@@ -252,7 +252,7 @@ class ServerChecks:
                 _log.info("no servers are checked, because the store cannot be read: {error}", error=str(error))
             for one in due:
                 self._begin(one)
-        return SOON if len(due) == IN_SLICE else CHECK_INTERVAL
+        return SOON if len(due) == CHECKS_PER_TURN else CHECK_INTERVAL
 
     def _begin(self, due_server: DueServer) -> None:
         def over(result: object) -> None:
@@ -275,7 +275,7 @@ class ServerChecks:
         try:
             why = await self._reason_against(entry, due_server.place, due_server.refreshes, due_server.listed)
         except CheckPostponed:
-            await self._store.record_check(entry.static, address, None, self._now() + self._postpone())
+            await self._store.record_check(entry.static, address, None, self._now() + self._postponement_delay())
             return
         now = self._now()
         if not why:
@@ -297,7 +297,7 @@ class ServerChecks:
         delay = min(longest, self._ttl / CHECKS_PER_TTL * 2 ** min(failures - 1, 20))
         await self._store.record_check(entry.static, address, None, now + delay, listed=listed)
 
-    def _postpone(self) -> float:
+    def _postponement_delay(self) -> float:
         """Return the seconds after which a postponed check is tried again.
 
         A check may be postponed many times. The delay grows with the number of postponed checks, because their requests

@@ -39,7 +39,7 @@ share such an address.
 """
 DIGITS = (4, 6, 8)
 """Lengths of nameplates in digits."""
-TRIED = 16
+CANDIDATES_PER_LENGTH = 16
 """Number of random nameplates of each length that a claim tries; the key gets the first free one."""
 DENSE = 0.05
 """Fraction of the numbers of one length that may be in use. Above this fraction new nameplates are longer, so that most
@@ -73,7 +73,9 @@ def length(in_use: int, is_attacked: bool) -> int:
 def candidates(random: Random, at_least: int = 0) -> list[int]:
     """Return random numbers for a claim to try, the shortest first. All have at least ``DIGITS[at_least]`` digits."""
     return [
-        number for digits in DIGITS[at_least:] for number in random.sample(range(10 ** (digits - 1), 10**digits), TRIED)
+        number
+        for digits in DIGITS[at_least:]
+        for number in random.sample(range(10 ** (digits - 1), 10**digits), CANDIDATES_PER_LENGTH)
     ]
 
 

@@ -10,7 +10,7 @@ COMMON_PATH = "/dmsg-discovery/available_servers"
 """URL path that all implementations of discovery have, and whose answer shows which implementation it is."""
 NO_SERVERS = "no delegated dmsg servers available for remote"
 """Error message with which a discovery of today's dmsg (version 1) says that it lists no server."""
-TODAY = (
+VERSION_1 = (
     "it is a discovery of today's dmsg (version 1), whose network this program cannot join; use a discovery of the "
     "network of 2019, such as one run by `twistd dmsg-discovery`"
 )
@@ -18,7 +18,7 @@ GO_2019 = (
     "it is a discovery of the Go program of 2019, which lacks the paths that this program requests; use a discovery "
     "run by `twistd dmsg-discovery`, which programs of 2019 can use, too"
 )
-POSTED_TODAY = (
+VERSION_1_POSTED = (
     "this entry is of today's dmsg (version 1), and this is a discovery of the network of 2019: the two cannot talk to "
     "each other, so the entry is refused"
 )
@@ -44,23 +44,23 @@ def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
     except (ValueError, RecursionError):
         return ""
     if status == 404 and isinstance(value, dict) and value.get("message") == NO_SERVERS:
-        return TODAY
+        return VERSION_1
     if status != 200 or not isinstance(value, list):
         return ""
-    if any(_is_of_today(one) for one in value):
-        return TODAY
+    if any(_has_version_1_members(one) for one in value):
+        return VERSION_1
     return GO_2019 if path_is_unknown else ""
 
 
-def is_posted_today(body: bytes) -> bool:
+def is_version_1(body: bytes) -> bool:
     """Whether ``body``, a posted entry with an invalid signature, is of today's dmsg (version 1)."""
     try:
-        return _is_of_today(json.loads(body))
+        return _has_version_1_members(json.loads(body))
     except (ValueError, RecursionError):
         return False
 
 
-def _is_of_today(entry: object) -> bool:
+def _has_version_1_members(entry: object) -> bool:
     """Whether an entry has members that only entries of today's dmsg (version 1) have."""
     if not isinstance(entry, dict):
         return False

@@ -106,7 +106,7 @@ class Lookup:
         self._timeout = timeout
         self._date = date or time.time_ns
         self._http = _http_client(reactor, self.url, timeout, http)
-        self._asked: set[bool] = set()
+        self._recognised_for: set[bool] = set()
         """Values of ``path_is_unknown`` with which :meth:`_recognise` has already been called, and has found no
         discovery of another kind at the URL. A further call with such a value makes no request.
         """
@@ -232,12 +232,12 @@ class Lookup:
             has.
         :raises WrongDiscovery: the program is a discovery of another kind.
         """
-        if path_is_unknown in self._asked:
+        if path_is_unknown in self._recognised_for:
             return
         what = recognise(*await self._request("GET", COMMON_PATH), path_is_unknown=path_is_unknown)
         if what:
             raise WrongDiscovery(f"discovery {self.shown_url}: {what}", 404)
-        self._asked.add(path_is_unknown)
+        self._recognised_for.add(path_is_unknown)
 
     async def _json(self, method: str, path: str, body: bytes | None) -> object:
         status, answer = await self._request(method, path, body)

@@ -33,7 +33,7 @@ from dmsg.discovery.entries.entry import (
     EntrySignatureError,
 )
 from dmsg.discovery.entries.gojson import NULL_KEY, EntryDecodeError, is_key_text
-from dmsg.discovery.entries.recognition import POSTED_TODAY, is_posted_today
+from dmsg.discovery.entries.recognition import VERSION_1_POSTED, is_version_1
 from dmsg.discovery.entries.rules import Terms, decode_deletion
 from dmsg.discovery.service.delegations import Delegations
 from dmsg.discovery.service.nameplates import Nameplates, NameplatesInUse
@@ -468,8 +468,8 @@ class DiscoveryAPI:
         self.charge(request, WORTHLESS)
         self._refused(request, "signature", failure.value)
         request.content.seek(0)
-        is_foreign = is_posted_today(request.content.read())
-        return answer(request, 401, f"{BAD_SIGNATURE}: {POSTED_TODAY}" if is_foreign else BAD_SIGNATURE)
+        is_foreign = is_version_1(request.content.read())
+        return answer(request, 401, f"{BAD_SIGNATURE}: {VERSION_1_POSTED}" if is_foreign else BAD_SIGNATURE)
 
     @_app.handle_errors(EntryInvalid)
     def _invalid(self, request: IRequest, failure: Failure) -> bytes:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
 
-OF_POSTER = 32
+MAX_PER_POSTER = 32
 """Maximum number of servers whose entries were posted from one public address. For a wider address block, the number is
 multiplied by the factor of the block.
 """
@@ -38,7 +38,7 @@ class ServerQuota:
         block = _counted_as(poster)
         if block is None or self._servers.get(static, ("",))[0] == block:
             return None
-        crowded = self._counts.crowded_block(block, OF_POSTER)
+        crowded = self._counts.crowded_block(block, MAX_PER_POSTER)
         return f"too many servers from {crowded}" if crowded else None
 
     def count(self, static: str, poster: str, now: float) -> None:

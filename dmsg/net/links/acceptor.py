@@ -125,7 +125,7 @@ class Acceptor(Factory):
         self._unnamed: set[Link] = set()
         """Connections from proxies that have not named the client yet. The limits per address are applied once the
         client is named."""
-        self._owners = 0
+        self._last_unique_owner = 0
         """Number that was last given as a unique owner to a connection that is not counted under an address block."""
         self._refused_links: dict[Link, DropReason] = {}
         self._said_full = False
@@ -295,8 +295,8 @@ class Acceptor(Factory):
             link.blocks = tuple(one.name for one in reversed(blocks_of(block)))
         else:
             # Behind a proxy, all clients have the same address, so each connection is counted under a unique name.
-            self._owners += 1
-            link.owner = self._owners
+            self._last_unique_owner += 1
+            link.owner = self._last_unique_owner
             link.blocks = (link.owner,)
         name = self._counted_as[link] = block or str(link.owner)
         self._of_address.add(name)

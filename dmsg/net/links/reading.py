@@ -21,7 +21,7 @@ from twisted.internet.tcp import Connection
 
 READ_SIZE = 256 * 1024 + 64
 """Maximum number of bytes of one read: four full records of a link."""
-HELD_SIZE = 64 * 1024
+COPIED_READ_SIZE = 64 * 1024
 """Maximum number of bytes of one read while the owner's time in this turn is used up. The data are then copied from the
 shared read buffer and kept until the next turn."""
 TLS_READ_SIZE = 64 * 1024

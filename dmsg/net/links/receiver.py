@@ -18,7 +18,7 @@ from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.net.carriers.transport import IUnpacks, WebSocketTransport
 from dmsg.net.links.interfaces import LinkUser
 from dmsg.net.links.reading import (
-    HELD_SIZE,
+    COPIED_READ_SIZE,
     LARGE_RECORD,
     READ_SIZE,
     SMALL_TLS_READ_SIZE,
@@ -137,7 +137,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
     def _may_read(self) -> int:
         # If the owner has used up its share of this turn, the data must be copied from the shared read buffer and kept
         # for the next turn, so fewer bytes are read.
-        return READ_SIZE if self._may_work() else HELD_SIZE
+        return READ_SIZE if self._may_work() else COPIED_READ_SIZE
 
     def _received(self, data: bytes | memoryview) -> None:
         """Process received bytes. A memoryview is valid only until this method returns."""

@@ -103,8 +103,8 @@ class RelaySession:
             self._receive,
             self.ledger.ping,
             switch.call_next_turn,
-            lambda: self._hold(HoldReason.PARKED),
-            lambda: self._release(HoldReason.PARKED),
+            lambda: self._hold(HoldReason.BUFFER_FULL),
+            lambda: self._release(HoldReason.BUFFER_FULL),
             lambda: len(self.delivery) > 0,
         )
         self.ledger.buffer = self.buffer

@@ -15,7 +15,7 @@ from dmsg.net.turns import TurnAccount, TurnTaker
 
 MAX_BUFFERED_SIZE = 4 * 1024 * 1024
 """Number of buffered bytes at which the relay stops reading from the session."""
-BOTH_WAYS = 8
+UNCONFIRMED_FACTOR = 8
 """Factor that multiplies ``MAX_BUFFERED_SIZE`` while the session has messages to confirm."""
 OVERHEAD = 100
 """Number of bytes that are counted for each buffered message in addition to its length."""
@@ -101,7 +101,7 @@ class SessionBuffer(TurnTaker):
         self._waiting.append((is_message, data))
         self.size += len(data) + OVERHEAD
         self.stored_bytes += len(data) + OVERHEAD
-        if self.size >= MAX_BUFFERED_SIZE * (BOTH_WAYS if self._confirms() else 1):
+        if self.size >= MAX_BUFFERED_SIZE * (UNCONFIRMED_FACTOR if self._confirms() else 1):
             self._hold()
 
     def clear(self) -> None:

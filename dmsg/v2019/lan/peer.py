@@ -167,10 +167,12 @@ class LanPeer:
         self._ports.append(port)
         return port
 
-    async def dial(self, one: Announcer) -> ClientSession:
+    async def dial(self, announcer: Announcer) -> ClientSession:
         """Open a direct link to a peer that has answered."""
-        endpoint = TCPEndpoint(self._reactor, one.host, one.port, DIAL_TIMEOUT, bind_address=one.interface.host)
-        session = await dial(self._reactor, self._turn, endpoint, self._streams, one.key, one.secret)
+        endpoint = TCPEndpoint(
+            self._reactor, announcer.host, announcer.port, DIAL_TIMEOUT, bind_address=announcer.interface.host
+        )
+        session = await dial(self._reactor, self._turn, endpoint, self._streams, announcer.key, announcer.secret)
         self._dialled[session] = None
         session.lost.addCallback(lambda _: self._dialled.pop(session, None))
         return session

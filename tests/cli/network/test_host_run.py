@@ -83,10 +83,10 @@ class SettingsTests(SynchronousTestCase):
         """A peer may lie, so the invitation stays, and only a person changes it."""
         line = f"2026-11-27T07:00:00+0000 [dmsg.discovery#info] 1.0.0.9 {REACHED_AT} 1.1.1.1"
         found = self.settings("192.168.1.7", is_found=True, others=("1.1.1.2",))
-        self.assertIn("--public-address 1.1.1.1", found.reached_as(line))
-        self.assertEqual(found.reached_as(line.replace("1.1.1.1", "1.1.1.2")), "")
-        self.assertEqual(found.reached_as(line + " or not"), "")
-        self.assertEqual(self.settings("relay.example.org").reached_as(line), "")
+        self.assertIn("--public-address 1.1.1.1", found.address_advice(line))
+        self.assertEqual(found.address_advice(line.replace("1.1.1.1", "1.1.1.2")), "")
+        self.assertEqual(found.address_advice(line + " or not"), "")
+        self.assertEqual(self.settings("relay.example.org").address_advice(line), "")
 
     def test_live_pages_are_for_this_machine_alone(self) -> None:
         settings = self.settings("203.0.113.5")

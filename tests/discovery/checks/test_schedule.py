@@ -79,13 +79,13 @@ class ServerChecksTests(SynchronousTestCase):
     def count_postponements(self) -> list[float]:
         """Return a list to which the time of each postponed check is added."""
         times: list[float] = []
-        postpone = self.looks._postpone
+        postpone = self.looks._postponement_delay
 
         def counted() -> float:
             times.append(self.clock.seconds())
             return postpone()
 
-        self.patch(self.looks, "_postpone", counted)
+        self.patch(self.looks, "_postponement_delay", counted)
         return times
 
     def reach(self, host: str, port: int, opening: Opening | None, *carrier: object) -> Deferred[Any]:
@@ -239,7 +239,7 @@ class ServerChecksTests(SynchronousTestCase):
             del times[:]
             others.clear()
             begun = self.clock.seconds()
-            # Each turn of the clock begins IN_SLICE checks at most, and longer ones would delay all of them.
+            # Each turn of the clock begins CHECKS_PER_TURN checks at most, and longer ones would delay all of them.
             for _ in range(int(2 * TTL)):
                 self.clock.advance(1.0)
                 self.assertEqual(self.listed(), 1)
@@ -312,7 +312,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(len(self.reached), 1)
 
     def test_few_checks_run_at_a_time(self) -> None:
-        self.patch(looks_module, "IN_ROUND", 300)
+        self.patch(looks_module, "MAX_UNDER_WAY", 300)
         for number in range(500):
             self.post(server(number, f"8.8.{number // 200}.{number % 200}:1"), place=f"1.{number % 50}.1.1")
         silent = self.silence("8.8.")
@@ -362,11 +362,11 @@ class ServerChecksTests(SynchronousTestCase):
 
     def test_postponed_checks_leave_room_for_others(self) -> None:
         """Entries for which there is no room come back, and the more of them there are the later."""
-        delays = [self.looks._postpone() for _ in range(60_000)]
+        delays = [self.looks._postponement_delay() for _ in range(60_000)]
         self.assertGreater(sum(delays[-100:]) / 100, 150.0)
         self.assertLess(sum(delays[:100]) / 100, 1.5 * POSTPONED_FOR)
         self.clock.advance(400.0)
-        self.assertLess(self.looks._postpone(), 1.5 * POSTPONED_FOR + 1)
+        self.assertLess(self.looks._postponement_delay(), 1.5 * POSTPONED_FOR + 1)
 
     def silence(self, prefix: str) -> list[Deferred[Any]]:
         """Servers there take connections and say nothing.  :returns: connections to them that are open."""

@@ -11,11 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.discovery.entries.entry import EntryInvalid, EntrySignatureError
 from dmsg.discovery.entries.gojson import EntryDecodeError
 from dmsg.discovery.entries.nameplates import (
+    CANDIDATES_PER_LENGTH,
     DIGITS,
     LARGEST,
     NONE_FREE,
     TOO_MANY,
-    TRIED,
     Release,
     StoredNameplate,
     candidates,
@@ -39,7 +39,7 @@ class RuleTests(SynchronousTestCase):
         """Candidates are random, distinct and in range; short ones come first."""
         numbers = candidates(Random(1))
         self.assertEqual(len(set(numbers)), len(numbers))
-        self.assertEqual({len(str(one)) for one in numbers[:TRIED]}, {4})
+        self.assertEqual({len(str(one)) for one in numbers[:CANDIDATES_PER_LENGTH]}, {4})
         self.assertEqual({len(str(one)) for one in candidates(Random(1), 1)}, {6, 8})
         self.assertNotEqual(numbers, candidates(Random(2)))
         self.assertEqual([len(str(one)) for one in numbers], sorted(len(str(one)) for one in numbers))

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 
 from dmsg.discovery.entries.entry import ClientMeta
-from dmsg.discovery.entries.recognition import GO_2019, NO_SERVERS, POSTED_TODAY, TODAY, is_posted_today, recognise
+from dmsg.discovery.entries.recognition import GO_2019, NO_SERVERS, VERSION_1, VERSION_1_POSTED, is_version_1, recognise
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
@@ -40,9 +40,9 @@ class RuleTests(SynchronousTestCase):
 
     def test_a_list_of_servers_tells_the_kind_of_discovery(self) -> None:
         for status, body, expected in (
-            (404, NOBODY, TODAY),
-            (200, b"[%s]" % SERVER_OF_TODAY, TODAY),
-            (200, b"[%s,%s]" % (SERVER_OF_2019, SERVER_OF_TODAY), TODAY),
+            (404, NOBODY, VERSION_1),
+            (200, b"[%s]" % SERVER_OF_TODAY, VERSION_1),
+            (200, b"[%s,%s]" % (SERVER_OF_2019, SERVER_OF_TODAY), VERSION_1),
             (200, b"[]", GO_2019),
             (200, b"[%s]" % SERVER_OF_2019, GO_2019),
             (200, b"<html>", ""),
@@ -53,7 +53,7 @@ class RuleTests(SynchronousTestCase):
             (200, b"[" * 100_000, ""),
         ):
             self.assertEqual(recognise(status, body, path_is_unknown=True), expected, body[:40])
-            known = expected if expected == TODAY else ""
+            known = expected if expected == VERSION_1 else ""
             self.assertEqual(recognise(status, body, path_is_unknown=False), known, body[:40])
 
     def test_an_entry_tells_the_kind_of_discovery(self) -> None:
@@ -66,7 +66,7 @@ class RuleTests(SynchronousTestCase):
             (b"", False),
             (b"[" * 100_000, False),
         ):
-            self.assertIs(is_posted_today(body), expected, body[:40])
+            self.assertIs(is_version_1(body), expected, body[:40])
 
 
 class Elsewhere(Resource):
@@ -107,7 +107,7 @@ class LookupTests(SynchronousTestCase):
                 lookup.ask("POST", "/discovery/nameplates", b"{}"),
             ):
                 said = str(self.failureResultOf(asking, WrongDiscovery).value)
-                self.assertEqual(said, f"discovery http://there: {TODAY}")
+                self.assertEqual(said, f"discovery http://there: {VERSION_1}")
             self.assertEqual(len(there.asked), 10)
 
     def test_a_discovery_of_2019(self) -> None:
@@ -153,7 +153,7 @@ class PostedTests(APICase):
 
     def test_current_servers_are_recognised(self) -> None:
         status, message = self.message("POST", "/dmsg-discovery/entry/", SERVER_OF_TODAY)
-        self.assertEqual((status, message), (401, f"invalid signature: {POSTED_TODAY}"))
+        self.assertEqual((status, message), (401, f"invalid signature: {VERSION_1_POSTED}"))
 
     def test_other_invalid_posts_are_answered_as_before(self) -> None:
         forged = json.loads(self.old_server_entry(b"x").to_json())

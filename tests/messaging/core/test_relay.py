@@ -35,7 +35,7 @@ from dmsg.messaging.core.wire import (
     decode_open,
     encode_frame,
 )
-from dmsg.messaging.session import LEFT_LIMIT, STALL_TIMEOUT
+from dmsg.messaging.session import MAX_UNREAD_OF_CLOSED, STALL_TIMEOUT
 from dmsg.servers.serving import CLOSED_AT_ONCE
 from tests.messaging.support import KEYS, Network
 from tests.support import Accepting
@@ -1008,8 +1008,8 @@ class UnreadTests(SynchronousTestCase):
             opened[0].transport.loseConnection()
             self.network.settle()
         left = sum(one.transport.waiting for one in built)
-        self.assertLessEqual(left, LEFT_LIMIT)
-        self.assertGreater(left, LEFT_LIMIT - 2_000_000)
+        self.assertLessEqual(left, MAX_UNREAD_OF_CLOSED)
+        self.assertGreater(left, MAX_UNREAD_OF_CLOSED - 2_000_000)
         told = [one for one in built if one.lost is not None]
         self.assertEqual(len(told), len(built) - 1 - left // 900_000)
 

@@ -11,7 +11,7 @@ from twisted.internet.tcp import Connection
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_into_shared_buffer
+from dmsg.net.links.reading import COPIED_READ_SIZE, READ_SIZE, read_into_shared_buffer
 from dmsg.net.socketopts import SEND_SIZE, queued_bytes, send_more, write_now
 
 
@@ -83,12 +83,12 @@ class ReadTests(SocketCase):
         self.assertLessEqual(max(sizes), READ_SIZE)
 
     def test_as_much_as_may_be_held(self) -> None:
-        self.size = HELD_SIZE
-        self.there.sendall(bytes(HELD_SIZE + 5))
+        self.size = COPIED_READ_SIZE
+        self.there.sendall(bytes(COPIED_READ_SIZE + 5))
         self.transport.doRead()
         self.transport.doRead()
-        self.assertEqual(sum(map(len, self.taken)), HELD_SIZE + 5)
-        self.assertLessEqual(max(map(len, self.taken)), HELD_SIZE)
+        self.assertEqual(sum(map(len, self.taken)), COPIED_READ_SIZE + 5)
+        self.assertLessEqual(max(map(len, self.taken)), COPIED_READ_SIZE)
 
     def test_the_end_of_the_connection_is_reported(self) -> None:
         self.there.sendall(b"last")

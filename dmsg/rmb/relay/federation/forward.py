@@ -214,13 +214,13 @@ class Federation:
                 item.running, item.is_offered, item.answered = True, False, None
                 self.asking.run(self._attempt(item)).addBoth(self._attempted, item)
             else:
-                self._slots.cancel(item)
+                self._slots.release(item)
 
     def _attempted(self, result: object, item: _Item) -> None:
         if item.is_offered:
-            self._slots.done(item, item.answered)
+            self._slots.finish(item, item.answered)
         else:
-            self._slots.cancel(item)
+            self._slots.release(item)
         item.running = False
         if isinstance(result, Failure) and not result.check(CancelledError):
             _log.failure("unhandled error while a message was forwarded to another relay", result)

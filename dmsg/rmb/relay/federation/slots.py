@@ -69,25 +69,25 @@ class _Attempt:
     kind: _Kind
 
 
-class _Lines(Generic[Item]):
+class _SenderQueues(Generic[Item]):
     """Queues of waiting items, one for each sender. The senders take turns."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[int, deque[tuple[Item, Relays]]] = OrderedDict()
+        self._queues: OrderedDict[int, deque[tuple[Item, Relays]]] = OrderedDict()
 
     def __bool__(self) -> bool:
-        return bool(self._lines)
+        return bool(self._queues)
 
     def put(self, item: Item, relays: Relays, sender: int) -> None:
-        self._lines.setdefault(sender, deque()).append((item, relays))
+        self._queues.setdefault(sender, deque()).append((item, relays))
 
     def take(self) -> tuple[Item, Relays, int]:
-        sender, line = next(iter(self._lines.items()))
-        item, relays = line.popleft()
-        if line:
-            self._lines.move_to_end(sender)
+        sender, queue = next(iter(self._queues.items()))
+        item, relays = queue.popleft()
+        if queue:
+            self._queues.move_to_end(sender)
         else:
-            del self._lines[sender]
+            del self._queues[sender]
         return item, relays, sender
 
 
@@ -99,12 +99,12 @@ class Slots(Generic[Item]):
 
     def __init__(self, takes_many: Callable[[str], bool] = lambda relay: False) -> None:
         self._takes_many = takes_many
-        self._waiting: dict[_Kind, _Lines[Item]] = {kind: _Lines() for kind in _Kind}
+        self._waiting: dict[_Kind, _SenderQueues[Item]] = {kind: _SenderQueues() for kind in _Kind}
         # Items whose attempts could not begin. The key is the limit that blocks the items: that of a set of relays, or
         # that of a sender.
-        self._blocked: dict[Hashable, _Lines[Item]] = {}
+        self._blocked: dict[Hashable, _SenderQueues[Item]] = {}
         self._attempts: dict[Item, _Attempt] = {}
-        self._of_kind: Counter[_Kind] = Counter()
+        self._attempts_by_kind: Counter[_Kind] = Counter()
         self._of_relays: Counter[Relays] = Counter()
         self._of_sender: Counter[tuple[int, _Kind]] = Counter()
         self._quick: OrderedDict[Relays, None] = OrderedDict()
@@ -152,7 +152,7 @@ class Slots(Generic[Item]):
     def _next_kind(self) -> _Kind | None:
         """Return the first kind of relays that has waiting items and is below its limit of concurrent attempts; None if
         no kind is."""
-        count = self._of_kind
+        count = self._attempts_by_kind
         posts = count[_Kind.QUICK] + count[_Kind.SLOW]
         if self._waiting[_Kind.BATCH] and count[_Kind.BATCH] < MAX_BATCHED:
             return _Kind.BATCH
@@ -162,13 +162,13 @@ class Slots(Generic[Item]):
             return _Kind.SLOW
         return None
 
-    def done(self, item: Item, seconds: float | None) -> None:
+    def finish(self, item: Item, seconds: float | None) -> None:
         """Record that the attempt to send an item has ended, and how quickly a relay answered.
 
         :param seconds: seconds until a relay answered; None if none answered.
         """
         self.record_speed(self._attempts[item].relays, seconds)
-        self.cancel(item)
+        self.release(item)
 
     def record_speed(self, relays: Relays, seconds: float | None) -> None:
         """Record how quickly relays answered.
@@ -184,11 +184,11 @@ class Slots(Generic[Item]):
         else:
             self._quick.pop(relays, None)
 
-    def cancel(self, item: Item) -> None:
+    def release(self, item: Item) -> None:
         """Record that the attempt to send an item has ended. The answer time of the relays is not recorded."""
         attempt = self._attempts.pop(item)
         part = attempt.sender, attempt.kind
-        decrement(self._of_kind, attempt.kind)
+        decrement(self._attempts_by_kind, attempt.kind)
         decrement(self._of_relays, attempt.relays)
         decrement(self._of_sender, part)
         # The limit of these relays may have changed, because it depends on how they answered.
@@ -201,21 +201,21 @@ class Slots(Generic[Item]):
 
     def _begin(self, item: Item, attempt: _Attempt) -> None:
         self._attempts[item] = attempt
-        self._of_kind[attempt.kind] += 1
+        self._attempts_by_kind[attempt.kind] += 1
         self._of_relays[attempt.relays] += 1
         self._of_sender[attempt.sender, attempt.kind] += 1
 
     def _block(self, key: Hashable, item: Item, relays: Relays, sender: int) -> None:
-        lines = self._blocked.get(key)
-        if lines is None:
-            lines = self._blocked[key] = _Lines()
-        lines.put(item, relays, sender)
+        queues = self._blocked.get(key)
+        if queues is None:
+            queues = self._blocked[key] = _SenderQueues()
+        queues.put(item, relays, sender)
 
     def _unblock(self, key: Hashable, limit: int) -> None:
-        lines = self._blocked.get(key)
+        queues = self._blocked.get(key)
         for _ in range(limit):
-            if not lines:
+            if not queues:
                 break
-            self.add(*lines.take())
-        if not lines:
+            self.add(*queues.take())
+        if not queues:
             self._blocked.pop(key, None)

@@ -76,9 +76,9 @@ class SlotsTests(SynchronousTestCase):
                 taken = slots.take()
                 assert taken is not None
                 if took is not None:
-                    slots.done(taken, took)
+                    slots.finish(taken, took)
                 else:
-                    slots.cancel(taken)
+                    slots.release(taken)
         for number in range(1000):
             slots.add(f"many {number}", many, 1)
             slots.add(f"few {number}", few, 1)

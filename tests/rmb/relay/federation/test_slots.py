@@ -34,7 +34,7 @@ class SlotsTests(SynchronousTestCase):
 
     def make_quick(self, name: str) -> None:
         self.slots.add(f"first to {name}", relays(name), 0)
-        self.slots.done(self.take_all()[0], QUICK)
+        self.slots.finish(self.take_all()[0], QUICK)
 
     def test_silent_relays_of_a_sender_do_not_delay_other_senders(self) -> None:
         """Relays that answer have places of their own; so have other senders."""
@@ -55,7 +55,7 @@ class SlotsTests(SynchronousTestCase):
             self.slots.add(f"good {number}", relays("good"), 1)
         self.assertEqual(len(self.take_all()), MAX_POSTS_OF_ONE)
         # places that become free are taken by others that wait
-        self.slots.done("tarpit 0", None)
+        self.slots.finish("tarpit 0", None)
         self.assertEqual(self.take_all(), [f"tarpit {MAX_SLOW_POSTS}"])
 
     def test_a_sender_whose_relays_were_quick(self) -> None:
@@ -71,11 +71,11 @@ class SlotsTests(SynchronousTestCase):
         self.assertIn("good", taken[:2])
         # what waits for a relay that is not quick any more is no longer in the quick line
         self.slots.add("again", relays("trap 0"), 3)
-        self.slots.done("trap 0", None)
+        self.slots.finish("trap 0", None)
         self.assertFalse(self.slots.is_quick(relays("trap 0")))
         self.assertEqual(set(self.take_all()), {"again", f"trap {MAX_QUICK_OF_SENDER}"})
         self.assertEqual(self.slots.take(), None)
-        self.slots.cancel("again")
+        self.slots.release("again")
         self.assertIsNone(self.slots.take())
 
     def test_relays_that_fail_are_shared(self) -> None:
@@ -86,10 +86,10 @@ class SlotsTests(SynchronousTestCase):
         self.slots.add("one", relays("bad"), 2)
         self.assertEqual(self.take_all(), [])
         for item in taken:
-            self.slots.done(item, None)
+            self.slots.finish(item, None)
         seen = self.take_all()
         while "one" not in seen:
-            self.slots.done(seen[-1], None)
+            self.slots.finish(seen[-1], None)
             seen += self.take_all()
         self.assertLessEqual(len(seen), 3)
 
@@ -99,13 +99,13 @@ class SlotsTests(SynchronousTestCase):
         taken = self.take_all()
         self.assertEqual(len(taken), MAX_POSTS_OF_ONE)
         for item in taken[:-1]:
-            self.slots.done(item, None)
+            self.slots.finish(item, None)
             self.assertEqual(self.take_all(), [])
-        self.slots.done(taken[-1], None)
+        self.slots.finish(taken[-1], None)
         after = self.take_all()
         self.assertEqual(len(after), 1)
         # it answers, though late
-        self.slots.done(after[0], QUICK + 1)
+        self.slots.finish(after[0], QUICK + 1)
         self.assertEqual(len(self.take_all()), MAX_POSTS_OF_ONE)
 
     def test_a_relay_that_becomes_slow_loses_slots(self) -> None:
@@ -115,10 +115,10 @@ class SlotsTests(SynchronousTestCase):
         self.take_all()
         self.slots.add("quick", relays("good"), 1)
         self.assertEqual(self.take_all(), ["quick"])
-        self.slots.done("quick", QUICK + 1)
+        self.slots.finish("quick", QUICK + 1)
         self.slots.add("slow", relays("good"), 1)
         self.assertEqual(self.take_all(), [])
-        self.slots.cancel("tarpit 0")
+        self.slots.release("tarpit 0")
         self.assertEqual(self.take_all(), ["slow"])
 
     def test_senders_take_turns(self) -> None:
@@ -149,7 +149,7 @@ class SlotsTests(SynchronousTestCase):
         self.patch(self.slots, "add", count)
         for ended, waits in (("same relays 0", "same relays"), ("same sender 0", "same sender")):
             examined.clear()
-            self.slots.done(ended, QUICK + 1)
+            self.slots.finish(ended, QUICK + 1)
             self.assertEqual(len(examined), 1)
             self.assertEqual(self.take_all(), examined)
             self.assertTrue(examined[0].startswith(waits))
@@ -182,9 +182,9 @@ class SlotsTests(SynchronousTestCase):
         def end(what: str) -> None:
             item, _ = running.popitem()
             if what == "cancel":
-                slots.cancel(item)
+                slots.release(item)
             else:
-                slots.done(item, {"quick": 0.1, "late": QUICK * 2, "none": None}[what])
+                slots.finish(item, {"quick": 0.1, "late": QUICK * 2, "none": None}[what])
 
         for what, number, sender in steps:
             if what == "add":
