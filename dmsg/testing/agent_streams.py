@@ -35,9 +35,9 @@ class AgentStream:
         self._users = one, two
         self._dead: set[NumberedEnd] = set()
         """Ends whose process was killed."""
-        self._is_harmed = False
+        self._may_be_lost = False
         """Whether a program or an agent of the stream was stopped."""
-        self._is_doubtful = False
+        self._may_not_open = False
         """Whether a program or an agent of the stream was stopped before the stream was open. The stream may then open
         or fail: the program waits for a new agent, and the peer may reach the process that was started next.
         """
@@ -47,7 +47,7 @@ class AgentStream:
             f"{user.name} sent {end.sent}, {end.other.received} arrived, ended: {end.lost is not None}"
             for user, end in zip(self._users, self.ends, strict=True)
         ]
-        return f"{texts[0]}, {texts[1]}; harmed: {self._is_harmed}, closed: {self.is_closed}"
+        return f"{texts[0]}, {texts[1]}; harmed: {self._may_be_lost}, closed: {self.is_closed}"
 
     @property
     def ends(self) -> tuple[NumberedEnd, NumberedEnd]:
@@ -63,15 +63,15 @@ class AgentStream:
         opened = end.transport is not None and not (end is self.opening and self.is_opening)
         return opened and end.lost is None and end not in self._dead and not self.is_closed
 
-    def lose(self, user: User) -> None:
+    def user_stopped(self, user: User) -> None:
         """Record that a program, or its agent, is stopped now."""
         if user not in self._users:
             return
         end = self.ends[self._users.index(user)]
         if end.transport is None:
-            self._is_doubtful = True
+            self._may_not_open = True
         else:
-            self._is_harmed = True
+            self._may_be_lost = True
 
     def program_killed(self, user: User) -> None:
         """Record that a program was killed. Its end of the stream then need not notice that the stream has ended."""
@@ -107,9 +107,9 @@ class AgentStream:
         if self.is_opening:
             return False
         has_both = all(end.transport is not None for end in self.ends)
-        if self._is_harmed or self.is_closed or self.has_failed:
+        if self._may_be_lost or self.is_closed or self.has_failed:
             return self._has_ended
-        if self._is_doubtful:
+        if self._may_not_open:
             return self._has_ended or (has_both and self._has_delivered)
         if not has_both:
             return self.opening.lost is not None
@@ -128,7 +128,7 @@ class AgentStream:
                 raise PromiseBroken(f"{end.acknowledged} bytes were acknowledged and {arrived} have arrived")
             if end.other.received > end.sent:
                 raise PromiseBroken(f"{end.other.received} bytes arrived, but only {end.sent} were sent")
-        may_end = self._is_harmed or self._is_doubtful or self.is_closed
+        may_end = self._may_be_lost or self._may_not_open or self.is_closed
         if may_end or any(end.transport is None for end in self.ends) or all(end.has_finished for end in self.ends):
             return
         for user, end in zip(self._users, self.ends, strict=True):

@@ -327,7 +327,7 @@ class AgentWalk:
     def _harm(self, users: list[User]) -> None:
         for stream in self._streams:
             for user in users:
-                stream.lose(user)
+                stream.user_stopped(user)
 
     def _users_of(self, machine: Machine) -> list[User]:
         return [user for user in self._users if user.machine is machine]

@@ -19,11 +19,11 @@ PAIRS = (("anna", "ben"), ("cleo", "dan"))
 """Names of the sender's host and the receiver's host, for each pair of people."""
 FILES = 5
 """Number of files in a directory that is sent."""
-PROMPT = 0.5
+PROMPT_FRACTION = 0.5
 """Fraction of the senders that begin the transfer as soon as the key agreement is done."""
-ALONE = 10.0
+PARTNER_ENDED_DELAY = 10.0
 """Seconds after which a person ends a program because the other person's program has ended."""
-PATIENT = 200.0
+PROGRAM_TIMEOUT = 200.0
 """Seconds after which a person ends a program that has not finished. Then both people start again."""
 STALL_TIMEOUT = 20.0
 """Maximum seconds without progress while nothing is in transit, so that both programs only wait for each other. A
@@ -47,7 +47,7 @@ class WalkOfPairs(Protocol):
     ended: list[Program]
     repaired_at: float | None
 
-    def code_was_told(self, record: OfferRecord) -> None:
+    def disturb_sender(self, record: OfferRecord) -> None:
         """Note that a receiver was told a new code."""
 
     def program_changed(self, program: Program) -> None:
@@ -72,9 +72,9 @@ class Pair:
         """Contents that each file of the source had, by its path; the path of a single file is empty."""
         self._names: list[set[str]] = []
         """Paths of all files of the source: one set after each change of the source, the oldest first."""
-        self._second: ReceiverProgram | None = None
+        self._second_receiver: ReceiverProgram | None = None
         self._programs = 0
-        self._is_source_new = False
+        self._is_source_unchanged = False
         """Whether no file of the source was changed since the sender started."""
         self._progress: object = None
         """Programs of the transfer, with their states and shares, at the last progress."""
@@ -118,7 +118,7 @@ class Pair:
         """
         if self.is_idle:
             return
-        self._is_source_new = False
+        self._is_source_unchanged = False
         present = self._names[-1]
         parts = {path: size for path in sorted(present) if (size := self._part_size(path))} if partly_received else {}
         path = random.choice(sorted(parts or present))
@@ -141,7 +141,7 @@ class Pair:
         """Replace a file of the source by a longer file with other content."""
         if self.is_idle:
             return
-        self._is_source_new = False
+        self._is_source_unchanged = False
         path = random.choice(sorted(self._names[-1]))
         self._put(path, random.randbytes(len(self._versions[path][-1]) + 1000))
 
@@ -151,7 +151,7 @@ class Pair:
         """
         if self.is_idle:
             return
-        self._is_source_new = False
+        self._is_source_unchanged = False
         for path in sorted(self._names[-1]):
             self._put(path, random.randbytes(len(self._versions[path][-1])), in_place=True)
 
@@ -197,10 +197,15 @@ class Pair:
             self._start_receiver(sender.record)
         self._check_progress()
         for one, other in ((sender, receiver), (receiver, sender)):
-            if one is not None and other is not None and one.ended_at is not None and now - one.ended_at > ALONE:
+            if (
+                one is not None
+                and other is not None
+                and one.ended_at is not None
+                and now - one.ended_at > PARTNER_ENDED_DELAY
+            ):
                 other.kill()
-        for program in (*self.programs, *([] if self._second is None else [self._second])):
-            if not program.has_ended and now - program.began > PATIENT:
+        for program in (*self.programs, *([] if self._second_receiver is None else [self._second_receiver])):
+            if not program.has_ended and now - program.began > PROGRAM_TIMEOUT:
                 self._fails(f"the program of {program.name} does not end; it is {program.state}", program)
                 program.kill()
 
@@ -235,29 +240,31 @@ class Pair:
         self.receiver.on_change = self._walk.program_changed
         self.receiver.start()
         self._walk.program_changed(self.receiver)
-        self._walk.code_was_told(record)
+        self._walk.disturb_sender(record)
 
     def tell_another(self) -> None:
         """Tell the present code to a second receiver, and start this receiver's program."""
         sender = self.sender
         if sender is None or sender.record is None or sender.has_ended or self.receiver is None:
             return
-        if self._second is None or self._second.has_ended:
-            if self._second is not None:
-                self._walk.ended.append(self._second)
+        if self._second_receiver is None or self._second_receiver.has_ended:
+            if self._second_receiver is not None:
+                self._walk.ended.append(self._second_receiver)
             self._programs += 1
             directory = self._directory / f"other {self._programs}"
             directory.mkdir()
             name = f"friend of {self._people[0]}"
-            self._second = ReceiverProgram(self._lab, name, self._programs, sender.record, directory, lambda size: None)
-            self._second.start()
+            self._second_receiver = ReceiverProgram(
+                self._lab, name, self._programs, sender.record, directory, lambda size: None
+            )
+            self._second_receiver.start()
 
     def _content(self, size: int) -> bytes | None:
         """Return the content of the file that is sent; None for a directory, or if different content may be sent
         because the file was changed after the sender started.
         """
         versions = self._versions.get("")
-        return versions[-1] if versions is not None and self._is_source_new else None
+        return versions[-1] if versions is not None and self._is_source_unchanged else None
 
     def _start_again(self) -> None:
         for program in (self.sender, self.receiver):
@@ -267,10 +274,10 @@ class Pair:
                 self._walk.ended.append(program)
         self._programs += 1
         self.receiver = None
-        is_prompt = Random(f"prompt {self._lab.seed} {self._people[0]} {self._programs}").random() < PROMPT
+        is_prompt = Random(f"prompt {self._lab.seed} {self._people[0]} {self._programs}").random() < PROMPT_FRACTION
         self.sender = SenderProgram(self._lab, self._people[0], self._programs, self._source, is_prompt=is_prompt)
         self.sender.on_change = self._walk.program_changed
-        self._is_source_new = True
+        self._is_source_unchanged = True
         self.sender.start()
         self._walk.program_changed(self.sender)
 
@@ -296,7 +303,7 @@ class Pair:
 
         :raises PromiseBroken: there is a wrong file, or the sender believes wrongly that the transfer has succeeded.
         """
-        for program in (self.sender, self.receiver, self._second):
+        for program in (self.sender, self.receiver, self._second_receiver):
             if program is not None:
                 program.check()
         if self.is_idle:
@@ -304,14 +311,14 @@ class Pair:
         final = self._target / "thing"
         if final.exists():
             self._check_content(final)
-        elif self.sender is not None and self.sender.sent is not None and not self._has_second_got_it():
+        elif self.sender is not None and self.sender.sent is not None and not self._has_second_receiver_finished():
             raise PromiseBroken("a sender was told that everything has arrived, but the receiver has nothing")
         elif self.receiver is not None and self.receiver.received is not None:
             raise PromiseBroken("a receiver has finished, but there is no file")
 
-    def _has_second_got_it(self) -> bool:
+    def _has_second_receiver_finished(self) -> bool:
         """Whether the second receiver of the present code has received the parcel."""
-        second, sender = self._second, self.sender
+        second, sender = self._second_receiver, self.sender
         return (
             second is not None and second.received is not None and sender is not None and second.record is sender.record
         )

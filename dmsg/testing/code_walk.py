@@ -231,7 +231,7 @@ class CodeWalk:
         for pair in self._pairs:
             pair.check()
 
-    def code_was_told(self, record: OfferRecord) -> None:
+    def disturb_sender(self, record: OfferRecord) -> None:
         """Once all faults are repaired, let a stranger disturb the sender of each new code: by silent streams, and by
         three wrong guesses. The transfer must succeed nevertheless."""
         if self.repaired_at is not None:
@@ -473,7 +473,7 @@ class CodeWalk:
         """Let all servers and discovery be honest from now on."""
         self._intercepting = False
         for liar in self._liars:
-            liar.repent()
+            liar.stop_lying()
         self._liars.clear()
 
 

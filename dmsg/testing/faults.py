@@ -13,7 +13,7 @@ from dmsg.testing.promise import Talker
 from dmsg.testing.tcp import Path
 from dmsg.v2019.core.wire import DRAIN, Frame
 
-WRONG_BY = (-400 * 86400.0, -3600.0, -20.0, 0.0, 20.0, 3600.0, 400 * 86400.0)
+CLOCK_ERRORS = (-400 * 86400.0, -3600.0, -20.0, 0.0, 20.0, 3600.0, 400 * 86400.0)
 """Possible errors of the wall clock of a host, in seconds. The fault ``wall clock`` draws one of them."""
 MALFORMED = Frame(DRAIN, 0, b"malformed")
 """Malformed frame that a server sends to a client after the fault ``poison``."""
@@ -194,7 +194,7 @@ class Faults:
     def wall_clock(self) -> None:
         """Set the wall clock of one host wrong, and sometimes make the clock drift. Timers are not affected."""
         host = self._lab.network.host(self._random_host((*self._clients, *self._servers, *self._others)))
-        host.ahead = self._random.choice(WRONG_BY)
+        host.ahead = self._random.choice(CLOCK_ERRORS)
         host.drift(self._random.choice(DRIFTS))
 
     def poison(self) -> None:

@@ -85,12 +85,12 @@ class Liar:
         self.honest = False
         self._lies += [_Pending(lie) for lie in lies]
 
-    def repent(self) -> None:
+    def stop_lying(self) -> None:
         """Discard the planned lies, and send the frames that were delayed."""
         self.honest = True
         self._lies.clear()
         for port in list(self._known.values()):
-            port.repent()
+            port.stop_lying()
 
     def due(self, frame: Frame) -> _Pending | None:
         """Return the lie to apply to a frame that is about to be sent; None for no lie."""
@@ -224,7 +224,7 @@ class LyingPort:
         if self.peer in self.liar.relay.peers:
             self.put(self.held.pop(transport_id, []))
 
-    def repent(self) -> None:
+    def stop_lying(self) -> None:
         """Send the delayed frames, and stop dropping frames and giving them wrong ids."""
         self.to_drop.clear()
         self.swapped.clear()

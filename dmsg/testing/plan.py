@@ -106,13 +106,13 @@ class Plan:
     :ivar seed: seed of the lab.
     :ivar shape: hosts of the network.
     :ivar lying: whether servers may lie. A walk with lies has bystanders (:mod:`dmsg.testing.bystanders`).
-    :ivar unrepentant: whether the last server that began to lie continues to lie when everything else is repaired.
+    :ivar keeps_last_lie: whether the last server that began to lie continues to lie when everything else is repaired.
     """
 
     seed: int
     steps: tuple[Step, ...]
     lying: bool = False
-    unrepentant: bool = False
+    keeps_last_lie: bool = False
     shape: Shape = Shape()
 
     @property
@@ -180,7 +180,7 @@ def draw(
         lies = tuple(_draw_lie(random, kinds) for _ in range(random.randint(1, LIES_AT_ONCE))) if fault == LIES else ()
         pauses = SHORT if fault in MOVES and random.random() < 0.5 else PAUSES
         drawn.append(Step(says, fault, random.getrandbits(32), random.choice(pauses), lies))
-    return Plan(seed, tuple(drawn), lying=bool(kinds), unrepentant=bool(kinds) and random.random() < 0.5)
+    return Plan(seed, tuple(drawn), lying=bool(kinds), keeps_last_lie=bool(kinds) and random.random() < 0.5)
 
 
 def _draw_aimed(random: Random, aim: Aim) -> Step:

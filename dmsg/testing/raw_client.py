@@ -13,7 +13,7 @@ from dmsg.noise.records import RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core.wire import Frame, FrameBuffer
 
-LARGEST = 70_000
+SPARE_SIZE = 70_000
 """Spare bytes of the buffer for decrypted data, in addition to the size of the received data. They hold more than the
 longest record, because the received data may complete a record whose start arrived earlier."""
 
@@ -50,7 +50,7 @@ class RawClient(Protocol):
             sending, receiving = self._handshake.keys
             self.sealer, self.opener = RecordSealer(sending), RecordOpener(receiving)
             data = self._handshake.trailing_data()
-        scratch = bytearray(len(data) + LARGEST)
+        scratch = bytearray(len(data) + SPARE_SIZE)
         self.frames += self._buffer.feed(bytes(scratch[: self.opener.open_into(data, scratch, 0)]))
         self.frames_changed()
 

@@ -123,7 +123,7 @@ def as_test(plan: Plan, error: str, module: str = "dmsg.testing.walk") -> str:
     """
     steps = "".join(f"                {_source(step)},\n" for step in plan.steps)
     names = ["Lie"] * bool(plan.lies) + ["Plan"] + ["Shape"] * (plan.shape != Shape()) + ["Step"]
-    options = f"lying={plan.lying}, unrepentant={plan.unrepentant}"
+    options = f"lying={plan.lying}, keeps_last_lie={plan.keeps_last_lie}"
     if plan.shape != Shape():
         options += f", shape={plan.shape!r}"
     return (

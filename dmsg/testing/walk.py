@@ -25,7 +25,7 @@ from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.stream_places import STATES, StreamPlace, obstacle, pairs, parties_of
 from dmsg.testing.walk_command import Done, counted, explained, run
 from dmsg.testing.walk_coverage import WalkCoverage
-from dmsg.testing.walk_kinds import EVERY_FAULT, EVERY_LIE, OF_DISCOVERY, STEPS, draw_plan
+from dmsg.testing.walk_kinds import DISCOVERY_LIE_OF_FAULT, EVERY_FAULT, EVERY_LIE, STEPS, draw_plan
 from dmsg.testing.walk_liars import LyingSecond, WalkLiars
 from dmsg.testing.walk_streams import WalkStreams
 from dmsg.v2019.client import Client
@@ -88,14 +88,14 @@ class Walk:
         self.old_party: OldParty | None = None
         self._own: dict[str, Callable[[Step], object]] = {
             LIES: self._liars.lie,
-            "honest": lambda step: self._liars.repent(),
+            "honest": lambda step: self._liars.stop_lying(),
             "open": lambda step: self._streams.open_one(Random(step.chance)),
             "finish": lambda step: self._streams.finish_one(Random(step.chance)),
             "small pieces": lambda step: self._streams.say_small_pieces(Random(step.chance)),
             "strangers flood": lambda step: self._liars.flood(Random(step.chance)),
             "strangers resume": lambda step: self._liars.resume(Random(step.chance), self._streams.lasting[2]),
             "lying end": self._liars.lie_at_an_end,
-            **dict.fromkeys(OF_DISCOVERY, self._liars.lie_of_discovery),
+            **dict.fromkeys(DISCOVERY_LIE_OF_FAULT, self._liars.lie_of_discovery),
         }
         self._kills: dict[str, Callable[[Step], str]] = {
             "kill client": self._kill_client,
@@ -122,7 +122,7 @@ class Walk:
         for step in self.plan.steps:
             self._do(step)
         self._faults.repair()
-        self._liars.repent(but_the_last=self.plan.unrepentant)
+        self._liars.stop_lying(but_the_last=self.plan.keeps_last_lie)
         try:
             self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
             self._streams.check_reachable(Random(f"last {self.seed}"), REACHABLE_AFTER)
@@ -138,7 +138,7 @@ class Walk:
         except AssertionError as error:
             raise type(error)(f"{error}: {self._state()}") from error
         self._check()
-        self._liars.repent()
+        self._liars.stop_lying()
 
     def _check_load(self) -> None:
         """Check that clients and servers do not send too many requests to the first discovery, whatever the second

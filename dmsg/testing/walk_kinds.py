@@ -19,16 +19,16 @@ DELAYS = (0.0, 0.002, 0.02)
 """Seconds that a packet between a client and a server of a walk takes at first."""
 OLD = 0.3
 """Fraction of the walks in which programs of 2019 take part."""
-OF_DISCOVERY = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
+DISCOVERY_LIE_OF_FAULT = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
 """Kind of lies that discovery tells after each of these faults, by the name of the fault. After the fault with an empty
 kind, discovery is honest again."""
-OF_STRANGERS = ("strangers flood", "strangers resume", "strangers resume", "lying end", "lying end")
+STRANGER_FAULTS = ("strangers flood", "strangers resume", "strangers resume", "lying end", "lying end")
 FAULTS = (*faults.BY_NAME, "open", "open", "finish", "small pieces", "kill client", "kill discovery")
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
 # Walks with lies have no jumps of the clock, because a jump also affects the bystanders: their PINGs time out, and
 # their servers are checked.
 _CALM = tuple(fault for fault in FAULTS if fault != "clock jump")
-FAULTS_WITH_LIES = (*_CALM, *OF_DISCOVERY, *OF_STRANGERS, "honest")
+FAULTS_WITH_LIES = (*_CALM, *DISCOVERY_LIE_OF_FAULT, *STRANGER_FAULTS, "honest")
 """Names of the faults of a walk in which servers lie."""
 EVERY_FAULT, EVERY_LIE = FAULTS, (*FAULTS_WITH_LIES, *(f"{LIE}{kind}" for kind in KINDS))
 """Rows of the coverage table. The first tuple is for walks without lies, and names all their faults. The second is for
@@ -64,4 +64,4 @@ def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = (), *, lies: 
     kinds = list(KINDS) if lies else []
     plan = draw(seed, steps, FAULTS_WITH_LIES if lies else FAULTS, kinds, aims=aims, ways=WAYS)
     # In a network with one server, the server must become honest. Otherwise streams might never recover.
-    return replace(plan, shape=shape, unrepentant=plan.unrepentant and shape.servers > 1)
+    return replace(plan, shape=shape, keeps_last_lie=plan.keeps_last_lie and shape.servers > 1)

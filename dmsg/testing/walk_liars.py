@@ -20,7 +20,7 @@ from dmsg.testing.lying_ends import KINDS as END_KINDS, LyingEnds
 from dmsg.testing.plan import LIE, Step
 from dmsg.testing.promise import Talker
 from dmsg.testing.strangers import Strangers
-from dmsg.testing.walk_kinds import OF_DISCOVERY
+from dmsg.testing.walk_kinds import DISCOVERY_LIE_OF_FAULT
 
 ENDS_AT_ONCE = 3
 """Number of lies that a lying end tells in a step, each on a new stream."""
@@ -127,19 +127,19 @@ class WalkLiars:
     def lie_of_discovery(self, step: Step) -> None:
         """Let discovery lie from now on."""
         assert self._discovery is not None
-        kind = OF_DISCOVERY[step.fault]
+        kind = DISCOVERY_LIE_OF_FAULT[step.fault]
         self._discovery.lie(kind, Random(step.chance))
         if kind:
             self.told[step.fault] += 1
 
-    def repent(self, *, but_the_last: bool = False) -> None:
+    def stop_lying(self, *, but_the_last: bool = False) -> None:
         """Let servers and discovery be honest from now on.
 
         :param but_the_last: whether the last server that began to lie continues to lie.
         """
         for name, liar in self._liars.items():
             if not but_the_last or name != self._last_liar:
-                liar.repent()
+                liar.stop_lying()
         if self._discovery is not None:
             self._discovery.lie("", Random(0))
 

@@ -90,7 +90,7 @@ class LieTests(SynchronousTestCase):
         sending = self.stream.send(b" and after")
         self.lab.network.run(0.01)
         self.assertNoResult(sending)
-        self.liar.repent()
+        self.liar.stop_lying()
         self.lab.result(sending)
         self.assertEqual(self.accepting.built[0].data, b"before and after")
 

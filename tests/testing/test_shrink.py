@@ -54,7 +54,7 @@ class ShrinkTests(SynchronousTestCase):
     def test_the_printed_test_repeats_the_plan(self) -> None:
         """Its source runs, and hands the same plan to a walk."""
         steps = (Step(((0, 100),), LIES, 5, 0.3, (Lie("cut", 1, 7, 5),)), Step(fault="reset", chance=9), Step())
-        plan = Plan(17, steps, lying=True, unrepentant=True, shape=Shape(1, 12, "lying"))
+        plan = Plan(17, steps, lying=True, keeps_last_lie=True, shape=Shape(1, 12, "lying"))
         followed: list[Plan] = []
         self.patch(walk_module, "follow", followed.append)
         names: dict[str, type[SynchronousTestCase]] = {}
