@@ -29,7 +29,8 @@ class Options(RelayOptions):
         *relay_rows("messaging-server", Limits),
         Option(
             name="profile",
-            help="Dialect: seed, or skywire for clients of the Go code of March 2019",
+            help="Dialect: seed, for clients that follow the first description of the protocol, or skywire, for "
+            "clients of the Go code of March 2019",
             kind=Choice({profile.value: profile for profile in Profile}),
             default=Profile.SEED,
             group=NETWORK,

@@ -73,8 +73,8 @@ class ClientSession(Session):
     :param side: side of the connection. On a direct link, the other client takes the place of the server.
     :ivar open: opens a transport to a remote, see :meth:`dmsg.v2019.outgoing.Outgoing.open`; ``reopen`` resumes a
         stream.
-    :ivar on_secure: callback invoked whenever the server has carried the handshake of a secure transport, as servers of
-        2019 do not.
+    :ivar on_secure: callback invoked whenever the server has carried the handshake of a secure transport. Servers of
+        2019 do not carry it.
     :ivar established: Deferred that fires with this session once the server has sent OK.
     """
 

@@ -62,7 +62,7 @@ class NearbySearch(Stoppable, Protocol):
 
     @property
     def interfaces(self) -> Sequence[object]:
-        """Addresses of this machine from which questions are sent."""
+        """Addresses of this machine from which the search asks the local networks for the code."""
 
     @property
     def announcers(self) -> int:

@@ -89,7 +89,7 @@ class Destination:
             except FileNotFoundError:
                 if self._base is None:
                     raise
-                continue  # The directory is created when the parcel is accepted.
+                continue  # The target directory is absent, so it contains no such item. It is created on acceptance.
             check_target(name, at)
             try:
                 there = os.stat(name, dir_fd=at, follow_symlinks=False)

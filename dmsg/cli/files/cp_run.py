@@ -55,9 +55,8 @@ NOTICE_AFTER = 2.0
 
 
 class CopyFactory(Factory):
-    """Factory of the listening sides of copies.  It refuses peers that are not allowed, and prints the result of each
-    copy.
-    """
+    """Factory of the protocols of ``dmsg cp --listen``. Each one sends or receives what its peer asks for. The factory
+    refuses peers that are not allowed, and prints the result of each copy."""
 
     noisy = False
 

@@ -30,7 +30,10 @@ class _OtherNetwork(DmsgError):
 
 @command()
 @click.argument("invitation", nargs=-1, required=True)
-@click.option("--name", help="Your name for the network.  Default: the name in the invitation.")
+@click.option(
+    "--name",
+    help="Name by which you will call the network, as in --network NAME.  Default: the name in the invitation.",
+)
 @proxy_option
 @click.option(
     "--no-check", is_flag=True, help="Join without the check that discovery has the entry of the invited server."

@@ -225,9 +225,9 @@ class _Measurement:
                 self._sources.append(_Source(self._reactor, transport))
 
     def _total(self) -> int:
-        """Return the number of bytes that the receiving side has received since the start, as far as this side
-        knows.
-        """
+        """Return the number of bytes that have arrived at the receiver since the start. With ``--reverse``, this side
+        is the receiver and counts them. Otherwise it counts the acknowledged bytes, if each stream has
+        acknowledgements."""
         acknowledged = [transport.acknowledged_bytes for transport in self._transports]
         known = [size for size in acknowledged if size is not None]
         if self._reverse or len(known) < len(acknowledged):

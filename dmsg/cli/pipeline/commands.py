@@ -192,6 +192,7 @@ def _outcome_text(outcome: RunOutcome) -> str:
 @contextlib.contextmanager
 def _one_stream(out: str) -> Iterator[None]:
     """Context manager that prevents a second stream over the same tables, because Spark's checkpoints allow only one.
+    Only a stream on this machine is prevented, and only if the tables are in a local directory.
 
     Runs are still possible, between two batches of the stream.
     """

@@ -108,7 +108,7 @@ class RelayPeer:
     bytes_in: int = 0
     police: Policer = field(default_factory=Policer)
     provoked: ProvokedFrames = field(default_factory=ProvokedFrames)
-    """Number of late frames that the client may send without charge, because other clients caused them."""
+    """Number of late frames that the client may send without charge, because other clients may have caused them."""
     requests: FairRate = field(default_factory=FairRate)
     """Rate limit of OpenChannels to this link, which the openers share fairly."""
     two_ids: bool | None = None

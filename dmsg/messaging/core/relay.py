@@ -359,8 +359,9 @@ class Relay(ConnectionTable[RelayPeer]):
         loop."""
         opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
         if opened is not None and self._profile is Profile.SKYWIRE:
-            # The client has accepted a channel whose opener has disconnected. A client that uses two ids sends the id
-            # for the server's frames only in this late answer, so the server could not send CloseChannel before.
+            # The client has accepted a channel whose opener has disconnected meanwhile, so the server now closes the
+            # channel. It could not do so before: a client that uses two ids sends the id for the server's frames only
+            # in its ChannelOpened.
             peer.two_ids = opened[0] is not None
             name = body[0] if opened[0] is None else opened[0]
             answer = encode_close(self._profile, name)

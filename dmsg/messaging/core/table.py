@@ -65,8 +65,8 @@ class ClientConnection:
         this side's own OpenChannels may always have one id or two.
     :param ephemeral: function that returns the ephemeral key of the next handshake; only for tests with recorded keys.
     :param refusal: function that returns why an OpenChannel is refused before any key agreement is computed, or None.
-        Its arguments are the initiator's key and the initiator's ephemeral key. The second is None for a ping, in which
-        the ephemeral key is the initiator's own key.
+        Its arguments are the initiator's key and the initiator's ephemeral key. For a ping, the ephemeral key is None,
+        because a ping uses the initiator's own key in its place.
     :ivar channels: channels by id.
     :ivar accepting: whether other clients may open channels to this client now.
     :ivar drops: number of ignored frames for each reason.

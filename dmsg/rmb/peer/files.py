@@ -139,7 +139,8 @@ class FileUploads:
     """Both sides of uploads: sends files to other peers, and receives files from them.
 
     :param directory: directory for received files; None refuses uploads.
-    :param ask: function that sends a request, and names the part of the peer that handles the answers.
+    :param ask: function that sends a request, see :data:`Ask`. Its last argument names the part of this peer that gets
+        the answers.
     """
 
     def __init__(

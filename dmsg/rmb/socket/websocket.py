@@ -174,7 +174,7 @@ class Socket(HeldReading, TurnTaker):
             self.grew(self.unfinished)
 
     def _take_all(self, messages: Iterator[tuple[int, bytes]]) -> None:
-        """Process as many frames as the owner's time in this reactor turn allows."""
+        """Process as many frames as the owner's time in this reactor turn allows, and at most :data:`STEPS`."""
         share = self.share
         until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
         for steps, (first, content) in enumerate(messages, 1):

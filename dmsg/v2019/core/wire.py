@@ -75,7 +75,8 @@ class FrameType(IntEnum):
     """Frame types, with the layouts of their payloads."""
 
     OK = 0x0
-    """Accepts the connection. Id 0, no payload. It is the first frame of a server, and is not in the seed document."""
+    """Accepts the connection. Id 0, no payload. It is the first frame of a server. The seed document, the text that
+    described the protocol before there was code, does not have it."""
     REQUEST = 0x1
     """Requests a transport. Payload: ``initiator pk(33) || responder pk(33)``, then KK message 1 if it is secure."""
     ACCEPT = 0x2

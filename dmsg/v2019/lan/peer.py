@@ -84,7 +84,7 @@ class LanPeer:
 
     @property
     def public_key(self) -> PubKey:
-        """Ephemeral key of this machine on its networks."""
+        """Key of this machine on its local networks. It is drawn anew for each object of this class."""
         return self._key.public
 
     @property

@@ -303,8 +303,8 @@ class Federation:
         keeping.addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
-        """Store messages that take long, retry those whose delay is over, and read further ones from the queue. Called
-        every second."""
+        """Move messages that wait longer than :data:`SPILL_AFTER` to the queue, retry those whose delay is over, and
+        read further ones from the queue. Called every second."""
         now = self._reactor.seconds()
         self.offers.round()
         for item in list(self._items):
