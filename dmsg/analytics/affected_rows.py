@@ -58,7 +58,7 @@ class Groups:
             raise WholeDays
         self._wanted = pc.unique(pa.chunked_array(found, pa.string())).drop_null()
 
-    def hold(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
+    def contains(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
         """Return for each row whether it belongs to one of the groups.
 
         :param columns: names that the columns of the groups have in ``rows``, if ``rows`` names them differently.
@@ -109,7 +109,7 @@ def _read_events(
                     if not there.issuperset(groups.columns):
                         # The file lacks a column that defines the groups, so none of its events belongs to a group.
                         continue
-                    keep = groups.hold(source.read_row_group(group, groups.columns))
+                    keep = groups.contains(source.read_row_group(group, groups.columns))
                     affected = pc.sum(keep).as_py() or 0
                 else:
                     keep, affected = None, source.metadata.row_group(group).num_rows

@@ -168,7 +168,7 @@ class AffectedTables:
         stored = self._stored_rows("silver", NUMBERS.name, days)
         # The rows of a process and day that have new events are computed again. All other rows stay.
         groups = Groups(("producer", "boot", "dt"), self._new_events.values())
-        affected = sums.filter(groups.hold(sums))
+        affected = sums.filter(groups.contains(sums))
         doubt = not bronze.incomplete_sums(frame := rows_of_table(affected, SUMS.schema)).isEmpty()
         events = None
         if doubt:
@@ -180,7 +180,7 @@ class AffectedTables:
             else:
                 events = self._identities(self._new_events)
         counted = _rows_of(bronze.numbers(frame, events), NUMBERS.schema)
-        return pa.concat_tables([stored.filter(pc.invert(groups.hold(stored))), counted])
+        return pa.concat_tables([stored.filter(pc.invert(groups.contains(stored))), counted])
 
     # --- tables ---
 
@@ -281,7 +281,7 @@ class AffectedTables:
         :param plan: computes the new rows.
         """
         table = self._lake.table(layer, name)
-        rewrites = find_rewrites(table, days, self._transports.hold, self._transports.columns)
+        rewrites = find_rewrites(table, days, self._transports.contains, self._transports.columns)
         return Rows(_rows_of(plan(), table.schema), rewrites)
 
     def _by_groups(self, name: str, days: tuple[str, ...]) -> Rows:
@@ -293,7 +293,7 @@ class AffectedTables:
         read = {"transports": events}.__getitem__
         tables = daily_tables(read, read)
         table, columns = self._lake.table("gold", name), _BY_GROUPS[name]
-        rewrites = find_rewrites(table, days, partial(groups.hold, columns=columns), columns)
+        rewrites = find_rewrites(table, days, partial(groups.contains, columns=columns), columns)
         return Rows(_rows_of(tables[name](), table.schema), rewrites)
 
     def _abuse_day(self, days: tuple[str, ...]) -> pa.Table:
@@ -303,7 +303,7 @@ class AffectedTables:
         self._check_views(days)
         groups = Groups(("producer", "src"), [self._new_events["transport"]])
         stored = self._stored_rows("gold", "abuse_day", days)
-        former = pc.and_(pc.equal(stored["kind"], abuse.UNANSWERED), groups.hold(stored, ("producer", "who")))
+        former = pc.and_(pc.equal(stored["kind"], abuse.UNANSWERED), groups.contains(stored, ("producer", "who")))
         found = {"transport": self._events("transport", days, groups=groups)}
         is_churn = pc.equal(stored["kind"], abuse.CHURN)
         of_refusals = pc.invert(pc.or_(is_churn, pc.equal(stored["kind"], abuse.UNANSWERED)))

@@ -116,7 +116,7 @@ class _Files:
         self._files = files
         self._budget = budget
         self._footers: dict[str, pq.FileMetaData] = {}
-        self._kept = {file.path: self._matter(file) for file in files if file.values.get("dt", "") in partial_days}
+        self._kept = {file.path: self._needed_rows(file) for file in files if file.values.get("dt", "") in partial_days}
 
     @property
     def count(self) -> int:
@@ -126,7 +126,7 @@ class _Files:
             for file in self._files
         )
 
-    def _matter(self, file: File) -> pa.Array:
+    def _needed_rows(self, file: File) -> pa.Array:
         """Return for each event or receipt of a file whether it is near midnight, or was sent after a restart."""
         of_day = pc.modulo(self._of_file(file, "ts", pa.int64()), DAY_MS)
         near = pc.or_(pc.less(of_day, MIDNIGHT_MS), pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS))

@@ -29,7 +29,7 @@ CONFLICTS = 20
 ACTORS_OF_KIND = 20
 SERVERS = 300
 """Maximum number of servers in the table of servers. Servers with problems come first."""
-AGREEING = 20
+MAX_AGREEING_ROWS = 20
 """Maximum number of rows shown for a server's days on which all three counts agree."""
 FILES = 100
 
@@ -216,7 +216,7 @@ def _collect_settlement(content: Content, ask: Ask, recent: str) -> None:
         f"SELECT * FROM it WHERE {recent} AND verdict <> '{AGREES}' ORDER BY {order} LIMIT {ROWS}",
     )
     where = f"WHERE {recent} AND verdict = '{AGREES}'"
-    agree = ask("settlement_day", f"SELECT * FROM it {where} ORDER BY {order} LIMIT {AGREEING}")
+    agree = ask("settlement_day", f"SELECT * FROM it {where} ORDER BY {order} LIMIT {MAX_AGREEING_ROWS}")
     count = ask("settlement_day", f"SELECT count(*) AS n FROM it {where}")
     differ.sort(key=lambda row: not row["verdict"].startswith("claims"))
     content.tables["settlement_day"] = differ + agree

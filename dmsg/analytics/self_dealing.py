@@ -28,7 +28,7 @@ from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.runs import State
 from dmsg.analytics.store import Row, Store
 
-CLOSED, BURST = "closed group", "burst"
+CLOSED_GROUP_FLAG, BURST_FLAG = "closed group", "burst"
 """Flags of a server's day: for closed groups among its clients, and for a burst of traffic in one hour."""
 MAX_PARTNERS = 10
 """Maximum number of partners of a client that counts as *apart*, see :data:`MARGIN`."""
@@ -144,7 +144,7 @@ class Dealing:
             and servers >= NETWORK_SERVERS
             and closed <= CLOSED_CLIENTS * clients
         ):
-            found.append(CLOSED)
+            found.append(CLOSED_GROUP_FLAG)
         if (
             self.peak_transports >= max(BURST_LEAST, BURST_SHARE * self.transports)
             and self.peak_bytes >= BURST_SHARE * self.credited
@@ -152,7 +152,7 @@ class Dealing:
             and servers >= NETWORK_SERVERS
             and self.awake_hours >= AWAKE_HOURS
         ):
-            found.append(BURST)
+            found.append(BURST_FLAG)
         return found
 
 
@@ -229,7 +229,7 @@ def judge(pairs: Sequence[Row], hours: Sequence[Row], awake: Mapping[str, int]) 
             awake_hours=awake.get(server, 0),
             network=network,
         )
-        if CLOSED in dealing.flags:
+        if CLOSED_GROUP_FLAG in dealing.flags:
             dealing.names = own[:NAMES]
         found.append(dealing)
     return sorted(found, key=lambda one: (not one.flags, -one.closed_share, one.server))

@@ -180,7 +180,7 @@ def _without_submitted(options: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in options.items() if key not in given}
 
 
-class _Members:
+class _CachedJavaClass:
     """Wrapper of a Java class that caches the class's members, so that each is looked up only once."""
 
     def __init__(self, java_class: object) -> None:
@@ -198,7 +198,7 @@ def _keep_classes(jvm: Any) -> None:
     """
     for package, name in _CACHED_CLASSES:
         java_import(jvm, f"{package}.{name}")
-        kept = _Members(getattr(jvm, name))
+        kept = _CachedJavaClass(getattr(jvm, name))
         jvm.__dict__.update({name: kept, f"{package}.{name}": kept})
 
 

@@ -57,11 +57,11 @@ class AffectedRowsTests(SynchronousTestCase):
 
     def test_groups_hold_events_with_the_same_values(self) -> None:
         events = pa.table({"a": ["1", "2"], "b": ["3", None]})
-        self.assertEqual(Groups(["b"], [events]).hold(events).to_pylist(), [True, False])
+        self.assertEqual(Groups(["b"], [events]).contains(events).to_pylist(), [True, False])
         self.assertRaises(WholeDays, Groups, ["a", "b"], [events])
         groups = Groups(["a", "b"], [events.slice(0, 1)])
         other = pa.table({"c": ["1", "13"], "d": ["3", ""]})
-        self.assertEqual(groups.hold(other, ["c", "d"]).to_pylist(), [True, False])
+        self.assertEqual(groups.contains(other, ["c", "d"]).to_pylist(), [True, False])
 
     def test_columns_that_a_file_lacks_are_null(self) -> None:
         schema = pa.schema([("ts", pa.int64()), ("rtt", pa.list_(pa.int32())), ("dt", pa.date32())])

@@ -59,7 +59,7 @@ class RewriteTests(SynchronousTestCase):
         """Replace the rows of the same pairs and the first day."""
         groups = Groups(PAIR, [rows])
         table = self.lake.table("gold", "pair_day")
-        found = find_rewrites(table, [str(DAY)], groups.hold, PAIR)
+        found = find_rewrites(table, [str(DAY)], groups.contains, PAIR)
         self.lake.replace_some(rows, found, "gold", "pair_day", run, [str(DAY)])
 
     def rows(self) -> dict[tuple[str, str], int]:
@@ -97,8 +97,8 @@ class RewriteTests(SynchronousTestCase):
         table = self.lake.table("gold", "pair_day")
         for name, most in (("MAX_SEARCHED_ROWS", 39), ("MAX_REPLACED_ROWS", 1)):
             with patch.object(rewrites, name, most):
-                self.assertRaises(WholeDays, find_rewrites, table, [str(DAY)], groups.hold, PAIR)
-        self.assertEqual(len(find_rewrites(table, [str(DAY)], groups.hold, PAIR)), 1)
+                self.assertRaises(WholeDays, find_rewrites, table, [str(DAY)], groups.contains, PAIR)
+        self.assertEqual(len(find_rewrites(table, [str(DAY)], groups.contains, PAIR)), 1)
 
     def test_rows_are_divided_into_files(self) -> None:
         found = [table.num_rows for table in in_files([pairs(DAY, *range(25)), pairs(DAY, 1), pairs(DAY, *range(8))])]
