@@ -23,7 +23,7 @@ from dmsg.net.socket_endpoints import UNIXEndpoint
 
 ANSWER_TIMEOUT = 10.0
 """Seconds to wait for an answer that the agent can compute at once."""
-CLOSING = 2.0
+CLOSE_TIMEOUT = 2.0
 """Seconds that a program, when it ends, waits for its streams that are closing."""
 NO_AGENT_ERRORS = (ConnectError, ConnectionDone, OSError)
 """Errors with which a connection fails if no agent is running."""
@@ -199,14 +199,15 @@ class StreamConnection(Protocol):
     def stop(self) -> None:
         """End the stream, because the program ends.
 
-        A stream that the application has closed has ``CLOSING`` seconds to send its data.  Other streams are aborted.
+        A stream that the application has closed has ``CLOSE_TIMEOUT`` seconds to send its data.  Other streams are
+        aborted.
         """
         if self._carrier is None:
             self._give_up()
             return
         stream = self._carrier.stream
         if stream.disconnecting and not stream.has_ended:
-            self._connections.reactor.callLater(CLOSING, self._give_up)
+            self._connections.reactor.callLater(CLOSE_TIMEOUT, self._give_up)
             return
         reason = stream.reason_of_stop
         self._carrier.close(reason)

@@ -22,7 +22,7 @@ KNOWN_FRACTION = 0.9
 COMMON_FRACTION = 0.5
 """Fraction of the tokens of the common bucket. While at least this fraction is left, sources are not counted
 separately."""
-FIRST = 1.0
+MIN_NEW_SOURCE_BURST = 1.0
 """Minimum number of requests that a new source may make at once, even if other sources use up the rate."""
 FORGET_AFTER = 30.0
 """Seconds without a request after which a source counts as new."""
@@ -125,8 +125,8 @@ class FairRate:
                 self._count -= sources.popitem(last=False)[1].count()
             rate *= KNOWN_FRACTION / len(sources)
             if is_new:
-                source.bucket.level = max(FIRST, rate * START_SECONDS)
-            source.bucket.fill(rate, max(FIRST, rate * BURST_SECONDS), now)
+                source.bucket.level = max(MIN_NEW_SOURCE_BURST, rate * START_SECONDS)
+            source.bucket.fill(rate, max(MIN_NEW_SOURCE_BURST, rate * BURST_SECONDS), now)
             buckets.append(source.bucket)
             if depth:
                 if source.below is None:

@@ -29,7 +29,7 @@ INSIDE_SLACK = 8
 """Number of stale entries that the priority queue of one block may contain before it is rebuilt. The number is small,
 because there are many blocks with few addresses each.
 """
-UNRANKED = 256
+MAX_CHANGED_BLOCKS = 256
 """Maximum number of blocks whose counts have changed since their ranks were updated."""
 BLOCKS_REMEMBERED = 16_384
 """Maximum number of addresses whose blocks are cached. Computing the blocks of an address takes some microseconds."""
@@ -109,7 +109,7 @@ class BlockCounts:
     def _note_change(self, narrow: str) -> None:
         self._changed.pop(narrow, None)
         self._changed[narrow] = None
-        if len(self._changed) > UNRANKED:
+        if len(self._changed) > MAX_CHANGED_BLOCKS:
             self._update_ranks()
 
     def _update_ranks(self) -> None:

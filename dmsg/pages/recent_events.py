@@ -11,7 +11,7 @@ from dmsg.pages.model import BAD, Fact
 
 MAX_CHANGES = 50
 """Maximum number of events that report a changed fact. In addition, there is at most one event for each reason."""
-QUIET = 30.0
+BURST_GAP = 30.0
 """Seconds after the last occurrence of a reason, after which the next occurrence begins a new burst."""
 
 
@@ -56,7 +56,7 @@ class RecentEvents:
             self._reasons[reason] = count
             if grown > 0 and not first:
                 began, last, number = self._bursts.get(reason, (now, now, 0.0))
-                if now - last > QUIET:
+                if now - last > BURST_GAP:
                     began, number = now, 0.0
                 self._bursts[reason] = began, now, number + grown
 

@@ -22,7 +22,7 @@ from dmsg.errors import DmsgError
 
 QUIET_SECONDS = 3600
 """Seconds without a change after which a directory need not be listed again until it changes."""
-SHOWN = 100
+MAX_PATH_LENGTH = 100
 """Maximum number of characters of a path to show in a message."""
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-!.~'()*:@&=+$,;/")
 """ASCII characters that Java does not quote in the path of a URI."""
@@ -234,7 +234,7 @@ def merge(listings: Iterable[Mapping[Reason, set[str]]]) -> Left:
 def shorten_path(path: str) -> str:
     """Return a path as text for people. A long path is shortened at its start."""
     text = os.fsencode(path).decode(errors="replace")
-    return text if len(text) <= SHOWN else "..." + text[-SHOWN:]
+    return text if len(text) <= MAX_PATH_LENGTH else "..." + text[-MAX_PATH_LENGTH:]
 
 
 def left_lines(left: Left) -> list[str]:

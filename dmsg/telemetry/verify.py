@@ -37,13 +37,13 @@ from dmsg.telemetry.spool_listing import Reason, list_sealed, reason_of
 _KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
 _NOT_READ = b"not read: "
 REPEATED = "the receipt was submitted before"
-SHOWN = 200
+MAX_COPIED_SIZE = 200
 """Maximum number of bytes of an unreadable line to copy."""
 FILE_LIMIT = 512 * 1024 * 1024
 """Maximum number of bytes of text read from one file of receipts."""
 SMALL_BYTES = 2 * 1024 * 1024
 """Size in bytes of the unchecked files below which one process is faster than several, which have to be started."""
-AHEAD = 4
+SUBMITTED_FILES_PER_PROCESS = 4
 """Maximum number of files per process that are submitted and whose results have not been read yet."""
 
 
@@ -113,7 +113,7 @@ def _encode_row(row: Mapping[str, object]) -> bytes:
 
 def _quarantine_line(line: bytes) -> bytes:
     """Return a line that is not JSON and contains the start of ``line``.  The pipeline puts it into quarantine."""
-    return _NOT_READ + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
+    return _NOT_READ + json.dumps(line[:MAX_COPIED_SIZE].decode(errors="replace")).encode() + b"\n"
 
 
 def verify_spool(spool: Path, target: Path, names: Pseudonyms, *, processes: int | None = None) -> Verification:
@@ -203,7 +203,7 @@ def _by_processes(paths: list[str], check: _Check, processes: int) -> Iterator[_
         with ProcessPoolExecutor(processes, context, signal.signal, ignore) as pool:
             for path in paths:
                 waiting.append(pool.submit(check, path))
-                if len(waiting) >= AHEAD * processes:
+                if len(waiting) >= SUBMITTED_FILES_PER_PROCESS * processes:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -20,7 +20,7 @@ from dmsg.v2019.core.peers import ConnectionPort, RelayPeer
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, ID_COUNT, REQUEST, Frame, FrameBuffer
 from dmsg.v2019.server import Server
 
-REMEMBERED = 256
+FRAMES_PER_TYPE = 256
 """Number of last frames of each type that the liars of a lab store, to repeat them later."""
 DATA = frozenset({FWD, ACK})
 TRANSPORT = frozenset({REQUEST, ACCEPT, CLOSE, FWD, ACK})
@@ -42,7 +42,7 @@ class Alliance:
     def __init__(self, trace: Trace | None = None, on_told: Callable[[str], None] = lambda kind: None) -> None:
         self.trace = trace
         self.on_told = on_told
-        self.seen: dict[int, deque[bytes]] = {kind: deque(maxlen=REMEMBERED) for kind in sorted(TRANSPORT)}
+        self.seen: dict[int, deque[bytes]] = {kind: deque(maxlen=FRAMES_PER_TYPE) for kind in sorted(TRANSPORT)}
         self.told: Counter[str] = Counter()
         self.teller = ""
 

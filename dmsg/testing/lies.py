@@ -28,7 +28,7 @@ from dmsg.v2019.core.wire import (
     Frame,
 )
 
-WHILE = 20
+MAX_AFFECTED_FRAMES = 20
 """Maximum number of frames that a lie about several frames affects."""
 DELAYS = (0.05, 1.0, 6.0, 20.0)
 """Seconds for which a liar delays frames."""
@@ -105,7 +105,7 @@ def _other_client(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 def _cross(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
     """Exchange the ids of two transports in this frame and in the next few data frames of both."""
     other = port.some_id(frame, random)
-    number = random.randint(1, WHILE)
+    number = random.randint(1, MAX_AFFECTED_FRAMES)
     port.swapped[frame.id], port.swapped[other] = (other, number), (frame.id, number)
     return [Frame(frame.type, other, frame.payload)]
 
@@ -117,7 +117,7 @@ def _hold(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
 
 
 def _swallow(port: LyingPort, frame: Frame, random: Random) -> list[Frame]:
-    port.to_drop[frame.type, frame.id] = random.randint(1, WHILE)
+    port.to_drop[frame.type, frame.id] = random.randint(1, MAX_AFFECTED_FRAMES)
     return []
 
 

@@ -35,7 +35,7 @@ SIZES = (1, 100, 3000, 60_000)
 """Possible numbers of bytes of a conversation."""
 PIECE = 8000
 """Maximum number of bytes that the client of 2019 sends in one frame."""
-STALLED = 60.0
+STALL_TIMEOUT = 60.0
 """Seconds without progress after which a conversation has failed. The client of 2019 then connects again, because it
 has no keepalive."""
 POST_EVERY = 30.0
@@ -343,7 +343,7 @@ class OldParty:
         if conversation.is_open and conversation.returned == conversation.size:
             self.finished[kind] += 1
             return True
-        return conversation.is_lost or self.now() - conversation.moved_at > STALLED
+        return conversation.is_lost or self.now() - conversation.moved_at > STALL_TIMEOUT
 
     def _begin_ours(self, conversation: Conversation) -> None:
         sender = self._sender = _Sender(self, conversation)
@@ -364,8 +364,8 @@ class OldParty:
 
     def _keep_connected(self) -> None:
         now = self.now()
-        is_stalled = self._theirs is not None and now - self._theirs.moved_at > STALLED
-        if self._node is None or self._node.closed or (is_stalled and now - self._connected_at > STALLED):
+        is_stalled = self._theirs is not None and now - self._theirs.moved_at > STALL_TIMEOUT
+        if self._node is None or self._node.closed or (is_stalled and now - self._connected_at > STALL_TIMEOUT):
             if self._node is not None:
                 self._node.give_up()
             node = self._node = OldNode(self, self._key, self._lab.key(self._server).public)

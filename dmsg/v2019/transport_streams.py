@@ -30,7 +30,7 @@ LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
 """Rate limit, as look-ups per second and burst. A plain REQUEST makes this client look up the initiator's entry. The
 rate is shared fairly among the servers, and then among the initiators at each server. Look-ups count towards this
 client's rate limit at discovery, so strangers must not be able to cause many."""
-CLOSING = 2.0
+CLOSE_TIMEOUT = 2.0
 """Maximum seconds for which a stopping client waits until its closing streams have sent their data."""
 CLOSING_CHECK_INTERVAL = 0.02
 """Seconds between checks whether the closing streams of a stopping client have finished."""
@@ -114,8 +114,8 @@ class TransportStreams(Streams):
 
 
 async def let_close(reactor: IReactorTime, streams: Callable[[], Iterable[ClientStream]]) -> None:
-    """Wait until closing streams have sent their data, at most ``CLOSING`` seconds. For TCP, the kernel does this after
-    a program has ended."""
-    until = reactor.seconds() + CLOSING
+    """Wait until closing streams have sent their data, at most ``CLOSE_TIMEOUT`` seconds. For TCP, the kernel does this
+    after a program has ended."""
+    until = reactor.seconds() + CLOSE_TIMEOUT
     while reactor.seconds() < until and any(one.disconnecting and not one.has_ended for one in streams()):
         await deferLater(reactor, CLOSING_CHECK_INTERVAL)

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import RateLimit
-from dmsg.net.blocks import MIN_FACTOR, UNRANKED, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
+from dmsg.net.blocks import MAX_CHANGED_BLOCKS, MIN_FACTOR, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
 from dmsg.net.turn_share import MAX_SHARE, TurnShare
 
 HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 0x100)] + [
@@ -74,11 +74,11 @@ class BlocksTests(SynchronousTestCase):
 
     def test_changes_without_a_question_are_bounded(self) -> None:
         counts = BlockCounts()
-        for number in range(10 * UNRANKED):
+        for number in range(10 * MAX_CHANGED_BLOCKS):
             host = f"8.{number >> 8}.{number & 255}.1"
             counts.add(host)
             counts.remove(host)
-            self.assertLessEqual(len(counts._changed), UNRANKED)
+            self.assertLessEqual(len(counts._changed), MAX_CHANGED_BLOCKS)
         self.assertEqual(counts.heaviest(), "")
         self.assertEqual((len(counts), len(counts._inside), len(counts._ranks)), (0, 0, 0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.testing.lab import Lab
-from dmsg.testing.old_party import HEAD, SIZES, STALLED, Conversation, OldParty
+from dmsg.testing.old_party import HEAD, SIZES, STALL_TIMEOUT, Conversation, OldParty
 from dmsg.testing.promise import Pattern, PromiseBroken
 
 SERVER = "server-1"
@@ -45,15 +45,15 @@ class OldPartyTests(SynchronousTestCase):
         self.lab.network.run(1)
         party.proceed()
         self.lab.add_server(SERVER)
-        self.finish_more(party, 4 * STALLED)
+        self.finish_more(party, 4 * STALL_TIMEOUT)
         for path in self.lab.network.both_ways(self.lab.network.host("old-c"), self.lab.network.host(SERVER)):
             path.cut_since = self.lab.clock.seconds()
         self.lab.network.run(1)
         party.proceed()
-        self.lab.network.run(STALLED)
+        self.lab.network.run(STALL_TIMEOUT)
         for path in self.lab.network.both_ways(self.lab.network.host("old-c"), self.lab.network.host(SERVER)):
             path.cut_since = None
-        self.finish_more(party, 4 * STALLED)
+        self.finish_more(party, 4 * STALL_TIMEOUT)
 
     def test_an_interruption_is_noticed_at_a_steady_server(self) -> None:
         party = self.start()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dmsg.analytics.attention import Finding
     from dmsg.analytics.runs import State
 
-SHOWN = 8
+KEY_PREFIX_LENGTH = 8
 """Number of characters of a key that are shown."""
 
 
@@ -144,7 +144,7 @@ def _read_findings(out: str, as_of: datetime | None) -> tuple[State, list[Findin
 
 def _short(name: str) -> str:
     """Return the beginning of a key or pseudonym; other names unchanged."""
-    return name[:SHOWN] if re.fullmatch("[0-9a-f]{16,}", name) else printable(name)
+    return name[:KEY_PREFIX_LENGTH] if re.fullmatch("[0-9a-f]{16,}", name) else printable(name)
 
 
 def _fit_findings(

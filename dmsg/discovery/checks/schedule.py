@@ -46,7 +46,7 @@ from dmsg.net.retry_loop import RetryLoop
 
 CHECK_INTERVAL = 5.0
 """Seconds between two rounds of checks."""
-SOON = 0.05
+FIRST_CHECK_DELAY = 0.05
 """Seconds after the POST of a server's entry until the server is checked."""
 MAX_OTHER_CHECKS, MAX_OWN_CHECKS = 32, 32
 """Maximum numbers of concurrent checks. ``MAX_OWN_CHECKS`` is the maximum for listed servers, and also for servers that
@@ -229,8 +229,8 @@ class ServerChecks:
         self._check_loop.soon(CHECK_INTERVAL)
 
     def soon(self) -> None:
-        """Schedule a round of checks within ``SOON`` seconds, because a server was posted."""
-        self._check_loop.soon(SOON)
+        """Schedule a round of checks within ``FIRST_CHECK_DELAY`` seconds, because a server was posted."""
+        self._check_loop.soon(FIRST_CHECK_DELAY)
 
     async def stop(self) -> None:
         """Stop checking, and cancel the checks under way."""
@@ -252,7 +252,7 @@ class ServerChecks:
                 _log.info("no servers are checked, because the store cannot be read: {error}", error=str(error))
             for one in due:
                 self._begin(one)
-        return SOON if len(due) == CHECKS_PER_TURN else CHECK_INTERVAL
+        return FIRST_CHECK_DELAY if len(due) == CHECKS_PER_TURN else CHECK_INTERVAL
 
     def _begin(self, due_server: DueServer) -> None:
         def over(result: object) -> None:

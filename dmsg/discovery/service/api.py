@@ -42,10 +42,10 @@ from dmsg.discovery.service.server_quota import ServerQuota
 from dmsg.discovery.service.settings import (
     CLIENT_TTL,
     DEFAULTS,
+    INVALID_ENTRY_COST,
     MAX_SERVER_SIZE,
     RANKED_POOL,
     REFRESHING_TTL,
-    WORTHLESS,
     DiscoverySettings,
 )
 from dmsg.discovery.service.telemetry import DiscoveryTelemetry
@@ -345,7 +345,7 @@ class DiscoveryAPI:
             return act()
         except EntryDecodeError as error:
             self._refused(request, "undecodable", error)
-            self.charge(request, WORTHLESS)
+            self.charge(request, INVALID_ENTRY_COST)
             return answer(request, 500, UNEXPECTED)
         except KeyFormatError:
             return answer(request, 400, BAD_INPUT)
@@ -460,12 +460,12 @@ class DiscoveryAPI:
     @_app.handle_errors(EntryDecodeError)
     def _undecodable(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "undecodable", failure.value)
-        self.charge(request, WORTHLESS)
+        self.charge(request, INVALID_ENTRY_COST)
         return answer(request, 400, f"{BAD_INPUT}: {failure.value}")
 
     @_app.handle_errors(EntrySignatureError)
     def _bad_signature(self, request: IRequest, failure: Failure) -> bytes:
-        self.charge(request, WORTHLESS)
+        self.charge(request, INVALID_ENTRY_COST)
         self._refused(request, "signature", failure.value)
         request.content.seek(0)
         is_foreign = is_version_1(request.content.read())

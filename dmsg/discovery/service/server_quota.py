@@ -16,7 +16,7 @@ MAX_PER_POSTER = 32
 """Maximum number of servers whose entries were posted from one public address. For a wider address block, the number is
 multiplied by the factor of the block.
 """
-REMEMBERED = 16_384
+MAX_COUNTED_SERVERS = 16_384
 """Maximum number of counted servers. Beyond that, the server whose last POST is oldest is no longer counted."""
 FORGOTTEN_AFTER = 3600.0
 """Seconds after its last POST for which a server is counted."""
@@ -59,7 +59,7 @@ class ServerQuota:
     def _forget(self, now: float) -> None:
         while self._servers:
             static, server = next(iter(self._servers.items()))
-            if len(self._servers) <= REMEMBERED and now - server[1] < FORGOTTEN_AFTER:
+            if len(self._servers) <= MAX_COUNTED_SERVERS and now - server[1] < FORGOTTEN_AFTER:
                 return
             del self._servers[static]
             self._uncount(server)

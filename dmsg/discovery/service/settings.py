@@ -49,7 +49,7 @@ RANKED_POOL = 512
 """Number of servers that discovery draws from the operator's ranking, and number of random servers that it adds. From
 these candidates it chooses the servers to return.
 """
-WORTHLESS = 5
+INVALID_ENTRY_COST = 5
 """Number of requests that the rate limit counts for one malformed or wrongly signed entry, because verifying an entry
 takes most of the time of a request.
 """

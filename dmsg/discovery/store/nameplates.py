@@ -17,7 +17,7 @@ from dmsg.errors import EntryNotFound
 if TYPE_CHECKING:
     from dmsg.net.redis import RedisConnection
 
-SWEPT = 100
+MAX_REMOVED_PER_CLAIM = 100
 """Maximum number of expired nameplates that one claim deletes in Redis."""
 
 
@@ -159,7 +159,7 @@ class RedisNameplates:
         self, static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float
     ) -> Deferred[int]:
         async def change() -> int | None:
-            asked = [static, place, repr(now), str(SWEPT), *map(str, numbers)]
+            asked = [static, place, repr(now), str(MAX_REMOVED_PER_CLAIM), *map(str, numbers)]
             known, kept, held, used = await self._redis.eval(_READ, self._keys, asked)
             free = (one for one, key in zip(numbers, used, strict=True) if key is None)
             number = decide_claim(self._stored(known, kept, ends), place, int(held), limit, free)

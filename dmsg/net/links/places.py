@@ -18,7 +18,7 @@ blocks."""
 GREEDY_PART = 16
 """Divisor that gives the limit of one block: the maximum number of clients divided by this number. If no client is
 idle, the block with the highest load loses its newest client, even a busy one, if its load exceeds the limit."""
-SEARCHED = 16
+MAX_SEARCHED_BLOCKS = 16
 """Maximum number of blocks that are searched for an idle client to evict, beginning with the block with the highest
 load."""
 SEARCH_AGAIN = 1.0
@@ -110,7 +110,7 @@ class Places(Generic[SessionT]):
         if victim is None:
             if now >= self._next_search:
                 self._next_search = now + SEARCH_AGAIN
-                self._searched = self._counts.by_load(SEARCHED)
+                self._searched = self._counts.by_load(MAX_SEARCHED_BLOCKS)
             idle = (self._newest_idle(block) for block in self._searched if self._counts.load(block) > least)
             victim = next((one for one in idle if one is not None), None)
         block = self._counts.heaviest()

@@ -24,12 +24,12 @@ from dmsg.discovery.checks.schedule import (
     CHECKS_PER_BLOCK,
     CHECKS_PER_TTL,
     CHECKS_PER_WIDER_BLOCK,
+    FIRST_CHECK_DELAY,
     MAX_INTERVAL_REFRESHED,
     MAX_OTHER_CHECKS,
     MAX_SILENT_CHECKS,
     POSTPONED_FOR,
     PROVED_FOR,
-    SOON,
     TRIES,
     UNLISTED_AFTER,
     ServerChecks,
@@ -279,7 +279,7 @@ class ServerChecksTests(SynchronousTestCase):
         for number in range(200):
             self.post(server(number, f"8.8.8.{number}:1"))
         self.post(server(300, "8.8.4.4:1"), place="2.2.2.2")
-        self.clock.pump([SOON] * 20)
+        self.clock.pump([FIRST_CHECK_DELAY] * 20)
         self.assertEqual((len(silent), self.listed()), (CHECKS_PER_BLOCK, 1))
         self.advance(60.0)
         self.assertLessEqual(len(silent), CHECKS_PER_BLOCK)
@@ -316,7 +316,7 @@ class ServerChecksTests(SynchronousTestCase):
         for number in range(500):
             self.post(server(number, f"8.8.{number // 200}.{number % 200}:1"), place=f"1.{number % 50}.1.1")
         silent = self.silence("8.8.")
-        self.clock.pump([SOON] * 20)
+        self.clock.pump([FIRST_CHECK_DELAY] * 20)
         self.assertEqual(len(silent), MAX_OTHER_CHECKS)
         self.assertEqual(len(self.looks._under_way), 300)
         silent[0].callback(None)
@@ -335,16 +335,16 @@ class ServerChecksTests(SynchronousTestCase):
         for number in range(1040):
             block = 0x200 + number % 260
             self.post(server(number, f"[2600:1:0:{block:x}::{number:x}]:1"), place=f"2600:1:0:{block:x}::/64")
-        self.clock.pump([SOON] * 200)
+        self.clock.pump([FIRST_CHECK_DELAY] * 200)
         longest = 0.0
         for number in range(5):
             self.post(server(6000 + number, f"8.8.{number}.8:1"), place=f"8.9.{number}.8")
             came = self.clock.seconds()
             while self.listed() < 2 + number:
-                self.clock.advance(SOON)
+                self.clock.advance(FIRST_CHECK_DELAY)
                 self.assertLess(self.clock.seconds() - came, 10.0)
             longest = max(longest, self.clock.seconds() - came)
-            self.clock.pump([SOON] * 200)
+            self.clock.pump([FIRST_CHECK_DELAY] * 200)
         self.assertLess(longest, 1.0)
         self.assertIn(old.to_json(), self.successResultOf(self.store.quiet(100, self.clock.seconds() - TTL)))
         self.assertLessEqual(len(silent), CHECKS_PER_WIDER_BLOCK + MAX_SILENT_CHECKS)
@@ -354,7 +354,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.silence("2600:1:0:2")
         for number in range(250):
             self.post(server(number, f"[2600:1:0:{0x200 + number:x}::1]:1"), place=f"2600:1:0:{0x200 + number:x}::/64")
-        self.clock.pump([SOON] * 400)
+        self.clock.pump([FIRST_CHECK_DELAY] * 400)
         self.post(server(1000, "[2600:1:0:9000::1]:1"), place="2600:1:0:9000::/64")
         for _ in range(60):
             self.clock.advance(1.0)

@@ -68,7 +68,7 @@ class QuotaTests(SynchronousTestCase):
     def test_counts_equal_those_of_a_recount(self, posts: list[tuple[int, int, int]]) -> None:
         self.setUp()
         self.patch(quota_module, "MAX_PER_POSTER", 2)
-        self.patch(quota_module, "REMEMBERED", 5)
+        self.patch(quota_module, "MAX_COUNTED_SERVERS", 5)
         now = 0.0
         for number, poster, passed in posts:
             now += passed

@@ -48,7 +48,7 @@ skipped while its sender has too many messages that are being forwarded.
 
 The queue is read again earlier when ``BATCH`` messages have finished since the last such read.
 """
-REMEMBERED = 1000
+MAX_FINISHED_IDS = 1000
 """Number of finished messages whose ids are remembered. A read of the queue that began before they finished may still
 return them."""
 FULL = "too many messages for other relays"
@@ -125,7 +125,7 @@ class Federation:
         its beginning."""
         self._items: dict[_Item, None] = {}
         self._by_queue_id: dict[QueueId, _Item] = {}
-        self._finished_ids: deque[QueueId] = deque(maxlen=REMEMBERED)
+        self._finished_ids: deque[QueueId] = deque(maxlen=MAX_FINISHED_IDS)
         self._taking = False
         self._has_backlog = False
         """Whether the queue may contain more messages that can be forwarded now."""

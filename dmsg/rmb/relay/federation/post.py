@@ -36,7 +36,7 @@ GATHER_THRESHOLD = 2
 seconds, so that they are sent together."""
 GATHER = 0.002
 """Seconds for which messages are collected for a batch. A full batch is sent at once."""
-REMEMBERED = 1000
+MAX_BATCHING_RELAYS = 1000
 """Maximum number of relays that are remembered because they accept batches."""
 
 _log = Logger()
@@ -133,7 +133,7 @@ class Poster:
         if response is None:
             return 0
         if response.headers.hasHeader(batch.OFFER):
-            remember(self._take_batches, url, None, REMEMBERED)
+            remember(self._take_batches, url, None, MAX_BATCHING_RELAYS)
         else:
             self._take_batches.pop(url, None)
         code: int = response.code

@@ -33,7 +33,7 @@ They are higher than the other limits, because these attempts share connections.
 QUICK = 1.5
 """Maximum seconds until the answer of a relay that counts as quick.  A receiver that logs each ping takes one second to
 confirm a message, and its relay answers only then. The limit is high enough for such relays."""
-REMEMBERED = 1000
+MAX_RELAY_SETS = 1000
 """Maximum number of sets of relays that are remembered as quick, and as failing."""
 
 Relays = frozenset[str]
@@ -176,11 +176,11 @@ class Slots(Generic[Item]):
         :param seconds: seconds until a relay answered; None if none answered.
         """
         if seconds is None:
-            remember(self._failing, relays, None, REMEMBERED)
+            remember(self._failing, relays, None, MAX_RELAY_SETS)
         else:
             self._failing.pop(relays, None)
         if seconds is not None and seconds <= QUICK:
-            remember(self._quick, relays, None, REMEMBERED)
+            remember(self._quick, relays, None, MAX_RELAY_SETS)
         else:
             self._quick.pop(relays, None)
 

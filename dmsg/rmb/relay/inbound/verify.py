@@ -30,7 +30,7 @@ INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
 twin."""
 MAX_TAKEN = 65_536
 """Maximum number of accepted messages that are remembered until they expire, so that repetitions are recognised."""
-WORTHLESS = 20
+INVALID_MESSAGE_COST = 20
 """Number by which a malformed or wrongly signed message counts in the rate limit of its address, where any other
 message counts as one."""
 MAX_INTAKE = 1024
@@ -76,9 +76,9 @@ class InboundVerifier:
         return self._refuse_for_now(Drop.INTAKE_RATE, "too many messages")
 
     def charge(self, address: str, now: float) -> None:
-        """Charge a malformed or wrongly signed message to its address as ``WORTHLESS`` messages, because checking it
-        was expensive."""
-        self._rate.charge(address, WORTHLESS, now)
+        """Charge a malformed or wrongly signed message to its address as ``INVALID_MESSAGE_COST`` messages, because
+        checking it was expensive."""
+        self._rate.charge(address, INVALID_MESSAGE_COST, now)
 
     def _refuse(self, drop: Drop, status: int, text: str) -> Verdict:
         self._switch.rules.drops[drop] += 1
