@@ -38,7 +38,7 @@ CHECK_TIMEOUT = 10.0
 """Seconds that each step of a check may wait, for example for the answer of a discovery or server."""
 CLOCK_OFF = 30.0
 """Seconds by which the local clock may differ from that of a discovery."""
-SLOW = 1.0
+SLOW_ROUND_TRIP = 1.0
 """Seconds of a round trip above which a server is reported as slow."""
 ANSWER = 64 * 1024
 """Maximum bytes of the answer of a discovery to ``/health``."""
@@ -355,7 +355,7 @@ async def _server(reactor: Reactor, examination: Examination, client: Client, en
         advice = "clients use other servers; if the server is yours, read its log and check that its port is open"
         examination.print_result(Verdict.NOTE, "server", f"{name} cannot be reached: {why}", advice)
         return False
-    far = " (slow: other servers may be nearer, see --prefer)" if took > SLOW else ""
+    far = " (slow: other servers may be nearer, see --prefer)" if took > SLOW_ROUND_TRIP else ""
     by = describe_carrier(session.carrier, session.carriers_failed)
     examination.print_result(Verdict.OK, "server", f"{name}: {milliseconds(took)}, {by}{far}")
     return True

@@ -67,7 +67,7 @@ def check_name(name: str) -> str:
 
 
 _Stamp = tuple[int, int, int, int]
-SETTLED = 1.0
+MIN_CACHED_AGE = 1.0
 """Minimum seconds since the last change of an address book for its content to be cached. A book that was changed more
 recently is read again at each use, because another change within that time may not alter the file's time stamp.
 """
@@ -153,7 +153,7 @@ class AddressBook:
                 raise UnknownName(f"{self.path}, line {number}: {why}") from None
         # Only the book that was read last is cached, so that the cache stays small in a program that opens many books.
         _last.clear()
-        if abs(time.time() - status.st_ctime) > SETTLED:
+        if abs(time.time() - status.st_ctime) > MIN_CACHED_AGE:
             _last[self.path] = stamp, names
         return names
 

@@ -15,7 +15,7 @@ from dmsg.pages.process import process_facts
 
 SHOWN_SENDERS = 100
 """Maximum number of senders in the table. Senders with the longest time since their last file come first."""
-LATE = 1800.0
+FILE_OVERDUE_AFTER = 1800.0
 """Seconds without a file from a sender after which the page reports this as a problem."""
 
 
@@ -74,10 +74,10 @@ class CollectorStatus(StatusSource):
         found = []
         if health["status"] != "ok":
             found.append("The collector is not connected to a server: senders cannot reach it.")
-        late = [origin for origin, age in health["newest_file_seconds"].items() if age > LATE]
+        late = [origin for origin, age in health["newest_file_seconds"].items() if age > FILE_OVERDUE_AFTER]
         if late:
             senders = "1 sender" if len(late) == 1 else f"{len(late)} senders"
-            found.append(f"{senders} sent no file for at least {human_time(LATE)}.")
+            found.append(f"{senders} sent no file for at least {human_time(FILE_OVERDUE_AFTER)}.")
         return found
 
     def numbers(self) -> dict[str, float]:

@@ -30,7 +30,7 @@ class ReadingTests(SynchronousTestCase):
             return text_of(path)
 
         self.patch(Path, "read_text", counted)
-        self.patch(address_book, "SETTLED", -1.0)
+        self.patch(address_book, "MIN_CACHED_AGE", -1.0)
         AddressBook(self.path).add("alice", ALICE)
         for _ in range(5):
             self.assertEqual(AddressBook(self.path).find("alice"), ALICE)

@@ -29,7 +29,7 @@ from dmsg.telemetry.metrics import Metrics
 
 SHOWN_SERVERS = 100
 """Maximum number of servers of each kind in the table of servers; the kinds are listed, quiet, and missing."""
-SLOW = 5.0
+STORE_TIMEOUT = 5.0
 """Seconds without an answer of the store after which the page says that the store does not answer."""
 SHOWN_MISSED = 5
 """Maximum number of missing servers that the page lists as problems."""
@@ -113,7 +113,7 @@ class DiscoveryStatus(StatusSource):
             self._asked_at = now
             self._asking = Deferred.fromCoroutine(self._ask())
             self._asking.addBoth(self._on_answer)
-        elif now - self._asked_at > SLOW:
+        elif now - self._asked_at > STORE_TIMEOUT:
             self._status = f"the store has not answered for {now - self._asked_at:.0f} s"
 
     async def _ask(self) -> None:
@@ -248,7 +248,7 @@ class DiscoveryStatus(StatusSource):
         try:
             key = PubKey.from_text(self._full_key(text))
             answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))
-            entry = json.loads(await answer.addTimeout(SLOW, self._clock))
+            entry = json.loads(await answer.addTimeout(STORE_TIMEOUT, self._clock))
         except (KeyFormatError, ValueError):
             forms = "53 characters, or 66 hexadecimal digits"
             words = f"not a public key ({forms}), nor the first {MIN_KEY_PREFIX} characters of a server's key"

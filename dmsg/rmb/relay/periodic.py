@@ -25,7 +25,7 @@ UNFINISHED_FOR = 60.0
 ``SMALL`` bytes of the message have arrived."""
 PRESENT_EVERY = 30.0
 """Seconds between two announcements, to other processes on the same queue, of the sessions connected here."""
-POLLED = 1000
+MAX_POLLED_SESSIONS = 1000
 """Maximum number of sessions whose queues are polled for new messages in one round."""
 
 _log = Logger()
@@ -131,7 +131,7 @@ class PeriodicChecks:
         sessions = self._switch.sessions
         if not self._to_poll:
             self._to_poll = list(sessions)
-        some, self._to_poll = self._to_poll[:POLLED], self._to_poll[POLLED:]
+        some, self._to_poll = self._to_poll[:MAX_POLLED_SESSIONS], self._to_poll[MAX_POLLED_SESSIONS:]
         quiet = [
             name
             for name in some

@@ -42,7 +42,7 @@ from dmsg.rmb.relay.queue.interface import (
     RelayQueue,
 )
 from dmsg.rmb.relay.queue.removals import Removals
-from dmsg.rmb.relay.queue.sqlite import EXPIRED
+from dmsg.rmb.relay.queue.sqlite import MAX_REMOVED_PER_CALL
 from dmsg.rmb.twins.address import STREAM_PREFIX
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ APPEND_BATCH = 100
 script runs."""
 BATCH_SIZE = 4 * 1024 * 1024
 """Number of bytes in one call. Once it is reached, no further message is added to the call."""
-POLLED = 1000
+MAX_POLLED_SESSIONS = 1000
 """Maximum number of sessions whose queues are polled in one call."""
 RETRY_FOR = 5.0
 """Maximum seconds for which an append is repeated while Redis is unavailable."""
@@ -365,7 +365,7 @@ class RedisQueue:
         return self._removals.without_removed(FEDERATION, batch)
 
     def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
-        keys = [self._key(session) for session in sessions[:POLLED]]
+        keys = [self._key(session) for session in sessions[:MAX_POLLED_SESSIONS]]
         result: Deferred[list[int]] = self._redis.eval(_NOT_EMPTY, keys, [])
         return result.addCallbacks(lambda found: [sessions[int(index) - 1] for index in found], lambda _: [])
 
@@ -414,7 +414,7 @@ class RedisQueue:
                 await self._remove_again()
             finally:
                 self._removing = False
-        found = await self._redis.eval(_EXPIRED, [UNTIL, KEPT], [repr(now), str(EXPIRED)])
+        found = await self._redis.eval(_EXPIRED, [UNTIL, KEPT], [repr(now), str(MAX_REMOVED_PER_CALL)])
         expired = [
             (bytes(key).decode().removeprefix(STREAM_PREFIX), bytes(data), bytes(number)) for key, data, number in found
         ]
@@ -448,8 +448,8 @@ class RedisQueue:
         self._execute_quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
 
     def present(self, sessions: Sequence[str]) -> None:
-        for start in range(0, len(sessions), POLLED):
-            keys = [PRESENT + session for session in sessions[start : start + POLLED]]
+        for start in range(0, len(sessions), MAX_POLLED_SESSIONS):
+            keys = [PRESENT + session for session in sessions[start : start + MAX_POLLED_SESSIONS]]
             self._redis.eval(_PRESENT, keys, [self._name, str(PRESENCE)]).addErrback(lambda _: None)
 
     def note_absent(self, session: str) -> None:

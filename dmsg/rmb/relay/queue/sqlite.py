@@ -33,7 +33,7 @@ from dmsg.rmb.relay.queue.interface import (
 from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.reserve import Reserve
 
-EXPIRED = 1000
+MAX_REMOVED_PER_CALL = 1000
 """Maximum number of expired messages that are removed in one call."""
 RETRY_EVERY = 1.0
 """Seconds between two attempts to write to the file, while writing fails."""
@@ -336,7 +336,8 @@ class SQLiteQueue:
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
         try:
             cursor = self._db.execute(
-                "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?", (now, EXPIRED)
+                "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?",
+                (now, MAX_REMOVED_PER_CALL),
             )
             rows = [row for row in _rows_within_limit(cursor, 2) if not self._removals.has(row[1], row[0])]
         except sqlite3.Error as error:
