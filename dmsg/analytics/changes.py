@@ -1,8 +1,8 @@
-"""Choice of the days for which a run computes each table again, by the tables and families of events that changed.
+"""Choice of the days for which a run computes each table again.
 
-A run computes a table for a day only if an input of the table has changed. The run knows for which days each family of
-events has new events. It also compares the rows of each small table that it has computed with the stored rows. If they
-are equal, tables that are made from this table need not be computed.
+A run computes a table for a day only if an input of the table has changed. Inputs are families of events and other
+tables. The run knows for which days each family has new events. It also compares the rows of each small table that it
+has computed with the stored rows. If they are equal, tables that are made from this small table need not be computed.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Groups:
         columns = {name: pc.list_element(lists, index).cast(pa.int64()) for index, name in enumerate(names)}
         table = pa.table({"group": numbers, **columns}).group_by("group", use_threads=False)
         found = table.aggregate([(name, "sum", _SKIP) for name in names])
-        # The sums are in one column for each index. The lists have the sums of one group side by side.
+        # ``found`` has a column of sums for each position in the lists. Each group gets a list of its sums again.
         count = found.num_rows
         sums = pa.chunked_array([chunk for name in names for chunk in found[f"{name}_sum"].chunks], pa.int64())
         places = pa.array([row + count * index for row in range(count) for index in range(length)], pa.int64())

@@ -151,7 +151,7 @@ class MemoryRows:
     # The names of the following methods are PySpark's.
 
     def select(self, *columns: Any) -> MemoryRows:
-        """Return other columns of the same rows."""
+        """Return the same rows with only the given columns, which may be computed."""
         wanted: dict[str, Get] = {}
         exploded: tuple[str, Expression] | None = None
         for one in columns:

@@ -83,7 +83,8 @@ REGISTER = "file"
 """Name of the family of rows that record which files Arrow has read. These rows are written in the same transaction as
 the events of the files."""
 LIES = "claims more than both ends"
-"""Verdict on a server's day that lowers the weight by which clients should use the server."""
+"""Verdict on one server and one day: the server claims more bytes than both ends report. The verdict lowers the weight
+by which clients should use the server."""
 AGREES = "agrees"
 
 

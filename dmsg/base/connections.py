@@ -37,7 +37,7 @@ class ClosableConnection(CountedConnection, Protocol):
 
     @property
     def port(self) -> Port:
-        """Port through which frames are sent to the connection."""
+        """Output of the connection, to which the relay writes frames."""
 
 
 P = TypeVar("P", bound=CountedConnection)

@@ -132,7 +132,7 @@ class Command(_Described):
             return defaults_of(self, path, content)
         except ConfigError as error:
             if path[0] == "doctor":
-                return {}  # The command doctor reports this error itself, with advice.
+                return {}  # ``dmsg doctor`` reports this error itself, with advice.
             raise click.ClickException(str(error)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,4 +1,4 @@
-"""Choice of the servers that a client may use."""
+"""Settings that say which servers a client uses, and how many."""
 
 from __future__ import annotations
 

@@ -142,10 +142,11 @@ class BlockCounts:
         return max(self._counts[name] / factor for name, factor in blocks_of(host))
 
     def crowded_block(self, host: str, limit: float, wide: float | None = None) -> str:
-        """Return the narrowest block of ``host`` whose count has reached the limit, or an empty text if there is none.
+        """Return the narrowest address block that contains ``host`` and whose count has reached its limit, or an empty
+        text if there is none.
 
-        :param limit: limit of a narrow block.
-        :param wide: limit of each wider block; by default ``limit`` times the factor of the block.
+        :param limit: limit of the narrowest block.
+        :param wide: limit of each wider block; by default ``limit`` times the factor of that block.
         """
         for name, factor in blocks_of(host):
             if self._counts[name] >= (limit * factor if wide is None or factor == 1 else wide):

@@ -15,7 +15,8 @@ K = TypeVar("K", bound=Hashable)
 MAX_SAMPLES = 300
 """Maximum number of stored samples. One is taken every two seconds, so they cover ten minutes."""
 MAX_NAMES = 128
-"""Maximum number of time series of an entity, including those of reasons. Further names are ignored."""
+"""Maximum number of time series of an entity. Each reason of drops, refusals or ends has a time series of its own.
+Further names are ignored."""
 RATE_OVER = 5
 """Number of samples over which the present rate is computed."""
 

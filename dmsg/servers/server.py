@@ -222,7 +222,7 @@ class RelayServer(ListeningService):
     # --- statistics for metrics and the status page ---
 
     def by_connections(self) -> dict[str, int]:
-        """Return the number of IP addresses for each range of numbers of connections per address."""
+        """Return the number of IP addresses with 1, 2 to 9, 10 to 99, and 100 or more connections."""
         return self.factory.by_connections()
 
     def gauges(self) -> dict[str, tuple[str, float]]:

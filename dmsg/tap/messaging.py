@@ -37,8 +37,8 @@ class Options(RelayOptions):
         ),
         Option(
             name="ids",
-            help="With --profile skywire: number of ids in ChannelOpened to a client that has not answered an "
-            "OpenChannel yet; with auto, as many as the other client has sent",
+            help="With --profile skywire: number of ids in a ChannelOpened to a client that has not answered an "
+            "OpenChannel yet; with auto, as many as in the ChannelOpened of the client at the other end",
             kind=Choice({"auto": None, "one": False, "two": True}),
             default_text="auto",
             group=NETWORK,

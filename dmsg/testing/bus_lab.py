@@ -113,7 +113,7 @@ class BusLab:
         """Start a relay on the host of that name. If a relay ran there before, the new one opens the same queue."""
         relay, ended = self._leaving.pop(name, (None, None))
         if relay is not None and ended is not None and not ended.called:
-            self._end(name, relay)  # The old relay is still stopping, and the new one needs its port and its file.
+            self._end(name, relay)  # The old relay, still stopping, is killed: the new one needs its port and its file.
         host = self.network.host(name)
         host.revive()
         settings = RelaySettings(

@@ -44,9 +44,9 @@ class OfferRecord:
 
     :ivar sender: key of the program that offers the code.
     :ivar told: keys of the programs whose users were told the code.
-    :ivar attempts: number of wrong guesses that strangers have begun.
-    :ivar verdicts: number of wrong guesses that the sender has answered, so that the stranger knows they are wrong.
-    :ivar counted: number of wrong guesses that the sender has counted.
+    :ivar attempts: number of key agreements that strangers have begun with wrong words.
+    :ivar verdicts: number of these that the sender has answered with "wrong".
+    :ivar counted: number of these that the sender has counted against the number of tries of the code.
     :ivar agreements: key agreements that the sender has finished with this code.
     """
 

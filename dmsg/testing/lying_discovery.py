@@ -24,7 +24,7 @@ from dmsg.testing.network import Host
 LATE = 9.0
 """Seconds after which a slow discovery answers."""
 ENDLESS = 4 * 1024 * 1024
-"""Size in bytes of an answer that is too long. The client must stop reading it."""
+"""Number of bytes that the lie adds to an answer. The client must stop reading before the end."""
 INVENTED = 6
 """Maximum number of invented servers in an answer."""
 ADDRESS = "10.9.9.9:8080"

@@ -47,7 +47,7 @@ class WalkStreams:
         self._seed = seed
         self._talkers = Talkers()
         self._hosts: dict[Talker, tuple[str, str]] = {}
-        """Hosts of the initiator and the responder of a stream, by each of the stream's ends."""
+        """Maps each end of a stream to two hosts: that of the initiator, and that of the responder."""
         self._own_host: dict[Talker, str] = {}
         self.open: list[Talker] = []
         self.lasting: tuple[Talker, ...] = ()

@@ -39,7 +39,7 @@ MAX_AGREEMENTS = 8
 peer has sent nothing, or else one that has run for ``SLOW_RUN`` seconds.
 """
 SLOW_RUN = 5.0
-"""Seconds after which an agreement may be ended to make room for another, even if its peer has sent data."""
+"""Seconds after which a key agreement may be ended to make room for another, even if its peer has sent data."""
 TRIES = 5
 """Number of wrong guesses after which a code is used up.  A lower number would let strangers who find the nameplate use
 up the code more easily.  A higher number would give them more guesses at the words.

@@ -69,7 +69,8 @@ def _lock_new_directory(directory: Path) -> Iterator[None]:
         try:
             if not lock_if_can(descriptor):
                 raise TransferError("another dmsg cp of yours makes the same copy already: wait for it, or stop it")
-            # If the directory was removed before it was locked, because another copy ended, the loop creates it again.
+            # Another dmsg cp may have ended, and removed the directory before it was locked here. Then the loop creates
+            # the directory again.
             if is_at(descriptor, directory):
                 yield
                 return

@@ -129,7 +129,8 @@ def _warn(credits: Credits) -> None:
     "--key",
     "about",
     metavar="KEY",
-    help="Show the lines of this server or client.  With --inputs, compare them with its own receipts only.",
+    help="Show only the lines of the statement about this server or client.  With --inputs, compare these lines with "
+    "the receipts of this key only.",
 )
 @errors_in_one_line
 def verify_statement(file: Path, inputs: Path | None, operator: str | None, about: str | None) -> None:

@@ -294,7 +294,7 @@ class DiscoveryAPI:
 
     @_app.route("/discovery/nameplates/<number>", methods=["GET"])
     def get_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
-        """Return the key of a nameplate."""
+        """Return the public key to which the nameplate ``number`` belongs."""
         self.requests += 1
         return self._nameplates.find(request, self.client_of(request), number, self.charge)
 

@@ -43,8 +43,8 @@ class Destinations:
             ``name``, or None.
         """
         if peer.two_ids:
-            # A client with two ids chooses the id that the server uses in its frames to the client. For a nameless end
-            # it has not chosen this id yet, so the end cannot be one that has the id ``name``.
+            # A client with two ids chooses the id that the server uses in its frames to the client. It has not chosen
+            # one yet for an end that is ``nameless``, so such an end does not have the id ``name``.
             there = next((one for one in peer.ends.values() if one.name == name and not one.nameless), None)
             taken = name in peer.ends or name in peer.draining
             return self.choose(peer) if taken else name, there

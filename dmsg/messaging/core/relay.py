@@ -241,7 +241,8 @@ class Relay(ConnectionTable[RelayPeer]):
     def _forward(self, source: RelayPeer, run: End, data: memoryview) -> None:
         """Send frames from one link to another. If the receiving link is slow, all frames must belong to one channel.
 
-        :param run: end, at ``source``, of one of the channels to which the frames belong.
+        :param run: end of a channel at ``source``. All frames go to the link of ``run.other``. If the frames belong to
+            several channels, it is the end of any of them.
         """
         self.congestion.forward(source, run.other, data)
 

@@ -151,8 +151,8 @@ class Participant:
             self.uplink.stop()
 
     def cancel(self) -> None:
-        """Cancel all running coroutines.  Messages that are not processed are sent again later, by their sender or by
-        the next process of this twin."""
+        """Cancel all running coroutines.  Messages that are not processed are sent again later: received ones
+        by their sender, and those of this twin by its next process."""
         for running in list(self._running):
             running.addErrback(lambda _: None)
             running.cancel()

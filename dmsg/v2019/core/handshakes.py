@@ -144,7 +144,7 @@ class SecureTable(TransportTable):
         :param reason: reason for which the stream was closed.
         """
         self._answer(transport, Hello(ended=reason))
-        # No data follow the answer, so a CLOSE is sent; without it the server would keep the route.
+        # No data follow the answer. Without a CLOSE, the server would keep the route of the transport.
         self.close(transport, reason)
 
     # --- upgrades: after a plain REQUEST and ACCEPT, the handshake messages follow in FWD frames ---
