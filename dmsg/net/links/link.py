@@ -1,4 +1,4 @@
-"""Base of links: a connection with any kind of handshake, followed by any kind of frames.
+"""Base of links: a connection with any kind of handshake and its timeout, followed by any kind of frames.
 
 The user of the link (the object that handles its frames) is made after a successful handshake. Frames sent in one
 reactor turn are written together (:class:`~dmsg.net.flush.TurnFlush`). The subclasses

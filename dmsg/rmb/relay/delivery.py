@@ -1,4 +1,4 @@
-"""Delivery of messages to one session of a relay: which messages were sent, which are confirmed, and which are waiting.
+"""Delivery of messages to one session of a relay: which wait, are sent and are confirmed, and when they are stored.
 
 The relay sends a ping after the messages. A message is confirmed, and so delivered, when the session has answered that
 ping. Sent messages that are not confirmed yet are in the *window*. When the window is full, further messages are

@@ -1,4 +1,4 @@
-"""Checks that a relay makes once a second, for slow confirmations, silent sessions and expired messages."""
+"""Timer of a relay: once a second, it starts the checks of deliveries, of silent sessions and of expired messages."""
 
 from __future__ import annotations
 
