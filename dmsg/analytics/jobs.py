@@ -40,7 +40,7 @@ from dmsg.analytics.listing import (
 from dmsg.analytics.new_lines import NewLines, days_to_refine, summarise, with_day_over
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import Refinement
-from dmsg.analytics.runs import Claim, State, TablesBusy
+from dmsg.analytics.runs import CLAIM_TIMEOUT, Claim, State, TablesBusy
 from dmsg.analytics.schemas import CORRUPT, DAILY, FAMILIES, OVERALL, RAW, SILVER
 from dmsg.analytics.sealed_files import Sealed, Target, describe_file
 from dmsg.analytics.session import Spark, is_local, session_of
@@ -72,8 +72,6 @@ SMALL_BYTES = 64 * 1024 * 1024
 """Total size in bytes of unread files, below which reading the files is a small job."""
 SMALL_EVENTS = 500_000
 """Number of events in the days to recompute, below which computing the tables is a small job."""
-CLAIM_TIMEOUT = 3600.0
-"""Maximum seconds that a streaming query waits for another run to finish."""
 
 Progress = Callable[[str, int, int], None]
 """Callback for progress; its arguments are the name of the step that begins, the number of steps done, and the number

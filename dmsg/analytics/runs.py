@@ -40,6 +40,8 @@ FORMAT = 2
 DAY_MS = 86_400_000
 LEASE_SECONDS = 600.0
 """Lease of a claim: seconds without a renewal after which another run may take over."""
+CLAIM_TIMEOUT = 3600.0
+"""Maximum seconds that a streaming query waits for another run to finish."""
 RENEW_SECONDS = 60.0
 KEPT_RUNS = 3
 """Number of newest runs whose tables stay readable, unless a run is older than :data:`KEPT_DAYS`."""

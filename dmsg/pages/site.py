@@ -1,4 +1,4 @@
-"""HTTP routes of a status port: the page, ``/metrics`` and ``/health``."""
+"""HTTP routes of a status port and their limits: the page, ``/metrics`` and ``/health``."""
 
 from __future__ import annotations
 
