@@ -118,7 +118,7 @@ class Fixed(Factory):
 
 
 class Talkers(Factory):
-    """Factory of the protocols (:class:`Talker`) at the accepting ends of test streams. They are returned in the order
+    """Factory of the protocols at the accepting ends of test streams. They are returned in the order
     in which :meth:`pair` created them."""
 
     noisy = False

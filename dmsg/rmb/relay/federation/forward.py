@@ -303,7 +303,7 @@ class Federation:
         keeping.addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
-        """Move messages that wait longer than :data:`SPILL_AFTER` to the queue, retry those whose delay is over, and
+        """Move messages that could not be delivered for some seconds to the queue, retry those whose delay is over, and
         read further ones from the queue. Called every second."""
         now = self._reactor.seconds()
         self.offers.round()
