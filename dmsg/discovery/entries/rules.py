@@ -22,6 +22,8 @@ from dmsg.discovery.entries.gojson import INT64, NULL_KEY, STRICT, UINT64, Entry
 from dmsg.errors import KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
+TOMBSTONE_TTL = 86400.0
+"""Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
 NEVER = 1e18
 """Time that is never reached, in seconds since 1970."""
 DELETE_ACT = "delete"

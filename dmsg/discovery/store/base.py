@@ -18,8 +18,6 @@ drops more if needed.
 """
 OVERHEAD = 1536
 """Bytes that are counted for an entry in addition to its JSON. A tombstone, which has no JSON, counts as this many."""
-TOMBSTONE_TTL = 86400.0
-"""Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
 LATEST_CHECK = 3600.0
 """Maximum seconds from now until a planned check of a server. A check that is planned for a later time shows that the
 clock was set back after the check was planned.

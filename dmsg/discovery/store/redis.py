@@ -19,6 +19,7 @@ from zope.interface import implementer
 from dmsg.discovery.entries.entry import Entry, EntryInvalid
 from dmsg.discovery.entries.rules import (
     NEVER,
+    TOMBSTONE_TTL,
     WRONG_DELETE_SEQUENCE,
     WRONG_FIRST_SEQUENCE,
     WRONG_SEQUENCE,
@@ -34,7 +35,6 @@ from dmsg.discovery.entries.rules import (
 from dmsg.discovery.store.base import (
     LATEST_CHECK,
     OVERHEAD,
-    TOMBSTONE_TTL,
     Dropped,
     DueServer,
     IEntryStore,

@@ -15,6 +15,7 @@ from dmsg.databases import prepare_database
 from dmsg.discovery.entries.entry import Entry, EntryInvalid
 from dmsg.discovery.entries.rules import (
     NEVER,
+    TOMBSTONE_TTL,
     Deletion,
     Head,
     PresentState,
@@ -29,7 +30,6 @@ from dmsg.discovery.store.base import (
     LATEST_CHECK,
     OVERHEAD,
     ROOM_AT_ONCE,
-    TOMBSTONE_TTL,
     Dropped,
     DueServer,
     IEntryStore,

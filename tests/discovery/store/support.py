@@ -10,12 +10,13 @@ from zope.interface.verify import verifyObject
 
 from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
 from dmsg.discovery.entries.rules import (
+    TOMBSTONE_TTL,
     WRONG_TIME,
     DeletedLater,
     Deletion,
     Terms,
 )
-from dmsg.discovery.store.base import OVERHEAD, ROOM_AT_ONCE, TOMBSTONE_TTL, DueServer, IEntryStore
+from dmsg.discovery.store.base import OVERHEAD, ROOM_AT_ONCE, DueServer, IEntryStore
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from tests.support import asynchronous, vectors
