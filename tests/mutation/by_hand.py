@@ -511,6 +511,7 @@ INVISIBLE = {
     "frames without data are kept at RESUME": "an empty frame that is sent again is acknowledged and delivers nothing",
     "a stream that moved sends nothing": "both ends also send when they count the ACKs of a move",
     "a session that ends loses its unconfirmed messages": "no relay has confirmed them, so they are sent again",
+    "stored messages are not read again when a session connects": "the relay's check reads them within a second",
     "a session that ends loses its backlog": "no relay has confirmed it, so it is sent again",
     "a stream that a program closes is aborted": "a program closes after the peer has acknowledged all its data",
     "data overtake what is unread": "while data is unread, the reader is paused, or a delivery is in progress",
