@@ -21,7 +21,7 @@ from dmsg.analytics.store import Row, Store
 
 WEEK = 7
 RECENT = 7
-"""Number of days before and after the day to explain in which other crashes of the server are mentioned."""
+"""Number of days before and after the explained day. The text also mentions crashes of the server on these days."""
 CONFLICTS = 5
 """Maximum number of transports whose byte counts are shown. Those with the largest difference between the claimed and
 the credited bytes are shown."""

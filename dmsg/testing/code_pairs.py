@@ -71,7 +71,7 @@ class Pair:
         self._versions: dict[str, list[bytes]] = {}
         """Contents that each file of the source had, by its path; the path of a single file is empty."""
         self._names: list[set[str]] = []
-        """Paths of all files of the source: one set after each change of the source, the oldest first."""
+        """For each state of the source, the oldest first: the paths of all files that the source then had."""
         self._second_receiver: ReceiverProgram | None = None
         self._programs = 0
         self._is_source_unchanged = False

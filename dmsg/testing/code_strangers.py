@@ -1,4 +1,4 @@
-"""Stranger who attacks transfers by codes: guesses codes, occupies the port of a sender, and intercepts streams.
+"""Stranger in walks: guesses codes of transfers, occupies the port of a sender, and intercepts streams.
 
 The stranger knows the keys of all senders, and discovery may direct receivers to the stranger. The stranger knows no
 code.

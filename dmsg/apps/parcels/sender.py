@@ -24,9 +24,9 @@ from dmsg.apps.parcels.wire import (
     GAVE_UP,
     MESSAGE_FULL,
     ParcelEnd,
-    check_text,
     lost_error,
     parse_numbers,
+    text_offer,
 )
 from dmsg.apps.sources import SourceChanged, resized_error
 from dmsg.apps.transfer import TransferError, TransferRefused
@@ -235,15 +235,14 @@ class TextSender(ParcelSender):
     """
 
     def __init__(self, text: str, **options: Unpack[SenderOptions]) -> None:
-        check_text(text)
+        self._text_offer = text_offer(text)
         super().__init__(**options)
-        self._text = text
         self._size = len(text.encode("utf-8", "replace"))
 
     def _offer(self) -> dict[str, object]:
         self._next = self._on_arrival
         self._said_all = True
-        return {"offer": "text", "text": self._text}
+        return self._text_offer
 
     def _on_arrival(self, message: dict[str, object]) -> None:
         if message.get("take") is False:
@@ -300,11 +299,12 @@ class FilesSender(ParcelSender):
         self._tops = walked.checked.tops
         self._offered = OfferedFiles(walked)
         self._total = walked.checked.size
+        self._files_offer = walked.offer
         self._files = walked.checked.files
         self._have: dict[int, tuple[int, str]] = {}
 
     def _offer(self) -> dict[str, object]:
-        return {"offer": "files", "things": self._tops, "size": self._total, "files": self._files}
+        return self._files_offer
 
     def _begin(self) -> None:
         self._send_all(self._list())

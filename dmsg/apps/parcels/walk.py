@@ -63,6 +63,12 @@ class WalkResult:
     own: list[str] = field(default_factory=list)
     _unmeasured: int = 0
 
+    @property
+    def offer(self) -> dict[str, object]:
+        """Message that offers the entries."""
+        checked = self.checked
+        return {"offer": "files", "things": checked.tops, "size": checked.size, "files": checked.files}
+
     @contextmanager
     def open_parent(self, name: str) -> Iterator[tuple[int, str]]:
         """Open the directory that contains a top-level item.
@@ -177,8 +183,7 @@ def walk(
         _add_path(walked, path, called)
     if not walked.checked.entries:
         raise TransferError("there is nothing to send")
-    checked = walked.checked
-    if not fits_into_message(offer="files", things=checked.tops, size=checked.size, files=checked.files):
+    if not fits_into_message(**walked.offer):
         raise _too_many(f"the names of {len(paths):,} files and directories are too long")
     return walked
 

@@ -87,14 +87,16 @@ def fits_into_message(**message: object) -> bool:
     return len(encode(**message)) - 4 <= MESSAGE_LIMIT
 
 
-def check_text(text: str) -> None:
-    """Check the length of a text that is to be sent as a parcel.
+def text_offer(text: str) -> dict[str, object]:
+    """Return the message that offers a text.
 
-    :raises TransferError: it is too long.
+    :raises TransferError: the text is too long.
     """
+    offer: dict[str, object] = {"offer": "text", "text": text}
     # Characters beyond ASCII take up to 12 bytes each in a message, so fewer of them fit.
-    if len(text) > TEXT_LIMIT or not fits_into_message(offer="text", text=text):
+    if len(text) > TEXT_LIMIT or not fits_into_message(**offer):
         raise TransferError(f"the text is too long ({TEXT_LIMIT} characters of ASCII are possible); put it into a file")
+    return offer
 
 
 class Messages:

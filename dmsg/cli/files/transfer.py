@@ -122,7 +122,8 @@ def send(  # noqa: C901, PLR0915
         raise click.UsageError(
             f"{pipes[0]}: a pipe can only be sent alone and by a code; to send it to a key, use dmsg nc"
         )
-    _check_text(text)
+    if text is not None:
+        _check_text(text)
     if to is not None:
         _send_to(what, text, to, hidden, settings, timeout)
 
@@ -190,15 +191,14 @@ def check_no_lan(instead: str) -> None:
         raise click.UsageError(f"--lan needs a code, and {instead} does not use one")
 
 
-def _check_text(text: str | None) -> None:
-    from dmsg.apps.parcels.wire import check_text
+def _check_text(text: str) -> None:
+    from dmsg.apps.parcels.wire import text_offer
     from dmsg.apps.transfer import TransferError
 
-    if text is not None:
-        try:
-            check_text(text)
-        except TransferError as error:
-            raise click.UsageError(f"--text: {error}") from None
+    try:
+        text_offer(text)
+    except TransferError as error:
+        raise click.UsageError(f"--text: {error}") from None
 
 
 def _check_code_options(to_many: bool, receivers: int | None, expires: float | None, *, by_code: bool) -> None:
