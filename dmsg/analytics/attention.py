@@ -61,11 +61,11 @@ SLOW_READERS = 0.01
 SLOW_READERS_LEAST = 10
 """Minimum number of transports that ended because of slow receivers; with fewer, the server is not reported."""
 UNCERTAIN = 0.02
-"""Minimum share of the bytes that a server claims which were in flight when their transports ended, and therefore are
-not credited. Below it, the server is not reported.
+"""Minimum share of uncertain bytes in all bytes that a server claims. Uncertain bytes were in flight when their
+transports ended, so they are not credited. Below it, the server is not reported.
 """
 UNCERTAIN_LEAST = 1024 * 1024
-"""Minimum number of such uncredited bytes on one day. Below it, the server is not reported."""
+"""Minimum number of uncertain bytes on one day. Below it, the server is not reported."""
 ATTACK = 100.0
 """Minimum score at which an actor (a client or network) is reported for abuse."""
 COMPLETE = 0.99

@@ -31,7 +31,7 @@ network fault cannot be the reason then."""
 STALLED_AFTER_FAULTS = 60.0
 """Maximum seconds without progress of a transfer after the repair of all faults."""
 GRACE = 150.0
-"""Seconds after the repair of all faults from which on a newly started program may not fail."""
+"""Seconds after the repair of all faults. A program that starts later may not fail."""
 
 
 class WalkOfPairs(Protocol):
