@@ -153,6 +153,9 @@ class EntryPublisher:
             # The lower bound prevents an endless loop if rounding leaves slightly less than one token.
             return max((1.0 - self._posts.level) * POST_INTERVAL, PUBLISH_DELAY)
         if unchanged and not await self._is_missing(wanted):
+            # Callers can be waiting although nothing is posted: the connection to a server was lost during the POST
+            # that names the server, and is open again.
+            self._tell_published()
             return self._seconds_to_next_check()
         # ``_is_published`` is set before the POST, because discovery may store the entry even if its answer does not
         # arrive.
@@ -169,12 +172,17 @@ class EntryPublisher:
         self._posted_at = self._reactor.seconds()
         if wanted != self._delegated():
             return PUBLISH_DELAY  # The servers changed while the POST was under way, so the entry is posted again.
-        if wanted:
-            waiting, self._waiting = self._waiting, []
-            for deferred in waiting:
-                if not deferred.called:
-                    deferred.callback(None)
+        self._tell_published()
         return self._seconds_to_next_check()
+
+    def _tell_published(self) -> None:
+        """Fire the Deferreds of :meth:`when_published`, if the published servers are still the present ones."""
+        if not self.published or self.published != self._delegated():
+            return
+        waiting, self._waiting = self._waiting, []
+        for deferred in waiting:
+            if not deferred.called:
+                deferred.callback(None)
 
     def _seconds_to_next_check(self) -> float | None:
         """Return the seconds until the next check whether discovery still has the entry; None without servers. The time

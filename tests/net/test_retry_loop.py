@@ -239,6 +239,36 @@ class LoopTests(SynchronousTestCase):
         clock.advance(PUBLISH_DELAY)
         self.assertEqual(publisher.published, ("ee",))
 
+    def test_a_server_that_is_lost_and_back_while_its_post_is_under_way(self) -> None:
+        """Who waits for the entry is told, although nothing new has to be posted."""
+        clock = Clock()
+        questions: Any = Questions(0, ERRORS[0])
+        under_way: Deferred[None] = Deferred()
+        servers = ["aa"]
+
+        def update(key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[Any]:
+            under_way.addCallback(lambda _: Questions.update(questions, key, make))
+            return under_way
+
+        questions.update = update
+        publisher = EntryPublisher(
+            clock, questions, KEY, lambda: tuple(servers), lambda why: None, Random(0), features={}
+        )
+        self.addCleanup(publisher._publishing.stop)
+        publisher.start()
+        waiting = publisher.when_published()
+        publisher.soon(0)
+        clock.advance(0)
+        servers.clear()
+        publisher.changed()
+        under_way.callback(None)
+        self.assertNoResult(waiting)
+        servers.append("aa")
+        publisher.changed()
+        clock.advance(PUBLISH_DELAY)
+        self.successResultOf(waiting)
+        self.assertEqual([entry.client.delegated_servers for entry in questions.posted], [("aa",)])
+
     def test_a_server_that_has_moved(self) -> None:
         """The server is looked for only at the address in its entry, after its former address has failed."""
         clock = Clock()
