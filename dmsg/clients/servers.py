@@ -125,7 +125,7 @@ class ServerSet(Generic[SessionT]):
         self._visits: dict[PubKey, list[Deferred[SessionT]]] = {}
         self._visiting: dict[PubKey, Deferred[SessionT]] = {}
         self._visited: dict[PubKey, SessionT] = {}
-        self._idle: set[PubKey] = set()
+        self._idle: set[SessionT] = set()
         self._avoid: dict[PubKey, float] = {}
         self._worked: dict[PubKey, Entry] = {}
         self._expected: Deferred[list[PubKey]] | None = None
@@ -207,7 +207,7 @@ class ServerSet(Generic[SessionT]):
                     self._check_running()
                 except DmsgError:
                     result = Failure()
-            for deferred in self._visits.pop(server):
+            for deferred in self._visits.pop(server, ()):
                 if not deferred.called:
                     deferred.callback(result)
 
@@ -463,10 +463,14 @@ class ServerSet(Generic[SessionT]):
             self._away = 0
             self._remember(link)
             self._adopt_session(link.session)
-            if link.server not in self._visiting:
-                for waiting in self._visits.pop(link.server, ()):
-                    if not waiting.called:
-                        waiting.callback(link.session)
+            waiting = self._visits.pop(link.server, [])
+            visiting = self._visiting.pop(link.server, None)
+            if visiting is not None:
+                # Callers do not wait for the visit any more. It could still fail, or take long.
+                visiting.cancel()
+            for deferred in waiting:
+                if not deferred.called:
+                    deferred.callback(link.session)
             self._drop_surplus()
         else:
             self.search_soon(0.1)
@@ -549,7 +553,9 @@ class ServerSet(Generic[SessionT]):
         self._adopt_session(session)
 
         def lost(_: None) -> None:
-            self._visited.pop(server, None)
+            # While this session was closing, another visit of the same server may have begun.
+            if self._visited.get(server) is session:
+                del self._visited[server]
             self._uses.on_change()
 
         session.lost.addCallback(lost)
@@ -565,9 +571,9 @@ class ServerSet(Generic[SessionT]):
     def _close_idle_visits(self) -> None:
         """Close each visit that has no transport now and had none at the previous check."""
         # A visit that was idle at only one check may be so new that its first transport is not requested yet.
-        idle = {server for server, session in self._visited.items() if not session.transports}
-        for server in idle & self._idle:
-            self._visited[server].close()
+        idle = {session for session in self._visited.values() if not session.transports}
+        for session in idle & self._idle:
+            session.close()
         self._idle = idle
 
 

@@ -115,6 +115,42 @@ class ExpectTests(SynchronousTestCase):
         self.openings[-1][1].callback(visit)
         self.assertIs(self.successResultOf(found), visit)
 
+    def test_a_connection_that_is_back_ends_the_wait_for_a_visit(self) -> None:
+        """The visit may take long, or fail; callers do not wait for it when the lasting connection is made again."""
+        self.start(SERVERS[7])
+        found = self.set.session(SERVERS[7])
+        self.openings[0][1].errback(DmsgError("refused"))
+        visit = self.openings[-1][1]
+        self.clock.pump([0.1] * 30)
+        (again,) = (one for key, one in self.openings if key == SERVERS[7] and not one.called and one is not visit)
+        session = Session(SERVERS[7])
+        again.callback(session)
+        self.clock.advance(0)
+        self.assertIs(self.successResultOf(found), session)
+        self.assertTrue(visit.called)  # It was cancelled.
+        self.assertIs(self.successResultOf(self.set.session(SERVERS[7])), session)
+
+    def test_a_visit_that_follows_a_closing_one_is_kept(self) -> None:
+        """The loss of the first session arrives when the second one is in use already."""
+        self.start()
+        visited = next(key for key in SERVERS[:10] if not self.opened(key))
+        sessions = []
+        for _ in range(2):
+            found = self.set.session(visited)
+            sessions.append(self.connect(visited))
+            self.assertIs(self.successResultOf(found), sessions[-1])
+            if len(sessions) == 1:
+                self.set._close_idle_visits()
+                sessions[0].connected = False
+        sessions[0].lost.callback(None)
+        self.assertIs(self.set.find_session(visited), sessions[1])
+        self.assertIn(sessions[1], self.set.sessions())
+        # The second session is as new at this check as the first one was at its first check.
+        self.set._close_idle_visits()
+        self.assertTrue(sessions[1].connected)
+        self.set._close_idle_visits()
+        self.assertFalse(sessions[1].connected)
+
     def test_nobody_waits_any_more_for_a_connection_that_fails(self) -> None:
         self.start(SERVERS[7])
         found = self.set.session(SERVERS[7]).addTimeout(1, self.clock)
