@@ -157,12 +157,22 @@ class EntryPublisher:
             # that names the server, and is open again.
             self._tell_published()
             return self._seconds_to_next_check()
+        # ``withdraw`` may have been called during the request. A POST now would publish the entry again.
+        return await self._post(wanted) if self._publishing.is_started else None
+
+    async def _post(self, wanted: tuple[str, ...]) -> float | None:
+        """Post the entry with the servers ``wanted``, and return the seconds until the next run."""
         # ``_is_published`` is set before the POST, because discovery may store the entry even if its answer does not
         # arrive.
         self._is_published = True
+        error: DiscoveryError | None = None
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
-        except DiscoveryError as error:
+        except DiscoveryError as failed:
+            error = failed
+        if not self._publishing.is_started:
+            return None  # ``withdraw`` was called while the POST was under way, and is withdrawing the posted entry.
+        if error is not None:
             self._failures += 1
             self._on_failure(error)
             self.published = None

@@ -45,6 +45,11 @@ class RetryLoop:
         """Whether the next run is scheduled."""
         return self._call is not None
 
+    @property
+    def is_started(self) -> bool:
+        """Whether the loop is started, so that further runs may follow."""
+        return self._running
+
     def start(self) -> None:
         """Start the loop without running the work. Before this call, :meth:`soon` has no effect."""
         self._running = True

@@ -15,7 +15,7 @@ from dmsg.clients.publish import FEWER_DELAY, POST_BURST, POST_INTERVAL, PUBLISH
 from dmsg.clients.server_choice import ServerChoice
 from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta
-from dmsg.errors import DiscoveryError, EntryNotFound
+from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.retry_loop import RetryLoop
 
@@ -268,6 +268,43 @@ class LoopTests(SynchronousTestCase):
         clock.advance(PUBLISH_DELAY)
         self.successResultOf(waiting)
         self.assertEqual([entry.client.delegated_servers for entry in questions.posted], [("aa",)])
+
+    def test_a_post_that_ends_after_the_stop(self) -> None:
+        """The publisher has withdrawn its entry, so it does not count the entry as published."""
+        for error in (None, DiscoveryError("cancelled")):
+            clock = Clock()
+            questions: Any = Questions(0, ERRORS[0])
+            under_way: Deferred[None] = Deferred()
+            failed: list[DiscoveryError] = []
+            questions.update = lambda key, make, under_way=under_way: under_way
+            questions.withdraw = lambda key, half, features: succeed(None)
+            publisher = EntryPublisher(clock, questions, KEY, lambda: ("aa",), failed.append, Random(0), features={})
+            publisher.start()
+            publisher.soon(0)
+            clock.advance(0)
+            waiting = publisher.when_published()
+            stopped = Deferred.fromCoroutine(publisher.withdraw())
+            under_way.callback(None) if error is None else under_way.errback(error)
+            self.successResultOf(stopped)
+            self.failureResultOf(waiting, DmsgError)
+            self.assertEqual((publisher.published, failed, clock.getDelayedCalls()), (None, [], []))
+
+    def test_a_check_that_ends_after_the_stop(self) -> None:
+        """Discovery has lost the entry, or the client has just withdrawn it: it is not posted again."""
+        clock = Clock()
+        questions: Any = Questions(0, ERRORS[0])
+        questions.withdraw = lambda key, half, features: succeed(None)
+        publisher = EntryPublisher(clock, questions, KEY, lambda: ("aa",), lambda why: None, Random(0), features={})
+        publisher.start()
+        publisher.soon(0)
+        clock.advance(0)
+        under_way: Deferred[Entry] = Deferred()
+        questions.stored_entry = lambda key: under_way
+        publisher.soon(0)
+        clock.advance(0)
+        self.successResultOf(Deferred.fromCoroutine(publisher.withdraw()))
+        under_way.errback(EntryNotFound("none", KEY.public.hex()))
+        self.assertEqual((len(questions.posted), publisher.published), (1, None))
 
     def test_a_server_that_has_moved(self) -> None:
         """The server is looked for only at the address in its entry, after its former address has failed."""

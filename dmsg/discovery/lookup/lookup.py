@@ -118,6 +118,8 @@ class Lookup:
         """
         self._posted: dict[PubKey, Entry] = {}
         """Last entry that :meth:`update` posted, by key."""
+        self._sent: dict[PubKey, Entry] = {}
+        """Last entry that :meth:`update` sent, by key. Discovery may have stored it although no answer arrived."""
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
         """Fetch and verify the entry of ``key``.
@@ -177,9 +179,17 @@ class Lookup:
         return self._reactor
 
     def is_posted_here(self, entry: Entry) -> bool:
-        """Whether ``entry`` is the last entry of its key that :meth:`update` posted here."""
-        posted = self._posted.get(entry.key)
-        return posted is not None and posted.signature == entry.signature
+        """Whether ``entry`` is the last entry of its key that :meth:`update` posted here, or sent without an answer."""
+        return any(ours.signature == entry.signature for ours in self._own_entries(entry.key))
+
+    def _own_entries(self, key: PubKey) -> list[Entry]:
+        """Return the last entry of a key that :meth:`update` posted, and the last one that it sent."""
+        return [table[key] for table in (self._posted, self._sent) if key in table]
+
+    def _forget_own(self, key: PubKey) -> None:
+        """Forget the entries of a key that :meth:`update` posted or sent, because discovery has none of them."""
+        self._posted.pop(key, None)
+        self._sent.pop(key, None)
 
     def _ask(self, asking: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
         asked = Deferred.fromCoroutine(asking)
@@ -333,6 +343,7 @@ class Lookup:
                 version, sequence, max(self._date(), timestamp), key.public.hex(), client, server, successor=successor
             )
             entry = self._in_form(make(blank)).sign(key)
+            self._sent[key.public] = entry
             try:
                 await self._post(entry)
             except DiscoveryError as error:
@@ -401,7 +412,7 @@ class Lookup:
             raise EntryNotFound(f"discovery {self.shown_url} has no entry of {key.public.short}", key.public.hex())
         if status != 200:
             raise self._error(status, body)
-        self._posted.pop(key.public, None)
+        self._forget_own(key.public)
 
     async def _withdraw(self, key: SecKey, half: str, features: frozenset[str]) -> bool:
         for attempt in range(1, UPDATE_ATTEMPTS + 1):
@@ -419,14 +430,16 @@ class Lookup:
                 if error.status != 422 or attempt == UPDATE_ATTEMPTS:
                     raise
             else:
-                self._posted.pop(key.public, None)
+                self._forget_own(key.public)
                 return True
         raise AssertionError("unreachable")
 
     def _is_ours(self, present: Entry, half: str) -> bool:
-        posted = self._posted.get(present.key)
-        if posted is None:
-            return False
+        return any(self._has_half(present, ours, half) for ours in self._own_entries(present.key))
+
+    @staticmethod
+    def _has_half(present: Entry, posted: Entry, half: str) -> bool:
+        """Whether the entry in discovery has the half of an entry that this program has posted."""
         if posted.signature == present.signature:
             return True
         # Another program has posted this entry, but it may contain the half that this program has posted. A client and

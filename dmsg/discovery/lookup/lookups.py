@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredList
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -73,10 +73,13 @@ class Lookups:
         return Deferred.fromCoroutine(self._change_everywhere(key.public, lambda lookup: lookup.delete(key)))
 
     def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[None]:
-        """Withdraw the entry at every discovery, see :meth:`Lookup.withdraw`; fails if all of them fail."""
+        """Withdraw the entry at every discovery, see :meth:`Lookup.withdraw`; fails if all of them fail.
+
+        If an update of the same key is under way, this waits up to ``GRACE`` seconds for the end of the update.
+        """
         marks = tuple(features)
         return Deferred.fromCoroutine(
-            self._change_everywhere(key.public, lambda lookup: lookup.withdraw(key, half, marks))
+            self._change_everywhere(key.public, lambda lookup: lookup.withdraw(key, half, marks), waits=True)
         )
 
     def is_posted_here(self, entry: Entry) -> bool:
@@ -164,18 +167,25 @@ class Lookups:
         # Any other error is preferred to EntryNotFound, because a discovery that failed may have the entry.
         raise _strongest(failures, EntryNotFound)
 
-    async def _change_everywhere(self, key: PubKey, ask: Callable[[Lookup], Deferred[T]]) -> None:
+    async def _change_everywhere(
+        self, key: PubKey, ask: Callable[[Lookup], Deferred[T]], *, waits: bool = False
+    ) -> None:
         """Change the entry of a key at every discovery.
 
         :param ask: sends the change to one discovery.
+        :param waits: whether to wait for the end of an earlier change, instead of cancelling it.
         """
 
         def change(lookup: Lookup) -> Deferred[T]:
             place = lookup, key
             before = self._changing.pop(place, None)
-            if before is not None:
-                before.cancel()  # The earlier change is cancelled, because the new one replaces it.
-            changing = self._changing[place] = ask(lookup)
+            if before is not None and waits:
+                asking = Deferred.fromCoroutine(_ask_after(lookup.reactor, before, lambda: ask(lookup)))
+            else:
+                if before is not None:
+                    before.cancel()  # The earlier change is cancelled, because the new one replaces it.
+                asking = ask(lookup)
+            changing = self._changing[place] = asking
 
             def ended(result: T | Failure) -> T | Failure:
                 if self._changing.get(place) is changing:
@@ -205,6 +215,24 @@ class Lookups:
             # recover.
             raise _strongest(failures, WrongDiscovery)
         return list(found.values())
+
+
+async def _ask_after(reactor: IReactorTime, before: Deferred[Any], ask: Callable[[], Deferred[T]]) -> T:
+    """Send a request after the end of an earlier one, which is cancelled if it takes longer than ``GRACE`` seconds."""
+    # A cancelled POST may still be on its way to discovery, which would store the entry after its withdrawal.
+    ended: Deferred[None] = Deferred()
+
+    def over(result: T) -> T:
+        if not ended.called:
+            ended.callback(None)
+        return result
+
+    before.addBoth(over)
+    try:
+        await ended.addTimeout(GRACE, reactor)
+    except TimeoutError:
+        before.cancel()
+    return await ask()
 
 
 def _strongest(failures: Iterable[Failure], weak: type[Exception]) -> BaseException:

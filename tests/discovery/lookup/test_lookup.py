@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -124,6 +125,67 @@ class LookupTests(APICase):
         self.failureResultOf(self.lookup.entry(KEY.public), EntryNotFound)
         self.failureResultOf(self.lookup.delete(KEY), EntryNotFound)
         self.assertEqual(self.successResultOf(self.lookup.update(KEY, self.with_client)).sequence, 0)
+
+    def held(self) -> list[Callable[[], None]]:
+        """Delay every POST on its way to discovery; return functions of which each lets one POST arrive."""
+        waiting: list[Callable[[], None]] = []
+        inner = cast(Any, self.http).request
+
+        def request(method: str, *args: Any, **options: Any) -> Any:
+            if method != "POST":
+                return inner(method, *args, **options)
+            answer: Deferred[Any] = Deferred()
+
+            def arrive() -> None:
+                answered = inner(method, *args, **options)
+                if not answer.called:
+                    answered.chainDeferred(answer)
+
+            waiting.append(arrive)
+            return answer
+
+        self.patch(self.http, "request", request)
+        return waiting
+
+    def test_an_entry_whose_answer_was_lost_is_withdrawn(self) -> None:
+        """A program stops while its first POST has no answer yet; discovery has stored the entry."""
+        held = self.held()
+        posting = self.lookup.update(KEY, self.with_client)
+        posting.cancel()
+        self.failureResultOf(posting)
+        held.pop()()
+        entry = self.successResultOf(self.lookup.entry(KEY.public))
+        self.assertTrue(self.lookup.is_posted_here(entry))
+        self.assertTrue(self.successResultOf(self.lookup.withdraw(KEY, "client")))
+        self.failureResultOf(self.lookup.entry(KEY.public), EntryNotFound)
+
+    def test_a_withdrawal_follows_the_post_under_way(self) -> None:
+        """Otherwise discovery could store the entry after its withdrawal."""
+        held = self.held()
+        lookups = Lookups([self.lookup])
+        posting = lookups.update(KEY, self.with_client)
+        withdrawing = lookups.withdraw(KEY, "client")
+        self.assertNoResult(withdrawing)
+        held.pop()()
+        self.successResultOf(posting)
+        self.successResultOf(withdrawing)
+        self.failureResultOf(self.lookup.entry(KEY.public), EntryNotFound)
+        self.assertEqual((lookups._changing, self.clock.getDelayedCalls()), ({}, []))
+
+    def test_a_withdrawal_does_not_wait_long_for_a_post(self) -> None:
+        self.held()
+        lookups = Lookups([self.lookup])
+        posting = lookups.update(KEY, self.with_client)
+        withdrawing = lookups.withdraw(KEY, "client")
+        self.clock.advance(GRACE)
+        self.failureResultOf(posting, DiscoveryError)
+        self.failureResultOf(withdrawing, EntryNotFound)
+        waiting = [lookups.update(KEY, self.with_client), lookups.withdraw(KEY, "client")]
+        waiting[1].cancel()
+        self.failureResultOf(waiting[1])
+        self.successResultOf(lookups.close())
+        self.failureResultOf(waiting[0])
+        self.assertEqual(lookups._changing, {})
 
     def life(self, days: float, half: str = "client") -> int:
         """A program with this key and a clock that is ahead posts its entry and stops; by how much the entry is."""
