@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,11 @@ too.
 """
 NAME_SIZE = 80
 """Maximum characters of a program's name."""
+FIRST_NUMBER, END_OF_NUMBERS = 10**15, 2**53
+"""Range of the numbers of streams that programs accept.  They are drawn at random, so that a program cannot guess the
+number of a stream that was offered to another program.  All have 16 digits, and languages whose numbers are doubles can
+represent all of them.
+"""
 
 _log = Logger()
 
@@ -170,7 +176,7 @@ class Service(Factory):
             self.refused += 1
             return None
         bridge = Bridge(self._connection.reactor, self._agent.shared, incoming=True)
-        number = self._connection.next_number()
+        number = FIRST_NUMBER + secrets.randbelow(END_OF_NUMBERS - FIRST_NUMBER)
         late = self._connection.reactor.callLater(TAKE_TIME, self._on_timeout, number)
         self.waiting[number] = bridge, late
         self._agent.untaken[number] = bridge
@@ -213,10 +219,9 @@ class Service(Factory):
 class ProgramConnection(Protocol):
     """Connection from a program.  It carries one request, the answer, and then the frames or lines of that request."""
 
-    def __init__(self, agent: ServingAgent, reactor: Reactor, numbers: Callable[[], int]) -> None:
+    def __init__(self, agent: ServingAgent, reactor: Reactor) -> None:
         self._agent = agent
         self.reactor = reactor
-        self.next_number = numbers
         self._reader = Reader()
         self._has_request = False
         self._bridge: Bridge | None = None

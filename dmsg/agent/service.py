@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import cast
 
@@ -184,7 +183,6 @@ class _ProgramFactory(Factory):
     def __init__(self, agent: Agent, reactor: Reactor) -> None:
         self._agent = agent
         self._reactor = reactor
-        self._numbers = count(1)
         self._open: dict[_CountedConnection, None] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> _CountedConnection | None:
@@ -194,7 +192,7 @@ class _ProgramFactory(Factory):
                 most=MAX_PROGRAMS + RESERVE,
             )
             return None
-        return _CountedConnection(self._agent, self._reactor, self._numbers.__next__, self._open)
+        return _CountedConnection(self._agent, self._reactor, self._open)
 
     @property
     def open(self) -> int:
@@ -211,10 +209,8 @@ class _ProgramFactory(Factory):
 class _CountedConnection(ProgramConnection):
     """Connection from a program that is in the factory's set of connections while it is open."""
 
-    def __init__(
-        self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], connections: dict[_CountedConnection, None]
-    ) -> None:
-        super().__init__(agent, reactor, numbers)
+    def __init__(self, agent: Agent, reactor: Reactor, connections: dict[_CountedConnection, None]) -> None:
+        super().__init__(agent, reactor)
         self._connections = connections
 
     def connectionMade(self) -> None:

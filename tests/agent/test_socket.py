@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import socket
@@ -432,6 +433,47 @@ class StrangeTests(AgentCase):
         self.assertEqual(len(taken.waiting), 50)
         channel.close()
         await self.until(lambda: not self.agent.untaken)
+
+    @asynchronous
+    async def test_a_program_cannot_accept_the_stream_of_another(self) -> None:
+        """A program that guesses numbers gets no stream that a peer has opened to another program."""
+        await self.up()
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.addCleanup(channel.close)
+        channel.connect(os.fspath(self.path))
+        channel.sendall(encode_line({"do": "listen", "port": 9}))
+        await self.until(lambda: 9 in self.agent.services)
+        peers: list[Any] = [
+            await self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=9)
+            for _ in range(3)
+        ]
+        owner = self.agent.services[9]
+        await self.until(lambda: len(owner.waiting) == 3)
+
+        def offered() -> list[int]:
+            with channel.makefile("rb") as told:
+                told.readline()
+                return [json.loads(told.readline())["stream"] for _ in range(3)]
+
+        numbers = await deferToThread(offered)
+        for guess in (*range(-2, 40), 2**53 - 1):
+            answer = await self.say(encode_line({"do": "accept", "stream": guess}) + encode_close(CloseReason.STALLED))
+            self.assertIn(b"there is no such stream", answer, guess)
+        other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.addCleanup(other.close)
+        other.connect(os.fspath(self.path))
+        other.sendall(encode_line({"do": "listen", "port": 10}))
+        await self.until(lambda: 10 in self.agent.services)
+        # A program that learned a number in another way can still not refuse the stream over its own connection.
+        other.sendall(b"".join(encode_line({"refuse": number}) for number in numbers))
+        await self.say(encode_line({"do": "hello"}))
+        self.assertEqual((len(owner.waiting), owner.refused, [one.lost for one in peers]), (3, 0, [None] * 3))
+        self.assertLess(max(numbers), 2**53)  # JavaScript and others read JSON's numbers as doubles.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as own:
+            own.connect(os.fspath(self.path))
+            own.sendall(encode_line({"do": "accept", "stream": numbers[1]}) + encode_frame(Kind.DATA, b"mine"))
+            await self.until(lambda: any(one.data == b"mine" for one in peers))
+        self.assertEqual(owner.stream_count, 1)
 
     @asynchronous
     async def test_status_and_down_are_answered_at_the_connection_limit(self) -> None:
