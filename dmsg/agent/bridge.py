@@ -78,6 +78,7 @@ class Bridge(Protocol):
     :ivar bytes_out: number of bytes that the peer has acknowledged.
     :ivar rate_in: received bytes per second, measured over the last check interval.
     :ivar rate_out: acknowledged bytes per second, measured over the last check interval.
+    :ivar is_refused: whether the program has closed the stream with the reason "refused".
     """
 
     transport: StreamTransport
@@ -89,6 +90,7 @@ class Bridge(Protocol):
         self.since = reactor.seconds()
         self.bytes_in = self.bytes_out = 0
         self.rate_in = self.rate_out = 0.0
+        self.is_refused = False
         self._measured = (0, 0)
         self._link: ProgramLink | None = None
         self._program_half_closes = False
@@ -204,6 +206,7 @@ class Bridge(Protocol):
         """
         if kind is Kind.CLOSE:
             reason = parse_close(payload)
+            self.is_refused = reason == CloseReason.REFUSED
             link, self._link, self._closed = self._link, None, True
             self._count_unread(-self._unread)
             if link is not None:

@@ -15,8 +15,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.agent.local_stream import LOST, LocalCarrier, OpenedStream
-from dmsg.agent.wire import Answer, Reader, WireError, encode_line, parse_line, raise_error
-from dmsg.errors import DmsgError, DmsgTimeout
+from dmsg.agent.wire import Answer, Reader, WireError, encode_close, encode_line, parse_line, raise_error
+from dmsg.errors import CloseReason, DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import Reactor
 from dmsg.net.socket_endpoints import UNIXEndpoint
@@ -139,14 +139,22 @@ class LineConnection(Protocol):
 class StreamConnection(Protocol):
     """Connection that carries one stream.
 
-    :param build: function that returns the application's protocol for the opened stream.
+    :param build: function that returns the application's protocol for the opened stream, or None to refuse the stream.
+    :param refusal: close reason of a refused stream; None to abort it.
     :ivar started: Deferred that fires with the application's protocol, or fails.
     :ivar closed: Deferred that fires when the connection is closed.
     """
 
-    def __init__(self, connections: AgentConnections, build: Callable[[OpenedStream], IProtocol | None]) -> None:
+    def __init__(
+        self,
+        connections: AgentConnections,
+        build: Callable[[OpenedStream], IProtocol | None],
+        *,
+        refusal: CloseReason | None = None,
+    ) -> None:
         self._connections = connections
         self._build = build
+        self._refusal = refusal
         self._reader = Reader()
         self._carrier: LocalCarrier | None = None
         self.started: Deferred[IProtocol] = Deferred(lambda _: self._give_up())
@@ -180,12 +188,21 @@ class StreamConnection(Protocol):
             self._fail(Failure())
             return False
         if protocol is None:
-            self._fail(Failure(DmsgError("the application's factory built no protocol")))
+            self._refuse(Failure(DmsgError("the application's factory built no protocol")))
             return False
         self._carrier = opened.start(self._connections.reactor, self, self._connections.turn, protocol)
         if not self.started.called:
             self.started.callback(protocol)
         return True
+
+    def _refuse(self, failure: Failure) -> None:
+        if self._refusal is None or self.transport is None:
+            self._fail(failure)
+            return
+        self.transport.write(encode_close(self._refusal))
+        self.transport.loseConnection()
+        if not self.started.called:
+            self.started.errback(failure)
 
     def _fail(self, failure: Failure) -> None:
         if not self.started.called:

@@ -11,8 +11,9 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from dmsg.agent.connections import NO_AGENT_ERRORS, AgentConnections, LineConnection, StreamConnection
+from dmsg.agent.local_stream import OpenedStream
 from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, Answer, WireError, encode_line
-from dmsg.errors import DmsgError
+from dmsg.errors import CloseReason, DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
@@ -106,25 +107,28 @@ class AgentListeningPort:
     async def _take(self, number: int, peer: DmsgAddress, lines: LineConnection) -> None:
         """Accept or refuse a stream that a peer has opened."""
         admits = getattr(self._factory, "admits", None)
-        try:
-            protocol = None if admits is not None and not admits(peer) else self._factory.buildProtocol(peer)
-        except Exception:
-            _log.failure("unhandled error in buildProtocol of {factory!r}", factory=self._factory)
-            protocol = None
-        if protocol is None:
+        if admits is not None and not admits(peer):
             if lines.transport is not None:
                 lines.transport.write(encode_line({"refuse": number}))
             return
         try:
-            await self._taking.run(self._accept, number, protocol)
+            await self._taking.run(self._accept, number)
         except (DmsgError, *NO_AGENT_ERRORS) as error:
-            # The stream ended before this program accepted it, so its protocol is never connected.
             _log.info("the stream from {peer} was not accepted: {error}", peer=peer.short, error=str(error))
 
-    def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
-        connection = StreamConnection(self._connections, lambda opened: protocol)
+    def _accept(self, number: int) -> Deferred[IProtocol]:
+        # The protocol is built only after the agent has confirmed that the stream still exists. Otherwise the factory
+        # would count a protocol that is never connected, and so never loses its connection, as an open one.
+        connection = StreamConnection(self._connections, self._build, refusal=CloseReason.REFUSED)
         opened = self._connections.open(connection, {"do": "accept", "stream": number, "half_close": True})
         return opened.addCallback(lambda _: self._connections.with_timeout(connection.started))
+
+    def _build(self, opened: OpenedStream) -> IProtocol | None:
+        try:
+            return self._factory.buildProtocol(opened.peer)
+        except Exception:
+            _log.failure("unhandled error in buildProtocol of {factory!r}", factory=self._factory)
+            return None
 
     def _agent_lost(self) -> None:
         self._lines = None

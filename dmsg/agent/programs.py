@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol as Interface
@@ -29,6 +30,7 @@ from dmsg.agent.wire import (
     parse_line,
 )
 from dmsg.apps.pings import ping
+from dmsg.base.eviction import pick_loser
 from dmsg.base.printable import printable
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.keys import PubKey
@@ -42,8 +44,12 @@ MAX_PROGRAMS = 4096
 RESERVE = 64
 """Number of further connections, above ``MAX_PROGRAMS``, whose only allowed requests are those in ``RESERVED``."""
 MAX_OF_SERVICE = 1024
-"""Maximum number of streams of one service, including those that its program has not accepted yet.  Further streams are
-refused.
+"""Maximum number of streams of one service, including those that its program has not accepted yet.  Above it, a peer
+that has many streams loses one to a peer that has few; otherwise further streams are refused.
+"""
+MAX_OF_SERVICES = MAX_PROGRAMS // 2
+"""Maximum number of streams of all services together, with the same rule.  So peers cannot use up the connections that
+programs need for their own requests.
 """
 END_TIME = 60.0
 """Seconds that a program may take to close its connection after its stream has ended."""
@@ -157,7 +163,7 @@ class Service(Factory):
         self.since = time.time()
         self.stream_count = 0
         self.refused = 0
-        self.open: set[Bridge] = set()
+        self.open: dict[Bridge, None] = {}
         self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
 
     def admits(self, addr: IAddress) -> bool:
@@ -172,7 +178,7 @@ class Service(Factory):
         if not self.admits(addr):
             self.refused += 1
             return None
-        if len(self.waiting) + len(self.open) >= MAX_OF_SERVICE or self._agent.is_full:
+        if self._agent.is_full or not self._has_room(addr.public_key):
             self.refused += 1
             return None
         bridge = Bridge(self._connection.reactor, self._agent.shared, incoming=True)
@@ -183,14 +189,43 @@ class Service(Factory):
         self._connection.say({"stream": number, "peer": str(addr.public_key), "peer_port": addr.port})
         return bridge
 
+    @property
+    def open_count(self) -> int:
+        """Number of streams that have not ended, including those that wait for the program."""
+        return len(self.open) + len(self.waiting)
+
+    @property
+    def bridges(self) -> list[Bridge]:
+        """Streams that have not ended, oldest first; those that wait for the program come last."""
+        return [*self.open, *(bridge for bridge, _ in self.waiting.values())]
+
+    def _has_room(self, peer: PubKey) -> bool:
+        """Whether a peer may open a stream, perhaps in place of another peer's stream, which is then ended."""
+        services = list(self._agent.services.values())
+        return (self.open_count < MAX_OF_SERVICE or _make_room([self], peer)) and (
+            sum(one.open_count for one in services) < MAX_OF_SERVICES or _make_room(services, peer)
+        )
+
+    def evict(self, bridge: Bridge) -> None:
+        """End a stream to make room for another one."""
+        number = next((number for number, (one, _) in self.waiting.items() if one is bridge), None)
+        if number is None:
+            self.open.pop(bridge, None)
+            bridge.transport.abort(CloseReason.TOO_MANY_TRANSPORTS)
+        else:
+            self.refuse(number, CloseReason.TOO_MANY_TRANSPORTS)
+
     def take(self, number: int) -> None:
         """Count a waiting stream as accepted, because its program has accepted it."""
         self.stream_count += 1
-        self.open.add(self._stop_waiting(number))
+        self.open[self._stop_waiting(number)] = None
 
     def stream_ended(self, bridge: Bridge) -> None:
         """Remove a stream that has ended."""
-        self.open.discard(bridge)
+        self.open.pop(bridge, None)
+        if bridge.is_refused:
+            self.stream_count -= 1
+            self.refused += 1
 
     def _stop_waiting(self, number: int) -> Bridge:
         self._agent.untaken.pop(number, None)
@@ -214,6 +249,23 @@ class Service(Factory):
         """Refuse all waiting streams, because the program has ended."""
         for number in list(self.waiting):
             self.refuse(number, CloseReason.REFUSED)
+
+
+def _make_room(services: list[Service], newcomer: PubKey) -> bool:
+    """End the newest stream of the peer that has most streams of these services.
+
+    :param newcomer: key of the peer that opens a further stream.
+    :returns: False if no peer has so many more streams than the newcomer; then no stream is ended.
+    """
+    streams = [(service, bridge) for service in services for bridge in service.bridges]
+    loser = pick_loser(Counter(bridge.peer.public_key for _, bridge in streams), newcomer)
+    if loser is None:
+        return False
+    # The streams of one service are in the order of their age. Among equally new ones, max returns the first.
+    of_loser = [one for one in reversed(streams) if one[1].peer.public_key == loser]
+    service, bridge = max(of_loser, key=lambda one: one[1].since)
+    service.evict(bridge)
+    return True
 
 
 class ProgramConnection(Protocol):

@@ -8,7 +8,8 @@ clean end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
@@ -19,13 +20,17 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.base.eviction import pick_loser
 from dmsg.net.socketopts import send_more, set_reset_on_close, write_now
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import ApplicationTransport, transport_of
 
 READ_FRAMES = 4
 """Size of a read from the TCP connection, in frames of the stream."""
 MAX_SPLICES = 1024
-"""Default maximum number of spliced pairs of one listener.  Further connections are refused."""
+"""Default maximum number of spliced pairs of one listener.  Above it, a peer that has many connections loses one to a
+peer that has few; otherwise further connections are refused.
+"""
 
 _log = Logger()
 
@@ -159,6 +164,11 @@ def join(left: SplicedConnection, right: SplicedConnection) -> None:
         first.resumeProducing()
 
 
+def _owner_of(addr: IAddress | None) -> Hashable:
+    """Return the key of a peer, or the host of a TCP address."""
+    return addr.public_key if isinstance(addr, DmsgAddress) else getattr(addr, "host", None)
+
+
 class SpliceFactory(Factory):
     """Factory that opens a second connection for each incoming one, and splices the two.
 
@@ -183,13 +193,14 @@ class SpliceFactory(Factory):
         self.admits = self._allowed = is_allowed
         self._on_failed = on_failed
         self._max = max_pairs
-        self._halves: dict[SplicedConnection, None] = {}
+        self._halves: dict[SplicedConnection, Hashable] = {}
         self.total = 0
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         if addr is not None and not self._allowed(addr):
             return None
-        if self.pair_count >= self._max and not self._make_room():
+        owner = _owner_of(addr)
+        if self.pair_count >= self._max and not self._make_room(owner):
             return None
         self.total += 1
 
@@ -197,7 +208,7 @@ class SpliceFactory(Factory):
             self._halves.pop(half, None)
 
         half = SplicedConnection(self._incoming, lost)
-        self._halves[half] = None
+        self._halves[half] = owner
         return half
 
     @property
@@ -205,18 +216,27 @@ class SpliceFactory(Factory):
         """Number of incoming connections that are open now."""
         return len(self._halves)
 
-    def _make_room(self) -> bool:
-        """Make room for a new connection by aborting a connection whose stream has no transport.
+    def _make_room(self, newcomer: Hashable) -> bool:
+        """Make room for a new connection by aborting another one.
 
-        :returns: whether such a connection was found.
+        A stream that has ended but is not read to its end is aborted first.  Second choice is the stream that has been
+        without a transport for the longest time, because it may still be resumed.  Third choice is the newest
+        connection of the peer that has most connections.
+
+        :param newcomer: owner of the new connection.
+        :returns: whether a connection was aborted.
         """
-        away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
-        # A stream that has ended but is not read to its end is aborted first. Streams without a transport may still be
-        # resumed.
         ended = next((half for half in self._halves if getattr(half.transport, "has_ended", False)), None)
-        if not away and ended is None:
-            return False
-        leaves = ended or min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
+        away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
+        if ended is not None:
+            leaves = ended
+        elif away:
+            leaves = min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
+        else:
+            loser = pick_loser(Counter(self._halves.values()), newcomer)
+            if loser is None:
+                return False
+            leaves = next(half for half, owner in reversed(self._halves.items()) if owner == loser)
         self._halves.pop(leaves, None)
         transport_of(leaves).abortConnection()
         return True

@@ -11,6 +11,7 @@ from typing import Protocol
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
 from twisted.python.failure import Failure
 
+from dmsg.base.eviction import pick_loser
 from dmsg.clients.session import build_accepted
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
@@ -235,8 +236,8 @@ class Incoming:
         if unconfirmed is not None and counts[unconfirmed.remote] > counts[initiator]:
             self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
             return True
-        greediest = max(counts, key=counts.__getitem__)
-        if counts[greediest] <= counts[initiator] + 1:
+        greediest = pick_loser(counts, initiator)
+        if greediest is None:
             return False
         # A transport that was confirmed in the same read has no stream yet, and cannot be evicted.
         newest = (

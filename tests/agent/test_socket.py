@@ -23,9 +23,10 @@ from dmsg.agent.local_stream import LocalStream
 from dmsg.agent.service import Agent
 from dmsg.agent.socket_path import AgentError, find_agent, lines
 from dmsg.agent.wire import WINDOW, Kind, encode_close, encode_frame, encode_line
+from dmsg.apps.splice import SpliceFactory
 from dmsg.errors import CloseReason, ConnectFailed, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
-from dmsg.net.streams.address import StreamLost
+from dmsg.net.streams.address import DmsgAddress, StreamLost
 from tests.net.support import EntityCase
 from tests.support import Accepting, Recorder, asynchronous, some
 from tests.v2019.test_half_close import Halves
@@ -474,6 +475,49 @@ class StrangeTests(AgentCase):
             own.sendall(encode_line({"do": "accept", "stream": numbers[1]}) + encode_frame(Kind.DATA, b"mine"))
             await self.until(lambda: any(one.data == b"mine" for one in peers))
         self.assertEqual(owner.stream_count, 1)
+
+    @asynchronous
+    async def test_a_peer_with_many_streams_keeps_no_other_out(self) -> None:
+        """At the limit of one service, and at that of all services, a peer with many streams loses one to another."""
+        await self.up()
+        self.patch(programs, "MAX_OF_SERVICE", 10)
+        self.patch(programs, "MAX_OF_SERVICES", 15)
+        greedy, modest, me = self.peer, await self.start_client(self.url), self.agent.client.public_key
+        taken = {port: Accepting() for port in (80, 81)}
+        for port, accepting in taken.items():
+            await self.program.listen(accepting, port)
+
+        async def open_streams(count: int, port: int, client: Any) -> list[Any]:
+            return [await client.connect(me, Factory.forProtocol(Recorder), port=port) for _ in range(count)]
+
+        first = await open_streams(10, 80, greedy)
+        await self.until(lambda: len(taken[80].built) == 10)
+        refused: Any = await greedy.connect(me, Factory.forProtocol(Recorder), port=80)
+        await self.until(lambda: refused.lost)
+        (one,) = await open_streams(1, 80, modest)
+        await one.transport.send(b"here")
+        await self.until(lambda: sum(bool(each.lost) for each in first) == 1)
+        self.assertEqual(first[-1].lost.value.close_reason, CloseReason.TOO_MANY_TRANSPORTS)
+        second = await open_streams(5, 81, greedy)
+        await self.until(lambda: len(taken[81].built) == 5)
+        (other,) = await open_streams(1, 81, modest)
+        await other.transport.send(b"here, too")
+        await self.until(lambda: second[-1].lost)
+        self.assertEqual([one.lost, other.lost, sum(bool(each.lost) for each in (*first, *second))], [None, None, 2])
+        self.assertEqual(sum(service.open_count for service in self.agent.services.values()), 15)
+
+    @asynchronous
+    async def test_streams_that_ended_before_they_were_accepted_take_no_place(self) -> None:
+        """A program whose streams end before it accepts them accepts others afterwards: none of them is counted."""
+        await self.up()
+        factory = SpliceFactory(lambda made: Deferred(), max_pairs=3)
+        listening: Any = await self.program.listen(factory, 80)
+        address = DmsgAddress(self.peer.public_key, 0)
+        for number in range(5):
+            await listening._take(number, address, listening._lines)  # The agent does not have this stream any more.
+        self.assertEqual(factory.pair_count, 0)
+        await self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=80)
+        await self.until(lambda: factory.pair_count == 1)
 
     @asynchronous
     async def test_status_and_down_are_answered_at_the_connection_limit(self) -> None:

@@ -17,14 +17,15 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from dmsg.apps.splice import SplicedConnection, SpliceFactory
 from dmsg.base.memory import OLD, Memory
 from dmsg.errors import CloseReason
-from dmsg.net.streams.address import StreamLost
+from dmsg.keys import SecKey
+from dmsg.net.streams.address import DmsgAddress, StreamLost
 from dmsg.net.streams.outbox import LARGEST_PIECE
 from dmsg.net.streams.stream import UNREAD
 from dmsg.streams import streams as streams_module
 from dmsg.streams.core.resumption import INITIAL_WINDOW
 from dmsg.streams.holdings import CHECK_INTERVAL, STREAM_SIZE, StreamHoldings
 from dmsg.streams.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
-from tests.support import KEYS, Accepting, asynchronous
+from tests.support import KEYS, Accepting, asynchronous, some
 from tests.v2019.secure_support import SecureCase
 
 
@@ -254,6 +255,26 @@ class SpliceTests(SynchronousTestCase):
         self.assertIsNone(factory.buildProtocol(None))
         halves[0].has_ended = True
         self.assertIsNotNone(factory.buildProtocol(None))
+
+    def test_a_peer_with_many_connections_keeps_no_other_out(self) -> None:
+        factory = SpliceFactory(lambda made: _never(), max_pairs=5)
+        greedy, modest = (DmsgAddress(SecKey.generate().public, 0) for _ in range(2))
+
+        def open_one(peer: DmsgAddress) -> _Transport | None:
+            half = factory.buildProtocol(peer)
+            if half is None:
+                return None
+            transport = _Transport(half)
+            half.makeConnection(transport)
+            return transport
+
+        held = [some(open_one(greedy)) for _ in range(5)]
+        self.assertIsNone(open_one(greedy))
+        self.assertIsNotNone(open_one(modest))
+        self.assertIsNotNone(open_one(modest))
+        self.assertEqual([one.aborted for one in held], [False, False, False, True, True])
+        self.assertIsNone(open_one(modest))  # With three of five it would have more than the other.
+        self.assertEqual(factory.pair_count, 5)
 
 
 class SpliceRoomTests(SecureCase):

@@ -1,0 +1,39 @@
+"""Which owner loses an item when a table is full."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.base.eviction import pick_loser
+
+
+def loser_to(newcomer: str, **counts: int) -> str | None:
+    return pick_loser(Counter(counts), newcomer)
+
+
+class PickLoserTests(SynchronousTestCase):
+    """The rule of eviction, by counts of items."""
+
+    def test_the_owner_with_most_items_loses_one_to_a_newcomer(self) -> None:
+        self.assertEqual("greedy", loser_to("newcomer", greedy=5, modest=3))
+        self.assertEqual("greedy", loser_to("modest", greedy=5, modest=3))
+
+    def test_owners_do_not_take_items_from_each_other_in_turns(self) -> None:
+        self.assertIsNone(loser_to("other", one=5, other=4))
+        self.assertIsNone(loser_to("one", one=5, other=4))
+        self.assertIsNone(loser_to("newcomer", one=1))
+        self.assertIsNone(loser_to("newcomer"))
+
+    def test_one_owner_cannot_keep_another_out(self) -> None:
+        """Whoever opens as many as possible, and in whatever order: two owners end with equal shares."""
+        counts: Counter[str] = Counter()
+        for owner in ["greedy"] * 30 + ["modest"] * 30 + ["greedy"] * 30:
+            if counts.total() == 20:
+                loser = pick_loser(counts, owner)
+                if loser is None:
+                    continue
+                counts[loser] -= 1
+            counts[owner] += 1
+        self.assertEqual({"greedy": 10, "modest": 10}, dict(counts))
