@@ -52,7 +52,9 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import Encryption, TransportStreams, let_close
 
 SECURE_SEEN_SIZE = 65536
-"""Maximum number of remembered pairs of a client and a feature that the client has offered."""
+"""Maximum number of remembered pairs of a client and a feature that the client has offered. Clients to which this
+client connects, and clients that connect to this one, are counted separately. Otherwise strangers could make this
+client forget the features of the peers that its user has chosen."""
 PLAIN_SERVERS = 1024
 """Maximum number of servers that are remembered because they do not support PING although their entries announce it."""
 PLAIN_TIME = 3600.0
@@ -137,7 +139,8 @@ class Client(DelegatedClient[ClientSession]):
             random=random,
             on_warning=on_warning,
         )
-        self._seen: dict[tuple[PubKey, str], None] = {}
+        self._seen: OrderedDict[tuple[PubKey, str], None] = OrderedDict()
+        self._seen_of_initiators: OrderedDict[tuple[PubKey, str], None] = OrderedDict()
         self._plain_servers: dict[PubKey, tuple[str, float]] = {}
         self._resumed = PacedQueue(reactor, lambda: RESUME_RATE)
         self._resume_after: OrderedDict[tuple[PubKey, PubKey], float] = OrderedDict()
@@ -366,19 +369,20 @@ class Client(DelegatedClient[ClientSession]):
         return False
 
     def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:
-        """Return whether a client offers a feature in its signed entry, or has offered it in an earlier entry that this
-        process has seen."""
+        """Return whether a client, to which this client connects, offers a feature in its signed entry, or has offered
+        it in an earlier entry that this process has seen."""
         if entry.offers(feature):
-            self._seen[remote, feature] = None
-            if len(self._seen) > SECURE_SEEN_SIZE:
-                del self._seen[next(iter(self._seen))]
+            remember(self._seen, (remote, feature), None, SECURE_SEEN_SIZE)
             return True
         # Features that a client once offered are remembered. Otherwise an attacker could replay an old entry to make
         # this client use plain transports.
-        return (remote, feature) in self._seen
+        return self._has_offered(remote, feature)
+
+    def _has_offered(self, remote: PubKey, feature: str) -> bool:
+        return (remote, feature) in self._seen or (remote, feature) in self._seen_of_initiators
 
     async def _offered_by(self, remote: PubKey) -> frozenset[str]:
-        """Return the features of ``remote`` that decide on encryption.
+        """Return the features of an initiator that decide on encryption.
 
         :raises DmsgError: the look-up failed, and no earlier entry is known.
         """
@@ -386,13 +390,16 @@ class Client(DelegatedClient[ClientSession]):
         try:
             entry = await self._entries.get(remote)
         except DmsgError:
-            known = frozenset(feature for feature in decisive if (remote, feature) in self._seen)
+            known = frozenset(feature for feature in decisive if self._has_offered(remote, feature))
             if not known:
                 # With no earlier entry, the error is passed on. An attacker who blocks the look-up must not cause a
                 # plain transport.
                 raise
             return known
-        return frozenset(feature for feature in decisive if self._offers(remote, entry, feature))
+        for feature in decisive:
+            if entry.offers(feature):
+                remember(self._seen_of_initiators, (remote, feature), None, SECURE_SEEN_SIZE)
+        return frozenset(feature for feature in decisive if self._has_offered(remote, feature))
 
     def _try_upgrade(self, request: Requesting[T], *, upgrade: bool) -> Callable[[ClientSession, float], Deferred[T]]:
         """Return a function that requests a transport, with an upgrade if the server is assumed to carry plain
@@ -444,7 +451,7 @@ class Client(DelegatedClient[ClientSession]):
                 try:
                     await self._turn_to_resume(server, remote)
                     session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor)
-                    upgrade = (remote, UPGRADE_FEATURE) in self._seen
+                    upgrade = self._has_offered(remote, UPGRADE_FEATURE)
                     reopen = self._try_upgrade(partial(_reopen, stream), upgrade=upgrade)
                     await reopen(session, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))
                 except TransportRefused as error:
