@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from twisted.internet.defer import maybeDeferred
 from twisted.internet.interfaces import IListeningPort
 from twisted.internet.protocol import Factory
 
+from dmsg.base.eviction import pick_loser
 from dmsg.blocking.reactor import call_in_reactor, running_reactor, wait
 from dmsg.blocking.streams import Stream, StreamProtocol
 from dmsg.clients.identity import Identity, KeySource
@@ -21,12 +22,16 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client as TwistedClient
 
+if TYPE_CHECKING:
+    from dmsg.net.streams.address import DmsgAddress
+
 CONNECT_TIMEOUT = 10.0
 """Default timeout in seconds for opening a stream."""
 ONLINE_TIMEOUT = 15.0
 """Default number of seconds to wait until others can find a listening client."""
 WAITING_LIMIT = 64
-"""Maximum number of open streams that :meth:`Listener.accept` has not returned yet; further streams are aborted."""
+"""Maximum number of open streams that :meth:`Listener.accept` has not returned yet. Above it, a peer that has many such
+streams loses one to a peer that has few; otherwise further streams are aborted."""
 
 
 class Client:
@@ -149,11 +154,24 @@ class Listener:
 
     def _opened(self, protocol: StreamProtocol) -> None:
         with self._changed:
-            if len(self._waiting) >= WAITING_LIMIT or self._closed:
+            if self._closed or (len(self._waiting) >= WAITING_LIMIT and not self._make_room(protocol)):
                 stream_of(protocol).abortConnection()
                 return
             self._waiting.append(protocol)
             self._changed.notify_all()
+
+    def _make_room(self, newcomer: StreamProtocol) -> bool:
+        """Abort the newest waiting stream of the peer that has most of them.
+
+        :returns: False if no peer has so many more than the peer of the new stream; then no stream is aborted.
+        """
+        loser = pick_loser(Counter(_peer_of(one) for one in self._waiting), _peer_of(newcomer))
+        if loser is None:
+            return False
+        newest = next(one for one in reversed(self._waiting) if _peer_of(one) == loser)
+        self._waiting.remove(newest)
+        stream_of(newest).abortConnection()
+        return True
 
     def accept(self, timeout: float | None = None, *, stream_timeout: float | None = None) -> Stream:
         """Wait for the next stream that a peer opens, and return it.
@@ -238,6 +256,10 @@ def listen(
     """
     with Client(discovery, key=key) as client, client.listen(port) as listener:
         yield listener
+
+
+def _peer_of(protocol: StreamProtocol) -> PubKey:
+    return cast("DmsgAddress", stream_of(protocol).getPeer()).public_key
 
 
 def _quiet(factory: Factory[Any]) -> Factory[Any]:
