@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
-from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError
@@ -101,8 +100,12 @@ def proxy_for(host: str, environment: Mapping[str, str] | None = None) -> Proxy 
     if not named or _is_loopback(host):
         return None
     exempt = _variable(environment, "NO_PROXY")
-    if exempt and proxy_bypass_environment(host, {"no": exempt}):
-        return None
+    if exempt:
+        # The import is here, because the module imports 20 others, which commands without a proxy do not need.
+        from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+        if proxy_bypass_environment(host, {"no": exempt}):
+            return None
     return parse_proxy(named)
 
 
