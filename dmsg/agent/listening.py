@@ -149,6 +149,11 @@ class AgentListeningPort:
                 self._has_warned = True
                 self._on_warning(f"{error}; trying again")
             return self._delay(self._tries)
+        if not self._registration.is_started:
+            # The service was stopped while the agent opened the port again.
+            if self._lines is not None and self._lines.transport is not None:
+                self._lines.transport.loseConnection()
+            return None
         self._has_warned = False
         self._on_warning("the agent is back")
         self._watch()

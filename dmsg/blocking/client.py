@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.internet.protocol import Factory
 
 from dmsg.base.eviction import pick_loser
-from dmsg.blocking.reactor import call_in_reactor, running_reactor, wait
+from dmsg.blocking.reactor import running_reactor, wait
 from dmsg.blocking.streams import Stream, StreamProtocol
 from dmsg.clients.identity import Identity, KeySource
 from dmsg.errors import DmsgError
@@ -124,7 +124,13 @@ class Client:
 
         async def listening() -> IListeningPort:
             found = self._client.listen(listener.factory(), port)
-            await self._client.when_published(timeout)
+            try:
+                await self._client.when_published(timeout)
+            except BaseException:
+                # The port is closed again, so that the caller can listen on it once more.
+                listener.abort_waiting()
+                await maybeDeferred(found.stopListening)
+                raise
             return found
 
         listener.begin(self._reactor, wait(listening))
@@ -173,6 +179,17 @@ class Listener:
         stream_of(newest).abortConnection()
         return True
 
+    def abort_waiting(self) -> None:
+        """Abort the streams that :meth:`accept` has not returned yet, and all later ones. Called in the reactor's
+        thread.
+        """
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting = self._waiting, deque()
+            self._changed.notify_all()
+        for one in waiting:
+            stream_of(one).abortConnection()
+
     def accept(self, timeout: float | None = None, *, stream_timeout: float | None = None) -> Stream:
         """Wait for the next stream that a peer opens, and return it.
 
@@ -199,14 +216,9 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening, and abort the streams that :meth:`accept` has not returned yet."""
-        with self._changed:
-            self._closed = True
-            waiting, self._waiting = self._waiting, deque()
-            self._changed.notify_all()
-        for one in waiting:
-            call_in_reactor(self._reactor, stream_of(one).abortConnection)
 
         async def stop() -> None:
+            self.abort_waiting()
             await maybeDeferred(self._listening.stopListening)
 
         wait(stop)

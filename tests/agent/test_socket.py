@@ -27,7 +27,7 @@ from dmsg.apps.splice import SpliceFactory
 from dmsg.errors import CloseReason, ConnectFailed, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.streams.address import DmsgAddress, StreamLost
-from tests.net.support import EntityCase
+from tests.net.support import TIMEOUT, EntityCase
 from tests.support import Accepting, Recorder, asynchronous, some
 from tests.v2019.test_half_close import Halves
 
@@ -64,7 +64,7 @@ class AgentCase(EntityCase):
         agent = Agent(reactor, client, self.path, (self.url,), lambda: self.downs.append(None))
         agent.startService()
         self.addCleanup(agent.stopService)
-        await client.when_published(10)
+        await client.when_published(TIMEOUT)
         return agent
 
     async def start_program(self) -> AgentClient:
@@ -270,6 +270,27 @@ class ProgramTests(AgentCase):
         await one.transport.send(b"hi")
         await self.until(lambda: accepting.built and accepting.built[-1].data == b"hi")
         self.assertEqual(len(self.told), 2, self.told)
+
+    @asynchronous
+    async def test_a_service_that_stops_while_it_is_registered_again(self) -> None:
+        """The agent closes the port again."""
+        await self.up()
+        key = self.agent.client._key
+        listening: Any = await self.program.listen(Accepting(), 80)
+        register, registered = listening.register, []
+
+        async def stop_and_register() -> None:
+            await listening.stopListening()
+            await register()
+            registered.append(dict(self.agent.services))
+
+        listening.register = stop_and_register
+        await self.agent.stopService()
+        self.agent = await self.start_agent(key)
+        await self.until(lambda: registered)
+        self.assertEqual(list(registered[0]), [80])
+        await self.until(lambda: not self.agent.services)
+        self.assertEqual(len(self.told), 1, self.told)
 
     @asynchronous
     async def test_a_program_that_is_killed_ends_its_streams(self) -> None:

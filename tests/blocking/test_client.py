@@ -152,6 +152,24 @@ with tempfile.TemporaryDirectory() as directory:
         self.assertEqual(out.splitlines(), ["refused False", "started True"])
 
     @asynchronous
+    async def test_a_port_is_free_again_after_a_timeout(self) -> None:
+        """The client has no server yet, so others cannot find it in time; the caller tries again."""
+        url = await self.start_discovery()
+        command = self.start(
+            url,
+            code=HEAD
+            + """
+with dmsg.blocking.Client(URL) as client:
+    for attempt in range(2):
+        try:
+            client.listen(7, timeout=0.2)
+        except DmsgError as error:
+            print(type(error).__name__)
+""",
+        )
+        self.assertEqual((await command.ended, command.out.decode().split()), (0, ["DmsgTimeout"] * 2))
+
+    @asynchronous
     async def test_ctrl_c_ends_a_call_that_waits(self) -> None:
         url = await self.start_discovery()
         await self.start_server(f"--discovery={url}")
