@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
@@ -738,6 +739,23 @@ class IntakeTests(SwitchCase):
             failure = self.failureResultOf(self.bring(destination, **cast(Any, options)), MessageRefused)
             self.assertIs(failure.value.drop, drop)
         self.assertEqual(len(self.queue), 0)
+
+    def test_accept_fails_for_a_message_that_is_lost(self) -> None:
+        """Its receiver ends without a confirmation, and the queue cannot store the message."""
+        for ends in (True, False):
+            b, wire = self.connect(B)
+            taken = self.bring(B)
+            with contextlib.ExitStack() as patched:
+                patched.callback(setattr, self.queue, "append", self.queue.append)
+                cast(Any, self.queue).append = lambda *_: fail(QueueUnavailable("no room"))
+                if ends:
+                    b.lost("gone")
+                    self.failureResultOf(taken, QueueUnavailable)
+                else:
+                    self.assertNoResult(taken)
+                    taken.cancel()  # The other relay has disconnected meanwhile.
+                    b.lost("gone")
+                    self.failureResultOf(taken, CancelledError)
 
     def test_returning_receivers_get_messages_after_a_start(self) -> None:
         self.patch(presence, "START_GRACE", 60.0)

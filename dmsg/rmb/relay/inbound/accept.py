@@ -6,7 +6,7 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from dmsg.rmb.errors import Drop
+from dmsg.rmb.errors import Drop, QueueUnavailable
 from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.queue.interface import QueueId
 from dmsg.rmb.relay.rules import Action, Decision, MessageRefused
@@ -31,7 +31,17 @@ class InboundAcceptor:
         """
         switch = self._switch
         taken: Deferred[None] = Deferred()
-        ledger = Ledger(lambda payload: taken.callback(None))
+
+        def settled(payload: bytes) -> None:
+            if not taken.called:
+                taken.callback(None)
+
+        def lost() -> None:
+            # The message is neither confirmed nor stored, so the other relay must send it again.
+            if not taken.called:
+                taken.errback(QueueUnavailable("the queue of this relay cannot store messages now"))
+
+        ledger = Ledger(settled, lost)
         mail = Mail(data, header.until(switch.now()), ledger, header)
         ledger.add(mail)
         # The ledger answers this ping, and so fires ``taken``, when the message is settled. Messages of sessions are
