@@ -18,6 +18,7 @@ SCENARIOS = {
     "agent": "socket",
     "aio": "server",
     "analytics": "spark",
+    "blocking": "waiting_streams",
     "cli": "commands interrupted json offered process_behaviour start tools untrusted_names",
     "cli/files": "full_disk planted",
     "clients": "addresses expect stopped",
@@ -38,8 +39,8 @@ SCENARIOS = {
     "tap": "daemons",
     "testing": "power_cuts traced_files",
     "v2019": (
-        "ciphers closed_window footprint half_close provoked reentrancy relay_corners secure streams table_vectors"
-        " telemetry unread_requests upgrade vectors wrongly_plain"
+        "ciphers closed_window footprint half_close provoked reentrancy relay_corners remembered_features secure"
+        " streams table_vectors telemetry unread_requests upgrade vectors wrongly_plain"
     ),
 }
 """Tests of several modules at once: processes, attacks, recordings, whole networks; by directory."""
