@@ -1,4 +1,4 @@
-"""SQLite databases in files that only this user can read."""
+"""SQLite databases in files that only this user can read, and that no other user has created."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dmsg.directories import UnsafeDirectory, check_not_planted
+
+SUFFIXES = ("", "-journal", "-wal", "-shm")
+"""Ends of the names of a database's files: of the database itself, and of files that SQLite reads and writes."""
 
 
 @contextmanager
@@ -15,7 +21,8 @@ def prepare_database(path: str | os.PathLike[str], timeout: float) -> Iterator[s
 
     :param path: path of the file, or ``:memory:``.
     :param timeout: seconds to wait for a lock of another process.
-    :raises sqlite3.Error: the database cannot be opened.
+    :raises sqlite3.Error: the database cannot be opened, or another user has put one of its files into a shared
+        directory.
     """
     if path != ":memory:":
         # The file is created here, because SQLite would create a file that everybody may read, and a reader could also
@@ -23,11 +30,23 @@ def prepare_database(path: str | os.PathLike[str], timeout: float) -> Iterator[s
         # here, because SQLite reports them.
         with suppress(OSError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        _check_files(path)
     database = sqlite3.connect(path, isolation_level=None, timeout=timeout)
     try:
         yield database
+        if path != ":memory:":
+            # Another user may have created one of the other files since the first check.
+            _check_files(path)
     except BaseException:
         # Otherwise the database would stay open, and locked, until the garbage collector finds it.
         with suppress(sqlite3.Error):
             database.close()
         raise
+
+
+def _check_files(path: str | os.PathLike[str]) -> None:
+    for suffix in SUFFIXES:
+        try:
+            check_not_planted(Path(os.fspath(path) + suffix))
+        except UnsafeDirectory as error:
+            raise sqlite3.OperationalError(error.strerror) from None

@@ -5,14 +5,26 @@ SQLite first writes each deletion to its log, so without a reserve a full disk w
 
 from __future__ import annotations
 
+import errno
 import os
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 RESERVE = 8 * 1024 * 1024
 """Number of bytes that are reserved on the disk for the queue of a relay."""
 MIN_RESERVE = 64 * 1024
 """Smallest useful size in bytes of the reserve of disk space, if the disk has no space for all of ``RESERVE``."""
 SUFFIX = "-reserve"
+
+
+@contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Close a file descriptor at the end of the block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class Reserve:
@@ -44,19 +56,33 @@ class Reserve:
 
     def _grow(self, size: int) -> bool:
         try:
-            with open(self._path, "ab", buffering=0) as file:
+            with closing_descriptor(self._open(os.O_WRONLY | os.O_APPEND | os.O_CREAT)) as descriptor:
                 if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, size)
+                    os.posix_fallocate(descriptor, 0, size)
                 # Without posix_fallocate, zeros are written instead.
-                while (missing := size - os.fstat(file.fileno()).st_size) > 0:
-                    file.write(bytes(min(missing, MIN_RESERVE)))
+                while (missing := size - os.fstat(descriptor).st_size) > 0:
+                    os.write(descriptor, bytes(min(missing, MIN_RESERVE)))
         except OSError:
             return False
         return True
 
     def _shrink(self, size: int) -> None:
-        with suppress(OSError):
-            os.truncate(self._path, size)
+        with suppress(OSError), closing_descriptor(self._open(os.O_WRONLY)) as descriptor:
+            os.ftruncate(descriptor, size)
+
+    def _open(self, flags: int) -> int:
+        """Open the file of the reserve, which only this user can read.
+
+        :raises OSError: the file cannot be opened, or it is a link, or another user's.
+        """
+        descriptor = os.open(self._path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        status = os.fstat(descriptor)
+        # In a directory such as /tmp, another user may have put a link to a file of this user in this place. The file
+        # would be emptied.
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid():
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EPERM, "this file is a link, or another user's", self._path)
 
     def release(self) -> None:
         """Free the reserved space."""

@@ -61,7 +61,7 @@ class ReserveTests(SynchronousTestCase):
             self.reserve.release()
 
     def test_systems_that_cannot_allocate_write_the_bytes(self) -> None:
-        names = ("fstat", "path", "truncate", "unlink")
+        names = [name for name in dir(os) if name != "posix_fallocate"]
         self.patch(reserve, "os", SimpleNamespace(**{name: getattr(os, name) for name in names}))
         one = Reserve(self.path, 10_001)
         self.assertTrue(one.take())
