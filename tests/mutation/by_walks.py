@@ -96,7 +96,8 @@ def _walk_of_messaging(seed: int) -> None:
 
 
 def _walk_of_codes(seed: int) -> None:
-    from dmsg.testing.code_walk import STEPS, draw_plan, follow
+    from dmsg.testing.code_kinds import STEPS, draw_plan
+    from dmsg.testing.code_walk import follow
 
     follow(draw_plan(seed, STEPS))
 

@@ -14,22 +14,21 @@ from dmsg.apps.codes.pake import WrongCode
 from dmsg.apps.codes.stream import CodeEnd, CodeFactory
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.walk import OfferedFiles
-from dmsg.testing.code_programs import AGREEING, FINISHING, RECEIVING, STARTING, STATES
-from dmsg.testing.code_walk import (
+from dmsg.testing.code_kinds import (
     AIMED_STEPS,
     EVERY_KIND,
     FAULTS,
     FULL_DISK,
     INTERRUPT_SENDER,
     KILL_RECEIVER,
-    LARGE,
     LENGTHEN,
     OVERWRITE,
     REPLACE_PARTLY_RECEIVED,
     STEERED,
     draw_plan,
-    follow,
 )
+from dmsg.testing.code_programs import AGREEING, FINISHING, RECEIVING, STARTING, STATES
+from dmsg.testing.code_walk import LARGE, follow
 from dmsg.testing.limited_destination import _LimitedFile
 from dmsg.testing.plan import Aim, Plan, Step
 from dmsg.testing.walk_command import Done
