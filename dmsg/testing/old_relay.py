@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dmsg.errors import DropReason, RemoteProtocolError
-from dmsg.keys import PUBKEY_SIZE
+from dmsg.keys import PUBKEY_SIZE, PubKey
+from dmsg.v2019.core.peers import ConnectionPort, RelayPeer
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import CLOSE, HANDSHAKE_PAYLOAD_SIZE, HEADER_SIZE, PING, REQUEST, encode_close
 from dmsg.v2019.server import Server
@@ -15,16 +16,19 @@ VERSION = "0.0.1"
 
 
 class OldRelay(Relay):
-    """Relay that follows three rules of 2019.
+    """Relay that follows four rules of 2019.
 
     It ends a connection after a PING. It refuses a REQUEST whose payload does not have 66 bytes, or whose destination
-    is not connected. Its own CLOSE frames give no reason.
+    is not connected. Its own CLOSE frames give no reason. When a connection ends, no REQUEST reaches other connections
+    of the same key any more, as in the recorded exchange ``second_connection_of_a_key``.
 
     Payloads of other frames are forwarded unchanged, as in the recorded exchanges ``payloads_are_not_checked`` and
     ``close_payloads``.
     """
 
     pings = 0
+    _unreachable: frozenset[bytes] = frozenset()
+    """Keys of connected clients that no REQUEST reaches, because an older connection of the same key has ended."""
     _is_forwarding = False
     """Whether the CLOSE that is being processed comes from the other client, so that its reason is kept."""
 
@@ -32,8 +36,9 @@ class OldRelay(Relay):
         if frame_type == PING:
             self.pings += 1
             raise RemoteProtocolError(DropReason.UNKNOWN_FRAME)
+        remote = payload[PUBKEY_SIZE:]
         if frame_type == REQUEST and (
-            len(payload) != HANDSHAKE_PAYLOAD_SIZE or payload[PUBKEY_SIZE:] not in self.newest
+            len(payload) != HANDSHAKE_PAYLOAD_SIZE or remote not in self.newest or remote in self._unreachable
         ):
             self._answer(peer, encode_close(own_id, 0))
             return
@@ -42,6 +47,17 @@ class OldRelay(Relay):
             super()._receive_control(peer, frame_type, own_id, payload)
         finally:
             self._is_forwarding = False
+
+    def add(self, key: PubKey, port: ConnectionPort) -> RelayPeer:
+        self._unreachable -= {bytes(key)}
+        return super().add(key, port)
+
+    def _forget(self, peer: RelayPeer) -> None:
+        super()._forget(peer)
+        if self.connections.of_key(peer.key):
+            self._unreachable |= {bytes(peer.key)}
+        else:
+            self._unreachable -= {bytes(peer.key)}
 
     def _answer(self, peer: Any, frame: bytes) -> None:
         if frame[0] == CLOSE and not self._is_forwarding:

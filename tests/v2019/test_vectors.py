@@ -299,6 +299,19 @@ class ServerRuleTests(SynchronousTestCase):
             replay.run()
             self.assertEqual(replay.reasons, [], name)
 
+    def test_an_old_server_of_the_lab_loses_the_second_connection_of_a_key(self) -> None:
+        """When the first connection ends, a REQUEST no longer reaches the second one."""
+        replay = self._replay("second_connection_of_a_key")
+        replay.network.factory.relay.__class__ = OldRelay
+        for number, first, last in ((1, 0, 22), (2, 22, 25)):
+            replay.run(first, last)
+            lost = replay.peer("B", number)
+            lost.gone = True
+            lost.link.connectionLost()
+            replay.network.settle()
+        replay.run(25)
+        self.assertEqual(replay.reasons, [])
+
     @staticmethod
     def _send_damaged(sender: _Peer) -> None:
         record = bytearray(sender.ciphers[0].seal(Frame(FWD, 0x10, b"\0\1x").encode()))
