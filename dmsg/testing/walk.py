@@ -22,12 +22,14 @@ from dmsg.testing.old_party import NEW_HOST, OLD_HOST, OldParty
 from dmsg.testing.old_programs import OldPair
 from dmsg.testing.plan import INSTANT, LIES, PATIENCE, Plan, Step
 from dmsg.testing.promise import PromiseBroken
+from dmsg.testing.single_faults import SingleFaults
 from dmsg.testing.stream_places import STATES, StreamPlace, obstacle, pairs, parties_of
 from dmsg.testing.walk_command import Done, counted, explained, run
 from dmsg.testing.walk_coverage import WalkCoverage
 from dmsg.testing.walk_kinds import DISCOVERY_LIE_OF_FAULT, EVERY_FAULT, EVERY_LIE, STEPS, draw_plan
 from dmsg.testing.walk_liars import LyingSecond, WalkLiars
 from dmsg.testing.walk_streams import WalkStreams
+from dmsg.testing.walk_waits import Waits
 from dmsg.v2019.client import Client
 
 SETTLE_TIMEOUT = 400.0
@@ -43,6 +45,8 @@ SECOND_DISCOVERY = "discovery-2"
 """Host of the second discovery."""
 RESUME_TIMEOUT = 3600.0
 """Seconds for which a client of a walk tries to resume a stream."""
+WAITS = 0.2
+"""Probability that a program begins to wait for its client in a step."""
 
 
 class Walk:
@@ -70,6 +74,7 @@ class Walk:
         self._clients: dict[str, Client] = {}
         self._server_names = {bytes(lab.key(name).public): name for name in (*self._servers, HARBOUR)}
         self._streams = WalkStreams(lab, self._clients, self.seed)
+        self._waits = Waits(lab, self._clients)
         others = (
             "discovery",
             *([SECOND_DISCOVERY] if shape.second else []),
@@ -82,6 +87,7 @@ class Walk:
         clients = (*self._names, *old)
         self._faults = Faults(lab, self._servers, clients, self._streams.open, others=others, least=least)
         self.coverage = WalkCoverage(EVERY_LIE if plan.lying else EVERY_FAULT, STATES, parties_of, obstacle)
+        self._single = SingleFaults(lab, self._servers, self._server_names, self._clients, self._streams, self._waits)
         self._liars = WalkLiars(lab, trace, lambda kind, host: self._note(kind, self._places(), (host,)))
         self._second: LyingSecond | None = None
         self.old_programs: OldPair | None = None
@@ -113,7 +119,8 @@ class Walk:
         return self._streams.acknowledged
 
     def run(self) -> None:
-        """Run the walk, repair all faults, and check that every byte arrives, and that a new stream can be opened.
+        """Run the walk, repair all faults, and check that every byte arrives, that a new stream can be opened, and that
+        every Deferred on which a program waits fires. Then cause single faults, and check the same again.
 
         :raises PromiseBroken: a stream has broken the promise.
         :raises AssertionError: a stream has not recovered.
@@ -124,6 +131,7 @@ class Walk:
         self._faults.repair()
         self._liars.stop_lying(but_the_last=self.plan.keeps_last_lie)
         try:
+            self._waits.check()
             self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
             self._streams.check_reachable(Random(f"last {self.seed}"), REACHABLE_AFTER)
             old = self.old_programs
@@ -135,10 +143,26 @@ class Walk:
                 conversations = list(party.finished)
                 self.lab.network.run_until(lambda: party.is_ahead_of(conversations), SETTLE_TIMEOUT)
             self._check_load()
+            self._check_single_faults()
         except AssertionError as error:
             raise type(error)(f"{error}: {self._state()}") from error
         self._check()
         self._liars.stop_lying()
+
+    def _check_single_faults(self) -> None:
+        """Check that the network recovers from single faults.
+
+        :raises PromiseBroken: a stream has broken the promise, or a Deferred does not fire.
+        :raises AssertionError: a stream does not recover.
+        """
+        random = Random(f"single faults {self.seed}")
+        server = self._single.read_while_moving(random)
+        self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
+        self._check()
+        if server:
+            self.lab.add_server(server)
+        self._single.lose_servers_while_posting(random)
+        self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
 
     def _check_load(self) -> None:
         """Check that clients and servers do not send too many requests to the first discovery, whatever the second
@@ -209,6 +233,7 @@ class Walk:
         random = Random(step.chance)
         name = random.choice(self._names[1:])
         self._streams.client_was_killed(name)
+        self._waits.client_was_killed(name)
         self.lab.kill(name)
         self.lab.network.host(name).revive()
         self._start_client(name)
@@ -248,6 +273,9 @@ class Walk:
             self.trace.note(self.lab.clock.seconds(), "fault", step.fault)
             places = self._places()
             self._note(step.fault, places, self._make(step))
+        random = Random(f"waits {step.chance}")
+        if random.random() < WAITS:
+            self._waits.begin_any(random)
         self.lab.network.run(step.seconds)
         self._check()
 

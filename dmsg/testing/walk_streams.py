@@ -194,6 +194,7 @@ class WalkStreams:
         that client must notice that the stream is lost."""
         # A killed client notices nothing any more.
         self._orphans[:] = [left for left in self._orphans if self._own_host[left] != name]
+        self._opening[:] = [talker for talker in self._opening if self._own_host[talker] != name]
         for one in (*self.open, *self._closing):
             if name not in self._hosts[one]:
                 continue
@@ -228,8 +229,10 @@ class WalkStreams:
         return talker.acknowledged == 0 and other is not None and other.transport is None
 
     def is_all_there(self) -> bool:
-        """Whether all data has arrived, and each initiator has noticed the loss of a stream to a client that was
-        killed."""
+        """Whether all data has arrived, each attempt to open a stream has ended, and each initiator has noticed the
+        loss of a stream to a client that was killed."""
+        if self._opening:
+            return False
         for talker in self._closing:
             # A closing end gives up after some seconds without an acknowledgement, and reports a failure. This is
             # allowed.
@@ -258,7 +261,8 @@ class WalkStreams:
         talkers = [(talker.sent, talker.acknowledged, talker.received) for talker in self.open]
         orphans = [(talker.sent, talker.received) for talker in self._orphans if talker.lost is None]
         closing = [(talker.sent, talker.other.received) for talker in self._closing if talker.other is not None]
-        return f"sent, acknowledged, received {talkers}; closing {closing}; orphans {orphans}"
+        opening = [self._hosts[talker] for talker in self._opening]
+        return f"sent, acknowledged, received {talkers}; closing {closing}; orphans {orphans}; opening {opening}"
 
     # --- coverage ---
 

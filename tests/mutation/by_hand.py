@@ -117,6 +117,25 @@ OF_STREAMS: dict[str, tuple[str, Sequence[Change]]] = {
     "a stall is noticed without consequence": (_STREAMS, [(_SUSPEND, " " * 20 + "pass")]),
 }
 """Mutants of secure streams, by name. Walks with lies find them."""
+_PUBLISH = "dmsg.clients.publish"
+_NOT_YET = "        if wanted != self._delegated():\n            "
+
+OF_CLIENTS: dict[str, tuple[str, Sequence[Change]]] = {
+    "nobody is told of an entry that is already published": (
+        _PUBLISH,
+        [
+            (
+                "            # that names the server, and is open again.\n            self._tell_published()\n",
+                "            # that names the server, and is open again.\n",
+            )
+        ],
+    ),
+    "nobody is told of an entry after a lost connection": (
+        _PUBLISH,
+        [(_NOT_YET, "        if wanted != self._delegated():\n            self._waiting.clear()\n            ")],
+    ),
+}
+"""Mutants of clients, by name. Walks without lies find them."""
 _UPLINK = "dmsg.rmb.session.uplink"
 _SEAL = "dmsg.rmb.session.seal"
 _DELIVERY = "dmsg.rmb.relay.delivery"
@@ -498,6 +517,7 @@ OF_AGENTS: dict[str, tuple[str, Sequence[Change]]] = {
 """Mutants of the agent, by name. Walks of agents find them."""
 FAMILIES = {
     "streams": OF_STREAMS,
+    "clients": OF_CLIENTS,
     "bus": OF_THE_BUS,
     "messaging": OF_MESSAGING,
     "codes": OF_CODES,

@@ -23,6 +23,7 @@ from tests.mutation.by_hand import (
     INVISIBLE,
     MUTANTS,
     OF_AGENTS,
+    OF_CLIENTS,
     OF_CODES,
     OF_DISCOVERY,
     OF_MESSAGING,
@@ -81,6 +82,12 @@ def _walk_with_lies(seed: int) -> None:
     walk(seed, lies=True)
 
 
+def _walk_without_lies(seed: int) -> None:
+    from dmsg.testing.walk import walk
+
+    walk(seed)
+
+
 def _walk_of_the_bus(seed: int) -> None:
     from dmsg.testing.bus_walk import FAULTS, STEPS, follow
     from dmsg.testing.plan import draw
@@ -121,7 +128,9 @@ def try_one(name: str, first: int, walks: int) -> int:
     finder.find_spec(MUTANTS[name][0], importlib.import_module(MUTANTS[name][0].rpartition(".")[0]).__path__, None)
     sys.meta_path.insert(0, finder)
     walk = _walk_with_lies
-    if name in OF_THE_BUS:
+    if name in OF_CLIENTS:
+        walk = _walk_without_lies
+    elif name in OF_THE_BUS:
         walk = _walk_of_the_bus
     elif name in OF_MESSAGING:
         walk = _walk_of_messaging

@@ -1,0 +1,180 @@
+"""Single faults at the end of a random walk, when the network has recovered from all others.
+
+During a walk the next fault often hides what the last one has broken: a stream that has stopped sending continues when
+it moves again, and an entry that was not published is published after the next loss of a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from dmsg.net.streams.transports import stream_of
+from dmsg.streams.carrier import ClientStream
+from dmsg.testing.lab import Lab
+from dmsg.testing.promise import Talker
+from dmsg.testing.stream_places import state_of
+from dmsg.testing.tcp import Path
+from dmsg.testing.walk_streams import WalkStreams
+from dmsg.testing.walk_waits import Waits
+from dmsg.v2019.client import Client
+
+MAX_FILL = 4_000_000
+"""Maximum number of bytes that are sent to fill the receive window of a paused reader."""
+SURPLUS = 200_000
+"""Number of bytes that the sender sends in addition to the receive window. They have to wait until the reader reads."""
+MIN_PIECE, MAX_PIECE = 20_000, 65_000
+"""Minimum and maximum number of bytes of a frame of this data."""
+FILL_TIMEOUT = 10.0
+"""Maximum seconds of the lab's time until the receive window is full."""
+MOVE_TIMEOUT, INSTANT = 2.0, 0.0005
+"""Maximum seconds of the lab's time until a stream moves after its server begins to shut down, and seconds between two
+checks."""
+MOVE_DELAY = 0.02
+"""Minimum seconds that a packet between a client and a server takes while the stream moves."""
+CLOSE_DELAY = 0.2
+"""Seconds that a packet between a client and the server that shuts down takes meanwhile."""
+LOSSES = 8
+"""Number of times that a client loses its servers while it posts its entry."""
+DISCOVERY_DELAY = 0.15
+"""Seconds that each packet between this client and discovery takes."""
+POST_TIMEOUT = 20.0
+"""Maximum seconds of the lab's time until a client begins to post its changed entry."""
+MAX_POST_SECONDS = 2.0
+"""Maximum seconds between the beginning of a POST and the loss of the servers. It is longer than most POSTs take."""
+
+
+class SingleFaults:
+    """Single faults in a lab that has recovered.
+
+    :param servers: names of the servers to which faults may happen.
+    :param server_names: names of servers, by key.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        servers: Sequence[str],
+        server_names: Mapping[bytes, str],
+        clients: Mapping[str, Client],
+        streams: WalkStreams,
+        waits: Waits,
+    ) -> None:
+        self._lab = lab
+        self._servers = servers
+        self._server_names = server_names
+        self._clients = clients
+        self._streams = streams
+        self._waits = waits
+
+    def read_while_moving(self, random: Random) -> str:
+        """Let the responder of a stream stop reading until its receive window is full, and read again while the stream
+        moves from a server that shuts down to another one.
+
+        :returns: name of the server that has shut down; empty if no stream could move.
+        """
+        may = [talker for talker in self._streams.open if self._can_move(talker)]
+        if not may:
+            return ""
+        reader = random.choice(may)
+        ends = (reader, reader.other)
+        server = self._server_of(reader)
+        # The CLOSE of the old transport arrives after the REQUEST that moves the stream. So the responder still has the
+        # old transport when it answers.
+        before = [(path, path.delay) for path in self._client_paths()]
+        for path in self._client_paths():
+            path.delay = max(path.delay, MOVE_DELAY)
+        for path in self._client_paths(server):
+            path.delay = CLOSE_DELAY
+        self._fill(reader, random.randint(MIN_PIECE, MAX_PIECE))
+        self._lab.leave(server)
+        # The responder answers first. Until its answer arrives, the initiator does not know that the stream moves.
+        self._lab.network.wait_for(
+            lambda: any(end is not None and state_of(end) == "moving" for end in ends), MOVE_TIMEOUT, INSTANT
+        )
+        self._lab.network.run(random.choice((0.0, MOVE_DELAY / 2, MOVE_DELAY)))
+        stream_of(reader).resumeProducing()
+        for path, delay in before:
+            path.delay = delay
+        return server
+
+    def _server_of(self, talker: Talker) -> str:
+        carrier = getattr(talker.transport, "_carrier", None)
+        session = getattr(carrier, "session", None)
+        return "" if session is None else self._server_names.get(bytes(session.server), "")
+
+    def _can_move(self, talker: Talker) -> bool:
+        """Whether this is the responder of an idle stream that can move to another server. Only a responder reads over
+        the old transport while the stream moves."""
+        stream = talker.transport
+        if not isinstance(stream, ClientStream) or state_of(talker) != "idle" or talker.other is None:
+            return False
+        end = stream.secure_end
+        if end.initiator or state_of(talker.other) != "idle" or end.offer_window() + SURPLUS > MAX_FILL:
+            return False
+        # Servers of 2019 carry no resumed streams.
+        running = [name for name in self._servers if name in self._lab.servers and name not in self._lab.old_servers]
+        return len(running) > 1 and self._server_of(talker) in running
+
+    def _fill(self, reader: Talker, piece: int) -> None:
+        """Fill the receive window of an end of a stream that does not read.
+
+        :param piece: number of bytes of each frame. It determines after which frames the reader announces its window.
+        """
+        stream = stream_of(reader)
+        assert isinstance(stream, ClientStream) and reader.other is not None
+        end = stream.secure_end
+        stream.pauseProducing()
+        for _ in range(0, end.offer_window() + SURPLUS, piece):
+            reader.other.say(piece)
+            # Pieces of the same reactor turn would share a frame.
+            self._lab.network.run(INSTANT)
+        self._lab.network.wait_for(lambda: not end.offer_window(), FILL_TIMEOUT, 0.01)
+
+    def _client_paths(self, server: str = "") -> list[Path]:
+        """Return the paths between clients and a server, or all servers, in both directions."""
+        network = self._lab.network
+        return [
+            path
+            for client in self._clients
+            for name in ([server] if server else self._servers)
+            for path in network.both_ways(network.host(client), network.host(name))
+        ]
+
+    def lose_servers_while_posting(self, random: Random) -> None:
+        """Let a client lose the connections to its servers several times, while discovery is far away and receives the
+        client's entry. Each time, the program waits for the entry to be published.
+
+        :raises PromiseBroken: a Deferred on which the program waits does not fire.
+        """
+        name = random.choice(sorted(self._clients))
+        client = self._clients[name]
+        paths = self._discovery_paths(name)
+        for path in paths:
+            path.delay += DISCOVERY_DELAY
+        publisher = client._publisher  # noqa: SLF001  # Clients do not show when they post.
+        self._lose_servers(name)
+        for _ in range(LOSSES):
+            self._lab.network.wait_for(lambda: publisher.is_busy, POST_TIMEOUT, 0.01)
+            self._lab.network.run(random.uniform(0.0, MAX_POST_SECONDS) + INSTANT)
+            self._lose_servers(name)
+            self._waits.begin(name)
+            self._waits.check()
+            if random.random() < 0.5:
+                self._lose_servers(name)
+        for path in paths:
+            path.delay -= DISCOVERY_DELAY
+
+    def _lose_servers(self, name: str) -> None:
+        """Reset all connections between a client and servers."""
+        network = self._lab.network
+        addresses = {network.host(server).address for server in self._server_names.values()}
+        for end in list(network.host(name).ends):
+            if end.getPeer().host in addresses:
+                end.reset_by_peer()
+                end.other.reset_by_peer()
+
+    def _discovery_paths(self, name: str) -> list[Path]:
+        network = self._lab.network
+        hosts = [host for other, host in network.hosts.items() if other.startswith("discovery")]
+        return [path for host in hosts for path in network.both_ways(network.host(name), host)]
