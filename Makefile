@@ -223,5 +223,9 @@ long-rmb: $(VENV)/.test ## the bus: 10,000 messages over sixty kills; the offici
 long-bench-pipeline: $(VENV)/.spark ## the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)
 	$(BIN)/python -m benchmarks.pipeline
 
+# CI takes the parts by turns, in this order, so a new part is added at the end.
+long-stalls: $(VENV)/.test ## tests over real TCP in a process that is stalled at random times, as on a busy machine (SECONDS=600)
+	$(BIN)/python -m tests.stalls --seconds $(SECONDS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* _trial_temp* docs/_build .tox .mypy_cache .ruff_cache .hypothesis

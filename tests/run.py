@@ -1,5 +1,7 @@
 """trial, with a summary: ``python -m tests.run ARGUMENTS OF TRIAL``.
 
+``--stalls CHANCE:SECONDS:SEED`` makes random pauses in the reactor (:mod:`tests.stalls`). It excludes ``-j``.
+
 Each run ends with the packages that used the processor and the slowest tests. ``python -m tests.run --summary
 DIRECTORY...`` says for the runs with these temporary directories why tests were skipped; its last line has all counts.
 """
@@ -12,9 +14,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from twisted.python import usage
 from twisted.scripts import trial
 
 from tests import durations
+from tests.stalls import Stalls, stall
 
 RESULTS = "results.json"
 """Name of the file with the counts, in the temporary directory of a run."""
@@ -26,6 +30,8 @@ SLOWEST = 20
 
 class Options(trial.Options):
     """Options of trial; the reporter writes its counts into the temporary directory."""
+
+    optParameters = [["stalls", None, None, "Pauses of the reactor, as CHANCE:SECONDS:SEED"]]
 
     def postOptions(self) -> None:
         super().postOptions()
@@ -46,6 +52,13 @@ class Options(trial.Options):
 
         if not self["jobs"]:
             durations.measure(Counting, directory / durations.FILE)
+        if self["stalls"]:
+            if self["jobs"]:
+                raise usage.UsageError("--stalls needs a run without --jobs")
+            try:
+                stall(Counting, Stalls.parse(self["stalls"]))
+            except ValueError as error:
+                raise usage.UsageError(f"--stalls {self['stalls']}: {error}") from None
         self["reporter"] = Counting
 
 
