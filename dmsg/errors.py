@@ -314,6 +314,13 @@ class EntryError(DmsgError, ValueError):
     """Error: an entry is malformed or breaks a rule; see :mod:`dmsg.discovery.entries.entry`."""
 
 
+class PackagesMissing(DmsgError):
+    """Error: the packages of an optional extra are not installed."""
+
+
 def needs_extra(extra: str) -> str:
     """Return a text for an error message that says how to install the packages of an optional extra."""
-    return f"more packages are needed; in dmsg's directory: pip install -e '.[{extra}]'"
+    return (
+        f"more packages are needed; in a clone of dmsg: pip install -e '.[{extra}]', "
+        f"or with its wheel: pip install 'dmsg-VERSION-py3-none-any.whl[{extra}]'"
+    )

@@ -23,7 +23,7 @@ import coincurve
 import coincurve.context
 from coincurve._libsecp256k1 import ffi, lib
 
-from dmsg.directories import UnsafeDirectory, make_directory
+from dmsg.directories import UnsafeDirectory, check_not_planted, make_directory
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 from dmsg.renames import rename_to_new
 
@@ -329,13 +329,15 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
 
     The file appears complete or not at all, and after an error, such as a full disk, no temporary file is left.
 
-    :raises KeyFileError: the file exists or cannot be written.
+    :raises KeyFileError: the file exists or cannot be written, or its directory is one that another user, who could
+        replace the file, has put into a shared directory.
     """
     target = Path(path)
     temporary = None
     try:
         if os.path.lexists(target):
             raise FileExistsError
+        check_not_planted(target.parent)
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             temporary = file.name
             os.fchmod(file.fileno(), KEY_FILE_MODE)

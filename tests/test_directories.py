@@ -9,10 +9,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from dmsg.analytics.atomic_write import write_atomically
 from dmsg.cli.agent.log import open_log
+from dmsg.collector.store import Store, StoreError
 from dmsg.directories import UnsafeDirectory, check_directory, check_not_planted, free_bytes, make_directory
 from dmsg.errors import DmsgError, KeyFileError
-from dmsg.keys import default_key
+from dmsg.keys import default_key, write_new
+from dmsg.telemetry.settings import TelemetrySettings
 
 STRANGER = 65534
 
@@ -85,6 +88,32 @@ class DirectoryTests(SynchronousTestCase):
         # In a directory that is not shared, others write only if its owner permits that.
         shared.chmod(0o775)
         check_not_planted(shared / "theirs")
+
+    def test_entities_use_nothing_that_another_user_has_put_into_a_shared_directory(self) -> None:
+        if os.geteuid() != 0:
+            raise SkipTest("only root can create files of other users")
+        shared, own = self.root / "shared", self.root / "own"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        (shared / "spool").mkdir()
+        (shared / "page").touch()
+        (shared / ".part-of.part").symlink_to(own)
+        for path in shared.iterdir():
+            os.lchown(path, STRANGER, STRANGER)
+
+        for kind, use in (
+            (DmsgError, lambda: TelemetrySettings(shared / "spool").prepare()),
+            (StoreError, lambda: Store(shared / "spool").open()),
+            (KeyFileError, lambda: write_new(shared / "spool" / "key", "secret")),
+            (DmsgError, lambda: write_atomically(shared / "page", b"page")),
+        ):
+            error = self.assertRaises(kind, use)
+            self.assertIn(f"is another user's (uid {STRANGER})", str(error))
+        # Root may remove the file of the other user; this user would get an error.
+        write_atomically(shared / "part-of", b"page")
+        self.assertEqual((shared / "part-of").read_bytes(), b"page")
+        self.assertFalse(own.exists())
+        self.assertEqual((list((shared / "spool").iterdir()), (shared / "page").read_bytes()), ([], b""))
 
     def test_the_agent_writes_only_to_private_directories(self) -> None:
         """Neither key nor log come to be where others may write."""

@@ -10,7 +10,7 @@ import click
 
 from dmsg.cli import output
 from dmsg.cli.options import Group
-from dmsg.errors import needs_extra
+from dmsg.errors import DmsgError, PackagesMissing, needs_extra
 
 GROUPS = {
     "Send and receive": {
@@ -94,7 +94,7 @@ class _Lazy(Group):
         except ModuleNotFoundError as error:
             if cmd_name not in ("twin", "rmb"):
                 raise
-            raise click.ClickException(f"{error}; {needs_extra('rmb')}") from None
+            raise PackagesMissing(f"{error}; {needs_extra('rmb')}") from None
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -141,6 +141,8 @@ def entry() -> None:
         if shown.getvalue():
             output.say(shown.getvalue().rstrip("\n"), err=True)
         raise SystemExit(error.exit_code) from None
+    except DmsgError as error:
+        output.fail(error)
     except BrokenPipeError as error:
         output.mark_output_failed(error, err=False)
         raise SystemExit(output.EXIT_PIPE) from None

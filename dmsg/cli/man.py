@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from dmsg.cli.options import command
-from dmsg.cli.output import say, state, tell
+from dmsg.cli.options import WrittenPath, command
+from dmsg.cli.output import fail, say, state, tell
 
 
 @command()
@@ -15,7 +15,7 @@ from dmsg.cli.output import say, state, tell
 @click.option(
     "--write",
     "directory",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=WrittenPath(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Write the pages of all commands into DIR, for example ~/.local/share/man/man1.",
 )
@@ -32,7 +32,10 @@ def man(ctx: click.Context, words: tuple[str, ...], directory: Path | None) -> N
 
     found: click.Command = ctx.find_root().command
     if directory is not None:
-        number = write(found, directory)
+        try:
+            number = write(found, directory)
+        except OSError as error:
+            fail(error)
         tell(f"{number} pages in {directory}", pages=number, directory=str(directory))
         return
     for word in words:

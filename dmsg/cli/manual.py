@@ -10,6 +10,9 @@ from pathlib import Path
 
 import click
 
+from dmsg.cli.output import naming
+from dmsg.directories import check_not_planted
+
 STATUSES = (
     ("0", "Success."),
     ("1", "The command failed."),
@@ -115,11 +118,13 @@ def _escape(text: str) -> str:
 def write(command: click.Command, directory: Path) -> int:
     """Write the pages of a command and of all its subcommands into a directory, and return their number.
 
-    :raises OSError: a page cannot be written.
+    :raises OSError: a page cannot be written, or another user has put it into a shared directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     number = 0
     for name, text in pages(command, ("dmsg",)):
-        (directory / name).write_text(text)
+        check_not_planted(directory / name)
+        with naming(directory / name):
+            (directory / name).write_text(text)
         number += 1
     return number

@@ -133,7 +133,9 @@ class Command(_Described):
         except ConfigError as error:
             if path[0] == "doctor":
                 return {}  # ``dmsg doctor`` reports this error itself, with advice.
-            raise click.ClickException(str(error)) from None
+            # The command's own --json has not been parsed yet.
+            output.state.json = output.state.json or "--json" in args
+            output.fail(error)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -218,20 +220,37 @@ class OneLineGroup(Group):
             output.fail(error)
 
 
-class _Directory(click.Path):
-    """Parameter type of a directory for received files, which is created if its parent exists.
+class WrittenPath(click.Path):
+    """Parameter type of a file or directory that the command writes.
 
-    A directory that another user has put into a shared directory, such as ``/tmp``, is refused.
+    A file or directory that another user has put into a shared directory, such as ``/tmp``, is refused.
     """
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        path = Path(value)
+        self.check(Path(value), param, ctx)
+        return super().convert(value, param, ctx)
+
+    def check(self, path: Path, param: click.Parameter | None, ctx: click.Context | None) -> None:
+        """Check that no other user has put the path into a shared directory.
+
+        :raises click.UsageError: another user has.
+        """
         try:
             check_not_planted(path)
         except UnsafeDirectory as error:
             self.fail(str(error.strerror), param, ctx)
+
+
+class _Directory(WrittenPath):
+    """Parameter type of a directory for received files, which is created if its parent exists."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        path = Path(value)
+        self.check(path, param, ctx)
         if not path.exists() and path.parent.is_dir():
             try:
                 path.mkdir()
@@ -240,6 +259,7 @@ class _Directory(click.Path):
         return super().convert(value, param, ctx)
 
 
+WRITTEN_FILE = WrittenPath(dir_okay=False, path_type=Path)
 DIRECTORY = _Directory(exists=True, file_okay=False, path_type=Path)
 
 

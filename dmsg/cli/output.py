@@ -17,6 +17,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 import click
@@ -154,6 +155,19 @@ def writing_output() -> Iterator[None]:
         raise SystemExit(state.status) from None
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Context manager for code that writes a file.  The error of a failed write, such as a full disk, gets the name of
+    the file, which the system does not report.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
 def cannot_write() -> Exception:
     """Return the error for a failed write to standard output.  If it is a pipe, its reader has ended."""
     mode = os.fstat(1).st_mode
@@ -210,7 +224,12 @@ def fail(error: BaseException) -> NoReturn:
     """
     text = describe(error)
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), EXIT_FAILED)
-    fail_with(text, status, type(error).__name__)
+    fail_with(text, status, _public_name(type(error)))
+
+
+def _public_name(kind: type[BaseException]) -> str:
+    """Return the name by which programs recognise an error: that of its class, or of the nearest public base class."""
+    return next(base.__name__ for base in kind.__mro__ if not base.__name__.startswith("_"))
 
 
 def fail_with(text: str, status: int, kind: str) -> NoReturn:

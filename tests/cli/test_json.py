@@ -125,6 +125,26 @@ class OutputTests(ToolCase):
         self.assertEqual(check(("pair",), pairing.out.decode()), 2)
 
     @asynchronous
+    async def test_failures_before_any_connection_have_an_object_too(self) -> None:
+        broken = self.directory.absolute() / "broken.toml"
+        broken.write_text("discovery = [")
+        (self.directory / "k1").write_text("")
+        for arguments, name, status in (
+            (("key", "new", "k1"), "KeyFileError", 1),
+            (("key", "show", "absent"), "KeyFileError", 1),
+            (("status",), "NoAgent", 3),
+            (("ping", "alice"), "ConfigError", 1),
+        ):
+            environment = {"DMSG_AGENT": str(broken.with_name("absent.sock"))}
+            if name == "ConfigError":
+                environment["DMSG_CONFIG"] = str(broken)
+            ended, out, err = await self.run_command(*arguments, "--json", **environment)
+            self.assertEqual(out.count("\n"), 1, (arguments, err))
+            failed = json.loads(out)
+            self.assertEqual((failed["error"], failed["status"], ended), (name, status, status), err)
+            self.assertEqual(" ".join(err.split()), f"dmsg: {failed['text']}")
+
+    @asynchronous
     async def test_failures_match_the_schema(self) -> None:
         """The object comes in addition to the line for people, and has the exit status of the process."""
         await self.network()

@@ -53,6 +53,10 @@ class PageTests(CommandCase):
         self.assertEqual(out, (self.directory / "pages" / "dmsg-discovery-show.1").read_text())
         status, out, err = await self.run_command("man", "nonsense")
         self.assertEqual(status, 2)
+        (self.directory / "full").mkdir()
+        (self.directory / "full" / "dmsg.1").symlink_to("/dev/full")
+        status, out, err = await self.run_command("man", "--write", "full")
+        self.assertEqual((status, out, err), (1, "", "dmsg: full/dmsg.1: No space left on device\n"))
         if shutil.which("man") is None:
             raise SkipTest("there is no man here")
         for path in written[::7]:  # each takes man a quarter of a second

@@ -273,6 +273,11 @@ class WebTests(ToolCase):
             self.assertEqual(status, expected)
             self.assertIn(text, err)
         self.assertRegex(serving.out.decode(), r"[a-z2-7]{8} GET /film 206")
+        for path in ("film", "a b/\u00fc b.txt"):  # The second is written only when the file is closed.
+            (self.directory / "full").unlink(missing_ok=True)
+            (self.directory / "full").symlink_to("/dev/full")
+            status, _, err = await curl("curl", f"dmsg://alice/{path}", "-o", "full", **self.environment)
+            self.assertEqual((status, err.splitlines()[-1]), (1, "dmsg: full: No space left on device"))
 
     async def fetch(self, *arguments: str) -> int:
         status, _, err = await self.run_command("curl", *arguments, **self.environment)

@@ -24,7 +24,7 @@ DOWN_TIME = 15.0
 """Seconds to wait until an agent has stopped."""
 
 
-class _NoAgent(NobodyThere):
+class NoAgent(NobodyThere):
     """Error: a command needs a running agent, and none is running."""
 
 
@@ -41,7 +41,7 @@ def _found() -> FoundAgent:
     except DmsgError as error:
         fail(error)
     if found is None:
-        fail(_NoAgent("no agent is up; start it with: dmsg up"))
+        fail(NoAgent("no agent is up; start it with: dmsg up"))
     return found
 
 

@@ -10,7 +10,7 @@ import click
 from dmsg.cli.access import Access, AllowOption, allow_option, anything_option, check_offered
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.files.urls import HTTP_PORT, SCHEME, name_of
-from dmsg.cli.options import command
+from dmsg.cli.options import WRITTEN_FILE, command
 from dmsg.cli.output import notice, state, tell
 from dmsg.cli.params import client_options, client_options_of, timeout_option
 
@@ -174,6 +174,8 @@ def curl(  # noqa: C901
             raise click.UsageError(f"{name} begins with a dot; to write this file, use -o {name}")
         output = Path(name)
     if output is not None:
+        # The file of -O is checked, too. It lies in the working directory, which can be a shared one.
+        WRITTEN_FILE.check(output, None, None)
         with suppress(FileNotFoundError):
             # If the directory is missing, opening the file reports that.
             check_written(output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.cli.options import group
-from dmsg.cli.output import tell
+from dmsg.cli.output import fail, tell
 from dmsg.cli.params import discovery_option
 from dmsg.errors import KeyFileError
 from dmsg.keys import SecKey, read_key_file, write_key_file
@@ -37,7 +37,7 @@ def new(file: str) -> None:
     try:
         write_key_file(file, secret)
     except KeyFileError as error:
-        raise click.ClickException(str(error)) from None
+        fail(error)
     tell(secret.public.text, public=secret.public.hex())
 
 
@@ -90,4 +90,4 @@ def show(file: str, as_hex: bool) -> None:
         public = read_key_file(file).public
         tell(str(public) if as_hex else public.text, public=str(public))
     except KeyFileError as error:
-        raise click.ClickException(str(error)) from None
+        fail(error)

@@ -24,7 +24,7 @@ class _NameTaken(WrongUse):
     """Error: the user has joined another network under this name."""
 
 
-class _OtherNetwork(DmsgError):
+class OtherNetwork(DmsgError):
     """Error: discovery does not know the server of the invitation."""
 
 
@@ -100,7 +100,7 @@ async def _check(reactor: Reactor, invitation: Invitation) -> None:
     try:
         await Lookup(reactor, invitation.discovery).entry(invitation.server)
     except EntryNotFound:
-        raise _OtherNetwork(
+        raise OtherNetwork(
             f"the discovery at {invitation.discovery} does not know the server of this invitation: another network has "
             "this address now, or the server was never up (--no-check joins all the same)"
         ) from None

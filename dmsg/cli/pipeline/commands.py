@@ -21,6 +21,7 @@ from dmsg.cli.pipeline.common import (
     errors_in_one_line,
     local_directory,
     local_directory_option,
+    make_output_directory,
     needs_spark,
     progress,
     session,
@@ -83,7 +84,7 @@ def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, V
     source, tables = local_directory(spool), local_directory(out)
     if source is None or tables is None:
         return None, Verification()
-    tables.mkdir(parents=True, exist_ok=True)
+    make_output_directory(tables)
     target = tables / RECEIPTS
     checked = verify_spool(source, target, Pseudonyms(load_or_create_secret(tables), clear=clear))
     return str(target), checked
@@ -202,7 +203,7 @@ def _one_stream(out: str) -> Iterator[None]:
         return
     import fcntl
 
-    directory.mkdir(parents=True, exist_ok=True)
+    make_output_directory(directory)
     with open(directory / ".stream.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -296,7 +297,7 @@ def verify(spool: Path, out: Path, clear_keys: bool) -> None:
     from dmsg.telemetry.spool_listing import merge
     from dmsg.telemetry.verify import verify_spool
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_output_directory(out)
     checked = verify_spool(spool, out, Pseudonyms(load_or_create_secret(out), clear=clear_keys))
     _say_left(merge([checked.left]))
     text = f"{checked.files} files: {checked.believed:,} receipts are valid, {checked.refused:,} are not"
@@ -347,6 +348,7 @@ def simulate(
     from dmsg.analytics.session import Load
     from dmsg.analytics.simulate import Network, Simulation
 
+    make_output_directory(out)
     day = (last_day or datetime.now(UTC) - timedelta(1)).date()
     network = Network(transports, servers, clients, days, seed, day)
     load = Load.SMALL if transports <= SMALL_SIMULATION else Load.LARGE
@@ -383,7 +385,7 @@ def demo(directory: Path | None, seconds: float) -> None:
 
     find_java()  # If Java is missing, the command fails here, before it starts anything.
     place = (directory or Path(tempfile.mkdtemp(prefix="dmsg-pipeline-"))).absolute()
-    place.mkdir(parents=True, exist_ok=True)
+    make_output_directory(place)
 
     async def network(reactor: Reactor) -> None:
         shown = PipelineDemo(reactor, place, seconds)

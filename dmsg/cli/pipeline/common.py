@@ -19,8 +19,8 @@ import click
 
 from dmsg.base.printable import shorten
 from dmsg.cli.output import EXIT_INTERRUPTED, fail, state
-from dmsg.directories import cache_directory
-from dmsg.errors import DmsgError, WrongUse, needs_extra
+from dmsg.directories import cache_directory, check_not_planted
+from dmsg.errors import DmsgError, PackagesMissing, WrongUse, needs_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
     @errors_in_one_line
     def wrapped(*args: object, **options: object) -> object:
         if any(importlib.util.find_spec(name) is None for name in ("pyspark", "deltalake", "pyarrow")):
-            raise click.ClickException(f"Spark is not installed: {needs_extra('spark')}; it also needs Java 17")
+            raise PackagesMissing(f"Spark is not installed: {needs_extra('spark')}; it also needs Java 17")
         from deltalake.exceptions import DeltaError
 
         from dmsg.analytics.lake_error import LakeError
@@ -167,6 +167,16 @@ def local_directory_option(name: str, text: str, *, exists: bool = False) -> Cal
     """
     kind = click.Path(exists=exists, file_okay=False, path_type=Path)
     return click.option(name, required=True, type=kind, metavar="DIR", help=text)
+
+
+def make_output_directory(directory: Path) -> None:
+    """Create a directory for the files of a command, if it is absent.
+
+    :raises UnsafeDirectory: another user has put the directory, or one above it, into a shared directory.
+    :raises OSError: the directory cannot be created.
+    """
+    check_not_planted(directory)
+    directory.mkdir(parents=True, exist_ok=True)
 
 
 def as_of_option(command: Callable[..., object]) -> Callable[..., object]:

@@ -1,4 +1,4 @@
-"""Files that arrive in a shared directory into which another user has put directories and links."""
+"""Files that are written into a shared directory into which another user has put directories and links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRANGER = 65534
 
 
 class PlantedTests(CommandCase):
-    """``receive`` and ``cp`` refuse the directory and say whose it is."""
+    """Commands refuse the directory, file or link, and say whose it is."""
 
     @asynchronous
     async def test_nothing_is_written_where_another_user_put_a_directory(self) -> None:
@@ -42,3 +42,31 @@ class PlantedTests(CommandCase):
                 self.assertEqual(status, 2, (arguments, err))
                 self.assertIn(f"{at} is another user's (uid {STRANGER})", err)
         self.assertEqual(list(own.iterdir()) + list((shared / "inbox").iterdir()), [])
+
+    @asynchronous
+    async def test_no_command_writes_through_a_link_of_another_user(self) -> None:
+        if os.geteuid() != 0:
+            raise SkipTest("only root can create files of other users")
+        shared, own = Path(tempfile.mkdtemp()), self.directory.absolute() / "own"
+        self.addCleanup(shutil.rmtree, shared)
+        shared.chmod(0o1777)
+        own.write_text("own\n")
+        key = "ak" + "a" * 51
+        (shared / "their").mkdir()
+        for name in ("page", "dmsg.1"):
+            (shared / name).symlink_to(own)
+        for path in shared.iterdir():
+            os.lchown(path, STRANGER, STRANGER)
+        for arguments, expected in (
+            (("curl", f"dmsg://{key}/page", "-o", str(shared / "page")), 2),
+            (("curl", f"dmsg://{key}/page", "-o", str(shared / "their" / "page")), 2),
+            (("man", "--write", str(shared / "their")), 2),
+            (("man", "--write", str(shared)), 1),
+            (("key", "new", str(shared / "their" / "a.key")), 1),
+            (("analytics", "simulate", "--out", str(shared / "their")), 1),
+        ):
+            discovery = ("-d", "http://127.0.0.1:9") if arguments[0] == "curl" else ()
+            status, _, err = await self.run_command(*arguments, *discovery)
+            self.assertEqual(status, expected, (arguments, err))
+            self.assertIn(f"is another user's (uid {STRANGER})", err, arguments)
+        self.assertEqual((own.read_text(), list((shared / "their").iterdir())), ("own\n", []))
