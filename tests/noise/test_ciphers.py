@@ -65,10 +65,11 @@ class KeyTests(SynchronousTestCase):
 class ChoiceTests(SynchronousTestCase):
     """The faster cipher, or the one that was asked for."""
 
-    def test_aes_is_chosen_only_if_it_is_clearly_faster(self) -> None:
+    def test_aes_is_chosen_unless_it_is_clearly_slower(self) -> None:
         self.assertIs(cipher_choice.choose(3.0, 1.0), Cipher.AES_256_GCM)
-        self.assertIs(cipher_choice.choose(1.12, 1.0), Cipher.AES_256_GCM)
-        self.assertIs(cipher_choice.choose(1.0, 1.0), Cipher.CHACHA20_POLY1305)
+        self.assertIs(cipher_choice.choose(1.04, 1.0), Cipher.AES_256_GCM)  # AES instructions, on a busy machine
+        self.assertIs(cipher_choice.choose(1.0, 1.2), Cipher.AES_256_GCM)
+        self.assertIs(cipher_choice.choose(1.0, 2.0), Cipher.CHACHA20_POLY1305)
         self.assertIs(cipher_choice.choose(1.0, 8.0), Cipher.CHACHA20_POLY1305)
 
     def choose_with(self, chacha: float, aes: float, *, busy_after: float = float("inf")) -> Cipher:
