@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DmsgError
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
+from dmsg.rmb.peer import files as files_module
 from dmsg.rmb.peer.files import FileUploads
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
@@ -119,9 +120,9 @@ class UploadTests(SynchronousTestCase):
         self.files = FileUploads(self.clock, self.directory, None, None, self.clock.seconds)  # type: ignore[arg-type]
         self.answers: list[tuple[bytes, Any]] = []
 
-    def say(self, command: str, payload: bytes, tags: str = "") -> None:
-        envelope = Envelope(uid="upload", tags=tags, signature=os.urandom(65))
-        received = ReceivedMessage(envelope, "request", Session(7), payload)
+    def say(self, command: str, payload: bytes, tags: str = "", *, twin: int = 7, uid: str = "upload") -> None:
+        envelope = Envelope(uid=uid, tags=tags, signature=os.urandom(65))
+        received = ReceivedMessage(envelope, "request", Session(twin), payload)
 
         def answer(data: bytes, error: Any = None, **others: Any) -> None:
             self.answers.append((data, error))
@@ -131,6 +132,42 @@ class UploadTests(SynchronousTestCase):
     def descriptors(self) -> int:
         gc.collect()  # Garbage of earlier tests may hold descriptors.
         return len(os.listdir("/proc/self/fd"))
+
+    def begin(self, twin: int, number: int, size: int = 3) -> str | None:
+        """Offer an upload of a twin, and return the error with which it is refused."""
+        self.say("negotiate", b'{"size": %d}' % size, twin=twin, uid=f"of-{twin}-{number}")
+        error = self.answers[-1][1]
+        return None if error is None else str(error[1])
+
+    def test_a_few_twins_cannot_keep_all_others_out(self) -> None:
+        """Four twins with four silent uploads each: each other twin gets a place from the one with most."""
+        for twin in range(1, 5):
+            self.assertEqual([self.begin(twin, number) for number in range(4)], [None] * 4)
+        self.assertEqual(self.begin(1, 5), "too many uploads at once")
+        self.assertIsNone(self.begin(8, 0))
+        self.assertNotIn((1, "of-1-3"), self.files._incoming)
+        self.assertFalse((self.directory / "of-1-3.part").exists())
+        self.say("write", b"abc", "offset=0", twin=8, uid="of-8-0")
+        self.say("close", b"", twin=8, uid="of-8-0")
+        self.assertEqual((self.directory / "of-8-0").read_bytes(), b"abc")
+        for twin in range(9, 17):
+            self.begin(twin, 0)
+        counts = Counter(twin for twin, _ in self.files._incoming)
+        self.assertEqual((len(self.files._incoming), max(counts.values())), (16, 2))
+        for key in list(self.files._incoming):
+            self.files._give_up(key)
+
+    def test_uploads_together_leave_space_on_the_disk(self) -> None:
+        """An upload may use at most half of what the present ones leave."""
+        self.patch(files_module, "free_bytes", lambda path: 1000)
+        self.assertEqual([self.begin(1, 0, 500), self.begin(2, 0, 250)], [None, None])
+        self.assertIn("at most half of the free 250 B", str(self.begin(3, 0, 126)))
+        self.assertIsNone(self.begin(3, 1, 125))
+        self.say("write", bytes(400), "offset=0", twin=1, uid="of-1-0")
+        self.patch(files_module, "free_bytes", lambda path: 600)
+        self.assertIn("at most half of the free 125 B", str(self.begin(3, 2, 63)))
+        for key in list(self.files._incoming):
+            self.files._give_up(key)
 
     def test_the_sender_hears_of_a_file_whose_name_is_on_the_disk(self) -> None:
         """Otherwise a power failure could take the name back, although the sender keeps no copy."""

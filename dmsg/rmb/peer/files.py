@@ -17,7 +17,7 @@ import json
 import os
 import re
 import stat
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from dmsg.base.eviction import pick_loser
 from dmsg.base.units import human_size
 from dmsg.directories import free_bytes, sync_directory
 from dmsg.net.reactor import cancel_call
@@ -44,7 +45,8 @@ CHUNK = 512 * 1024
 MAX_SIZE = 4 * 1024 * 1024 * 1024
 """Maximum size of a file in bytes."""
 MAX_UPLOADS = 16
-"""Maximum number of files that this peer receives at the same time. Each twin may send a quarter of this number."""
+"""Maximum number of files that this peer receives at the same time. Each twin may send a quarter of this number. At the
+limit, the twin that sends most files loses its newest one to a twin that sends fewer."""
 IDLE = 60.0
 """Seconds without a write after which an upload is cancelled and its file removed."""
 NEGOTIATE_TIMEOUT = 30
@@ -115,6 +117,11 @@ class _Incoming:
         self.spans = [*before, whole, *behind]
         if len(self.spans) > MAX_SPANS:
             raise ValueError("the file has too many gaps: send its pieces in order")
+
+    @property
+    def received(self) -> int:
+        """Number of bytes that have arrived."""
+        return sum(end - start for start, end in self.spans)
 
     @property
     def complete(self) -> bool:
@@ -297,8 +304,10 @@ class FileUploads:
         if not _NAME.fullmatch(key[1]):
             answer(b"", (ERROR, "the id of an upload has letters, digits and hyphens only"))
             return
-        of_twin = sum(twin == key[0] for twin, _ in self._incoming)
-        if len(self._incoming) >= MAX_UPLOADS or of_twin >= MAX_UPLOADS // 4:
+        counts = Counter(twin for twin, _ in self._incoming)
+        loser = pick_loser(counts, key[0])
+        is_full = len(self._incoming) >= MAX_UPLOADS
+        if counts[key[0]] >= MAX_UPLOADS // 4 or (is_full and loser is None):
             answer(b"", (ERROR, "too many uploads at once"))
             return
         try:
@@ -311,13 +320,19 @@ class FileUploads:
         if command is not None and not (isinstance(command, str) and may_be_called(command)):
             raise ValueError(f"cmd must have 1 to {MAX_COMMAND} characters and no reserved prefix")
         free = free_bytes(self._directory)
-        if free is not None and size > free // 2:
-            raise ValueError(
-                f"not enough space: the file has {human_size(size)}, and a file may use at most half of the free "
-                f"{human_size(free)}"
-            )
-        path = self._directory / key[1]
-        self._incoming[key] = _Incoming(path, size, command)
+        if free is not None:
+            # What the present uploads have not written yet is no longer free.
+            free = max(0, free - sum(one.size - one.received for one in self._incoming.values()))
+            if size > free // 2:
+                raise ValueError(
+                    f"not enough space: the file has {human_size(size)}, and a file may use at most half of the free "
+                    f"{human_size(free)}"
+                )
+        incoming = _Incoming(self._directory / key[1], size, command)
+        if is_full:
+            newest = next(one for one in reversed(self._incoming) if one[0] == loser)
+            self._give_up(newest, "too many uploads at once, and another twin has fewer")
+        self._incoming[key] = incoming
         self._touch(key)
         answer(b"", None, tags=NEGOTIATED)
 
