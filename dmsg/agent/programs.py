@@ -40,16 +40,20 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
 MAX_PROGRAMS = 4096
-"""Maximum number of connections from programs.  Each stream of a program has a connection of its own."""
+"""Maximum number of connections from programs; fewer if the agent may open fewer files.  Each stream of a program has a
+connection of its own.
+"""
 RESERVE = 64
 """Number of further connections, above ``MAX_PROGRAMS``, whose only allowed requests are those in ``RESERVED``."""
 MAX_OF_SERVICE = 1024
 """Maximum number of streams of one service, including those that its program has not accepted yet.  Above it, a peer
 that has many streams loses one to a peer that has few; otherwise further streams are refused.
 """
+FEW_PART = 64
+"""Divisor of ``MAX_OF_SERVICE`` that yields how many streams a peer never loses to another peer."""
 MAX_OF_SERVICES = MAX_PROGRAMS // 2
-"""Maximum number of streams of all services together, with the same rule.  So peers cannot use up the connections that
-programs need for their own requests.
+"""Maximum number of streams of all services together, with the same rule; at most half of the possible connections from
+programs.  So peers cannot use up the connections that programs need for their own requests.
 """
 END_TIME = 60.0
 """Seconds that a program may take to close its connection after its stream has ended."""
@@ -90,6 +94,10 @@ class ServingAgent(Interface):
     shared: SharedWindow
     services: dict[int, Service]
     untaken: dict[int, Bridge]
+
+    @property
+    def max_programs(self) -> int:
+        """Maximum number of connections from programs."""
 
     @property
     def is_full(self) -> bool:
@@ -203,7 +211,8 @@ class Service(Factory):
         """Whether a peer may open a stream, perhaps in place of another peer's stream, which is then ended."""
         services = list(self._agent.services.values())
         return (self.open_count < MAX_OF_SERVICE or _make_room([self], peer)) and (
-            sum(one.open_count for one in services) < MAX_OF_SERVICES or _make_room(services, peer)
+            sum(one.open_count for one in services) < min(MAX_OF_SERVICES, self._agent.max_programs // 2)
+            or _make_room(services, peer)
         )
 
     def evict(self, bridge: Bridge) -> None:
@@ -258,7 +267,7 @@ def _make_room(services: list[Service], newcomer: PubKey) -> bool:
     :returns: False if no peer has so many more streams than the newcomer; then no stream is ended.
     """
     streams = [(service, bridge) for service in services for bridge in service.bridges]
-    loser = pick_loser(Counter(bridge.peer.public_key for _, bridge in streams), newcomer)
+    loser = pick_loser(Counter(bridge.peer.public_key for _, bridge in streams), newcomer, MAX_OF_SERVICE // FEW_PART)
     if loser is None:
         return False
     # The streams of one service are in the order of their age. Among equally new ones, max returns the first.

@@ -25,6 +25,7 @@ from dmsg.agent.wire import PROTOCOL, Answer
 from dmsg.base.version import program_version
 from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.net.clock import ClockWatch
+from dmsg.net.descriptors import max_connections
 from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 from dmsg.v2019.session import ClientSession
@@ -142,7 +143,14 @@ class Agent(TwistedService):
         """Whether the agent has reached its limit of connections from programs.  It then accepts only ``status``,
         ``hello`` and ``down``.
         """
-        return self._factory.open > MAX_PROGRAMS
+        return self._factory.open > self.max_programs
+
+    @property
+    def max_programs(self) -> int:
+        """Maximum number of connections from programs: ``MAX_PROGRAMS``, or fewer if this process may open fewer
+        files.
+        """
+        return min(MAX_PROGRAMS, max(1, max_connections() - RESERVE))
 
     def hello(self) -> Answer:
         return {
@@ -186,10 +194,11 @@ class _ProgramFactory(Factory):
         self._open: dict[_CountedConnection, None] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> _CountedConnection | None:
-        if len(self._open) >= MAX_PROGRAMS + RESERVE:
+        most = self._agent.max_programs + RESERVE
+        if len(self._open) >= most:
             _log.warn(
                 "a program's connection was refused: the agent has {most} connections, its limit",
-                most=MAX_PROGRAMS + RESERVE,
+                most=most,
             )
             return None
         return _CountedConnection(self._agent, self._reactor, self._open)

@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.base.eviction import pick_loser
+from dmsg.net.descriptors import max_connections
 from dmsg.net.socketopts import send_more, set_reset_on_close, write_now
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import ApplicationTransport, transport_of
@@ -28,11 +29,21 @@ from dmsg.net.streams.transports import ApplicationTransport, transport_of
 READ_FRAMES = 4
 """Size of a read from the TCP connection, in frames of the stream."""
 MAX_SPLICES = 1024
-"""Default maximum number of spliced pairs of one listener.  Above it, a peer that has many connections loses one to a
-peer that has few; otherwise further connections are refused.
+"""Default maximum number of spliced pairs of one listener; fewer if the process may open fewer files.  Above it, a peer
+that has many connections loses one to a peer that has few; otherwise further connections are refused.
 """
+FEW_PART = 64
+"""Divisor of the maximum number of pairs that yields how many pairs a peer never loses to another peer."""
 
 _log = Logger()
+
+
+def max_splices() -> int:
+    """Return ``MAX_SPLICES``, or fewer if the process may open fewer files.
+
+    A pair needs up to two file descriptors: one for TCP, and one for the agent.
+    """
+    return min(MAX_SPLICES, max(1, max_connections() // 2))
 
 
 @implementer(IHalfCloseableProtocol)
@@ -176,7 +187,7 @@ class SpliceFactory(Factory):
         connection is open.
     :param is_allowed: function that returns whether an address may connect.
     :param on_failed: callback invoked when the second connection cannot be opened.
-    :param max_pairs: maximum number of pairs.
+    :param max_pairs: maximum number of pairs; None for the result of :func:`max_splices`.
     """
 
     noisy = False
@@ -187,12 +198,12 @@ class SpliceFactory(Factory):
         *,
         is_allowed: Callable[[IAddress], bool] = lambda address: True,
         on_failed: Callable[[Failure], None] = lambda failure: None,
-        max_pairs: int = MAX_SPLICES,
+        max_pairs: int | None = None,
     ) -> None:
         self._connect = connect
         self.admits = self._allowed = is_allowed
         self._on_failed = on_failed
-        self._max = max_pairs
+        self._max = max_splices() if max_pairs is None else max_pairs
         self._halves: dict[SplicedConnection, Hashable] = {}
         self.total = 0
 
@@ -233,7 +244,7 @@ class SpliceFactory(Factory):
         elif away:
             leaves = min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
         else:
-            loser = pick_loser(Counter(self._halves.values()), newcomer)
+            loser = pick_loser(Counter(self._halves.values()), newcomer, self._max // FEW_PART)
             if loser is None:
                 return False
             leaves = next(half for half, owner in reversed(self._halves.items()) if owner == loser)

@@ -32,6 +32,8 @@ ONLINE_TIMEOUT = 15.0
 WAITING_LIMIT = 64
 """Maximum number of open streams that :meth:`Listener.accept` has not returned yet. Above it, a peer that has many such
 streams loses one to a peer that has few; otherwise further streams are aborted."""
+FEW_PART = 16
+"""Divisor of ``WAITING_LIMIT`` that yields how many waiting streams a peer never loses to another peer."""
 
 
 class Client:
@@ -171,7 +173,8 @@ class Listener:
 
         :returns: False if no peer has so many more than the peer of the new stream; then no stream is aborted.
         """
-        loser = pick_loser(Counter(_peer_of(one) for one in self._waiting), _peer_of(newcomer))
+        counts = Counter(_peer_of(one) for one in self._waiting)
+        loser = pick_loser(counts, _peer_of(newcomer), WAITING_LIMIT // FEW_PART)
         if loser is None:
             return False
         newest = next(one for one in reversed(self._waiting) if _peer_of(one) == loser)

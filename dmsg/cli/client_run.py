@@ -30,6 +30,7 @@ from dmsg.cli.access import Access
 from dmsg.clients.address_book import UnknownName
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.descriptors import COMMAND_DESCRIPTORS, raise_descriptor_limit
 from dmsg.net.reactor import Reactor, cancel_call, use_monotonic_clock
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ def run(main: Main, *, logs: bool = False) -> NoReturn:
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
     keep_large_blocks()
+    raise_descriptor_limit(COMMAND_DESCRIPTORS)
 
     def start(reactor: Reactor) -> Deferred[None]:
         use_monotonic_clock(reactor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -37,8 +36,6 @@ from dmsg.tap.config import GivenText
 from dmsg.tap.log_files import log_file_of, reopen_at_signals
 from dmsg.tap.usage import usage_of
 
-DESCRIPTOR_RESERVE = 64
-"""Number of file descriptors that are not for clients but for the log, listening ports, discovery and the like."""
 UNSAID: tuple[object, ...] = (None, [], 0)
 """Values that an option has after parsing if it was not given on the command line."""
 _T = TypeVar("_T")
@@ -243,20 +240,6 @@ def _read(row: Option, given: GivenText) -> object:
         return row.kind.read(str(given))
     except (DmsgError, ValueError, OSError) as error:
         raise UsageError(f"{given.where}{row.name}: {error}") from None
-
-
-def raise_descriptor_limit() -> int:
-    """Raise the soft limit of file descriptors to the hard limit, and return how many connections are then possible."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The constant for "no limit" is a negative number, so the limit must not be compared by size before this check.
-    endless = resource.RLIM_INFINITY
-    if soft != endless and (soft < hard or hard == endless):
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-        except (ValueError, OSError):
-            pass
-    return 2**31 if soft == endless else max(1, soft - DESCRIPTOR_RESERVE)
 
 
 def _as_json(event: LogEvent) -> str:

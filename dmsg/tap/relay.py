@@ -10,12 +10,13 @@ from twisted.logger import Logger
 from twisted.python.usage import UsageError
 
 from dmsg.base.options import Option, Text, rows_of
+from dmsg.net.descriptors import raise_descriptor_limit
 from dmsg.net.reactor import Reactor
 from dmsg.servers.admission import AdmissionSettings
 from dmsg.servers.server import RelayServer
 from dmsg.servers.settings import ServerSettings
 from dmsg.tap import config
-from dmsg.tap.options import LOG_FORMAT, KeyOptions, key_rows, listen_row, raise_descriptor_limit
+from dmsg.tap.options import LOG_FORMAT, KeyOptions, key_rows, listen_row
 
 _log = Logger()
 

@@ -10,10 +10,11 @@ from twisted.application.service import IService
 from dmsg.base.options import LIMITS, STORAGE, Number, Option, Text, rows_of
 from dmsg.errors import needs_extra
 from dmsg.keylock import KeyLock, hold_key
+from dmsg.net.descriptors import raise_descriptor_limit
 from dmsg.net.listening import check_endpoint
 from dmsg.net.reactor import Reactor
 from dmsg.tap.config import GivenText
-from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSAID, listen_row, raise_descriptor_limit
+from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSAID, listen_row
 from dmsg.tap.running import StopOnFailure
 
 try:

@@ -559,6 +559,20 @@ class StrangeTests(AgentCase):
             self.assertIn(b'"pid"', await self.say_first(encode_line({"do": "down"})))
         await self.until(lambda: len(self.downs) == 3)
 
+    @asynchronous
+    async def test_an_agent_that_may_open_few_files_accepts_fewer_programs(self) -> None:
+        """Otherwise even ``status`` and ``down`` would fail, because the agent could accept no connection."""
+        await self.up()
+        self.assertEqual(self.agent.max_programs, programs.MAX_PROGRAMS)
+        self.patch(service, "max_connections", lambda: programs.RESERVE + 20)
+        self.assertEqual(self.agent.max_programs, 20)
+        channels = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(21)]
+        for channel in channels:
+            self.addCleanup(channel.close)
+            channel.connect(os.fspath(self.path))
+        await self.until(lambda: self.agent.is_full)
+        self.assertIsNotNone(await deferToThread(find_agent, self.path))
+
     async def say_first(self, data: bytes) -> bytes:
         """The first line that the agent answers."""
 

@@ -26,6 +26,15 @@ class PickLoserTests(SynchronousTestCase):
         self.assertIsNone(loser_to("newcomer", one=1))
         self.assertIsNone(loser_to("newcomer"))
 
+    def test_an_owner_of_few_items_loses_none(self) -> None:
+        """An attacker with many keys cannot end the streams of a peer that has several."""
+        counts = Counter({**{f"key {number}": 1 for number in range(100)}, "honest": 4})
+        loser = pick_loser(counts, "newcomer", few=4)
+        self.assertIsNone(loser)
+        counts["honest"] += 1
+        loser = pick_loser(counts, "newcomer", few=4)
+        self.assertEqual("honest", loser)
+
     def test_one_owner_cannot_keep_another_out(self) -> None:
         """Whoever opens as many as possible, and in whatever order: two owners end with equal shares."""
         counts: Counter[str] = Counter()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,11 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from dmsg.keys import SecKey, write_key_file
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.tap import collector, discovery, server
-from dmsg.tap.options import DESCRIPTOR_RESERVE, json_log, raise_descriptor_limit
+from dmsg.tap.options import json_log
 from dmsg.tap.telemetry import collector_address
 from tests.support import asynchronous
 
 KEY = SecKey.from_seed(b"collector").public.hex()
-
-
-class DescriptorTests(SynchronousTestCase):
-    """Limit of the connections of a process."""
-
-    def test_no_limit_is_not_the_smallest(self) -> None:
-        """RLIM_INFINITY is a negative number."""
-        endless = resource.RLIM_INFINITY
-        for limits, expected in (
-            ((1024, 4096), 4096 - DESCRIPTOR_RESERVE),
-            ((1024, endless), 2**31),
-            ((endless, endless), 2**31),
-            ((1024, 1024), 1024 - DESCRIPTOR_RESERVE),
-        ):
-            self.patch(resource, "getrlimit", lambda kind, limits=limits: limits)
-            self.patch(resource, "setrlimit", lambda kind, limits: None)
-            self.assertEqual(raise_descriptor_limit(), expected, limits)
 
 
 class ConfigTests(SynchronousTestCase):

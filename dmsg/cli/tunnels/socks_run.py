@@ -66,9 +66,9 @@ class SocksFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         from dmsg.apps.socks import SocksProtocol
-        from dmsg.apps.splice import MAX_SPLICES
+        from dmsg.apps.splice import max_splices
 
-        if self._connections >= MAX_SPLICES:
+        if self._connections >= max_splices():
             return None
         self._connections += 1
         return SocksProtocol(self._reactor, self._dial, _code_of, self._lost)
