@@ -154,6 +154,8 @@ def parse_service_offer(request: dict[str, object]) -> ServiceOffer:
 class Service(Factory):
     """Factory that accepts the streams of peers at one port of the agent's key, for one program.
 
+    :ivar is_congested: whether the program does not read the lines that offer streams.  Further streams are refused,
+        so that these lines do not fill the agent's memory.
     :ivar open: streams that the program has accepted and that have not ended.
     :ivar waiting: streams that the program has not accepted yet, by number, each with the call that refuses it.
     """
@@ -171,6 +173,7 @@ class Service(Factory):
         self.since = time.time()
         self.stream_count = 0
         self.refused = 0
+        self.is_congested = False
         self.open: dict[Bridge, None] = {}
         self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
 
@@ -186,7 +189,7 @@ class Service(Factory):
         if not self.admits(addr):
             self.refused += 1
             return None
-        if self._agent.is_full or not self._has_room(addr.public_key):
+        if self._agent.is_full or self.is_congested or not self._has_room(addr.public_key):
             self.refused += 1
             return None
         bridge = Bridge(self._connection.reactor, self._agent.shared, incoming=True)
@@ -333,6 +336,7 @@ class ProgramConnection(Protocol):
         cancel_call(self._deadline_call)
         self.say(error_line(error))
         assert self.transport is not None
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
         self.transport.loseWriteConnection()  # type: ignore[attr-defined]
         self._deadline_call = self.reactor.callLater(LAST_TIME, self._abort)
 
@@ -366,7 +370,13 @@ class ProgramConnection(Protocol):
     def _end(self) -> None:
         cancel_call(self._deadline_call)
         if self.transport is not None:
+            # A connection closes only after its producer is unregistered.
+            self.transport.unregisterProducer()  # type: ignore[attr-defined]
             self.transport.loseConnection()
+
+    def stop(self) -> None:
+        """Close the connection, because the agent stops."""
+        self._end()
 
     # --- methods of ProgramLink, which the bridge calls ---
 
@@ -508,6 +518,8 @@ class ProgramConnection(Protocol):
                 f"port {port} of the agent's key is in use{by}: choose another port, or stop that program"
             ) from None
         self.service = self._agent.services[port] = service
+        assert self.transport is not None
+        self.transport.registerProducer(_OfferProducer(service), True)  # type: ignore[attr-defined]
         self.say({"host": str(self._agent.client.public_key), "port": port})
         _log.info("port {port} is served by {program} (process {pid})", port=port, program=self.program, pid=self.pid)
 
@@ -571,6 +583,22 @@ class _ProgramProducer:
 
     def resumeProducing(self) -> None:
         self._bridge.congested(False)
+
+    def stopProducing(self) -> None:
+        """Do nothing: the protocol itself learns that the connection was lost."""
+
+
+class _OfferProducer:
+    """Producer for the connection of a service, which refuses streams while the program does not read its offers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def pauseProducing(self) -> None:
+        self._service.is_congested = True
+
+    def resumeProducing(self) -> None:
+        self._service.is_congested = False
 
     def stopProducing(self) -> None:
         """Do nothing: the protocol itself learns that the connection was lost."""

@@ -211,8 +211,7 @@ class _ProgramFactory(Factory):
     def end_all(self) -> None:
         """Close all connections from programs, because the agent stops."""
         for one in list(self._open):
-            if one.transport is not None:
-                one.transport.loseConnection()
+            one.stop()
 
 
 class _CountedConnection(ProgramConnection):

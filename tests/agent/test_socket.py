@@ -82,6 +82,13 @@ class AgentCase(EntityCase):
         here: Any = await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder), port=7)
         return here, await self.until(lambda: accepting.built and accepting.built[0])
 
+    async def turns(self) -> None:
+        """A hundred turns of the reactor."""
+        for _ in range(100):
+            waiting: Deferred[None] = Deferred()
+            reactor.callLater(0, waiting.callback, None)
+            await waiting
+
 
 class ProgramTests(AgentCase):
     """Programs use the agent over its socket."""
@@ -184,13 +191,6 @@ class ProgramTests(AgentCase):
         here.transport.resumeProducing()
         there.transport.resumeProducing()
         await self.until(lambda: len(here.data) == len(there.data) == 6 * WINDOW)
-
-    async def turns(self) -> None:
-        """A hundred turns of the reactor."""
-        for _ in range(100):
-            waiting: Deferred[None] = Deferred()
-            reactor.callLater(0, waiting.callback, None)
-            await waiting
 
     @asynchronous
     async def test_agent_errors_equal_those_of_a_client(self) -> None:
@@ -558,6 +558,42 @@ class StrangeTests(AgentCase):
         for _ in range(3):
             self.assertIn(b'"pid"', await self.say_first(encode_line({"do": "down"})))
         await self.until(lambda: len(self.downs) == 3)
+
+    @asynchronous
+    async def test_offers_that_a_program_does_not_read_fill_no_memory(self) -> None:
+        """A stopped program is offered no more streams until it reads again."""
+        await self.up()
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.addCleanup(channel.close)
+        channel.connect(os.fspath(self.path))
+        channel.sendall(encode_line({"do": "listen", "port": 9}))
+        await self.until(lambda: 9 in self.agent.services)
+        owner, address = self.agent.services[9], DmsgAddress(self.peer.public_key, 0)
+
+        def offer() -> bool:
+            """Offer a stream that ends at once, and return whether the service took it."""
+            taken = owner.buildProtocol(address) is not None
+            owner.stop()
+            return taken
+
+        for _ in range(100):
+            offers = sum(offer() for _ in range(100))
+            await self.turns()
+            if not offers:
+                break
+        self.assertEqual(offers, 0)
+        channel.setblocking(False)
+
+        def read() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                while channel.recv(1 << 20):
+                    pass
+            return not owner.is_congested
+
+        await self.until(read)
+        self.assertTrue(offer())
+        await self.agent.stopService()
+        await self.until(lambda: not self.agent._factory.open)
 
     @asynchronous
     async def test_an_agent_that_may_open_few_files_accepts_fewer_programs(self) -> None:
