@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 from dmsg.net.streams.transports import stream_of
 from dmsg.streams.carrier import ClientStream
@@ -18,6 +19,7 @@ from dmsg.testing.tcp import Path
 from dmsg.testing.walk_streams import WalkStreams
 from dmsg.testing.walk_waits import Waits
 from dmsg.v2019.client import Client
+from dmsg.v2019.core.wire import FWD, FrameBuffer
 
 MAX_FILL = 4_000_000
 """Maximum number of bytes that are sent to fill the receive window of a paused reader."""
@@ -34,6 +36,8 @@ MOVE_DELAY = 0.02
 """Minimum seconds that a packet between a client and a server takes while the stream moves."""
 CLOSE_DELAY = 0.2
 """Seconds that a packet between a client and the server that shuts down takes meanwhile."""
+LAST_FRAME = 100
+"""Number of bytes in the frame that a server drops."""
 LOSSES = 8
 """Number of times that a client loses its servers while it posts its entry."""
 DISCOVERY_DELAY = 0.15
@@ -98,6 +102,39 @@ class SingleFaults:
             path.delay = delay
         return server
 
+    def lose_last_frame(self, random: Random) -> bool:
+        """Let a server drop the only frame that the initiator of an idle stream sends. No later frame shows the loss,
+        so the initiator has to notice that no ACK arrives.
+
+        :returns: whether there was such a stream.
+        """
+        may = [talker for talker in self._streams.open if self._is_idle(talker) and self._is_initiator(talker)]
+        may = [talker for talker in may if self._server_of(talker) in self._servers]
+        if not may:
+            return False
+        talker = random.choice(may)
+        stream = stream_of(talker)
+        assert isinstance(stream, ClientStream)
+        transport: Any = stream.secure_end.transport
+        relay = self._lab.servers[self._server_of(talker)].factory.relay
+        key = bytes(self._clients[self._streams.initiator_of(talker)].public_key)
+        route = next(peer.routes[transport.id] for peer in relay.connections.of_key(key) if transport.id in peer.routes)
+        _Dropper(route.peer, route.to_id)
+        talker.say(LAST_FRAME)
+        return True
+
+    @staticmethod
+    def _is_idle(talker: Talker) -> bool:
+        """Whether no data is in flight between an end of a stream and the other end."""
+        if not isinstance(talker.transport, ClientStream) or talker.other is None:
+            return False
+        return state_of(talker) == state_of(talker.other) == "idle"
+
+    @staticmethod
+    def _is_initiator(talker: Talker) -> bool:
+        stream = talker.transport
+        return isinstance(stream, ClientStream) and stream.secure_end.initiator
+
     def _server_of(self, talker: Talker) -> str:
         carrier = getattr(talker.transport, "_carrier", None)
         session = getattr(carrier, "session", None)
@@ -107,10 +144,9 @@ class SingleFaults:
         """Whether this is the responder of an idle stream that can move to another server. Only a responder reads over
         the old transport while the stream moves."""
         stream = talker.transport
-        if not isinstance(stream, ClientStream) or state_of(talker) != "idle" or talker.other is None:
+        if not self._is_idle(talker) or self._is_initiator(talker) or not isinstance(stream, ClientStream):
             return False
-        end = stream.secure_end
-        if end.initiator or state_of(talker.other) != "idle" or end.offer_window() + SURPLUS > MAX_FILL:
+        if stream.secure_end.offer_window() + SURPLUS > MAX_FILL:
             return False
         # Servers of 2019 carry no resumed streams.
         running = [name for name in self._servers if name in self._lab.servers and name not in self._lab.old_servers]
@@ -178,3 +214,26 @@ class SingleFaults:
         network = self._lab.network
         hosts = [host for other, host in network.hosts.items() if other.startswith("discovery")]
         return [path for host in hosts for path in network.both_ways(network.host(name), host)]
+
+
+class _Dropper:
+    """Replacement for the port of a client in a relay, which drops the next FWD of one transport, and then removes
+    itself."""
+
+    def __init__(self, peer: Any, transport_id: int) -> None:
+        self._peer = peer
+        self._port = peer.port
+        self._id = transport_id
+        self._frames = FrameBuffer()
+        peer.port = self
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._port, name)
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all frames but the first FWD of the transport."""
+        for frame in self._frames.feed(bytes(data)):
+            if self._peer.port is self and (frame.type, frame.id) == (FWD, self._id):
+                self._peer.port = self._port
+            else:
+                self._port.send(frame.encode())

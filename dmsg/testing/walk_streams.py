@@ -79,6 +79,10 @@ class WalkStreams:
         self._hosts[talker] = self._hosts[talker.other] = (initiator, responder)
         self._own_host[talker], self._own_host[talker.other] = initiator, responder
 
+    def initiator_of(self, talker: Talker) -> str:
+        """Return the name of the client that has opened the stream of an end."""
+        return self._hosts[talker][0]
+
     def open_one(self, random: Random) -> None:
         """Open another stream between two clients, which may fail."""
         if len(self.open) < 2 * STREAMS:

@@ -8,7 +8,9 @@ from random import Random
 from typing import Any
 
 from dmsg.clients.publish import EntryPublisher
+from dmsg.streams import streams
 from dmsg.streams.core.resumption import ResumableEnd
+from dmsg.streams.streams import STALL_TIME
 from dmsg.testing.lab import Lab
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.single_faults import SingleFaults
@@ -70,6 +72,23 @@ class SingleFaultTests(WalkCase):
 
         self.patch(ResumableEnd, "attach", attach_and_keep)
         self.found("the awaited condition did not become true", self.moves())
+
+    def lose_last_frame(self, servers: int) -> Network:
+        """Lose the last frame in a network with some servers, and run the lab until it has arrived."""
+        network = Network(1, servers)
+        self.assertTrue(network.single.lose_last_frame(network.random))
+        network.lab.network.run_until(network.streams.is_all_there, TIMEOUT)
+        return network
+
+    def test_a_lost_last_frame_arrives_over_another_transport(self) -> None:
+        for servers in (1, 2):
+            network = self.lose_last_frame(servers)
+            self.assertEqual(network.streams.acknowledged, 100)
+            self.assertGreater(network.lab.clock.seconds(), STALL_TIME)
+
+    def test_a_client_that_never_notices_a_stall_is_found(self) -> None:
+        self.patch(streams, "STALL_TIME", 1e6)
+        self.found("the awaited condition did not become true", [partial(self.lose_last_frame, 2)])
 
     def test_no_stream_moves_in_a_network_with_one_server(self) -> None:
         network = Network(1, 1)
