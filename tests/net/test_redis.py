@@ -90,9 +90,8 @@ class ConnectionTests(RedisCase):
         results = await gatherResults([self._tried(connection) for _ in range(1000)])
         self.assertEqual({False}, set(results))
         await deferLater(reactor, GRACE)
-        seconds, result = await self.seconds_of(connection.get("key"))
-        self.assertIsInstance(result, Exception)
-        self.assertLess(seconds, 1.0)
+        # After the grace period, a call fails at once, without another turn of the reactor.
+        self.failureResultOf(connection.get("key"))
         self.redis.start()
         await self.works(connection)
         self.assertEqual(0, len(connection._factory._waiting))
@@ -151,6 +150,19 @@ class FirstTests(TestCase):
 
 
 class DiscoveryTests(RedisCase):
+    async def until_refused_soon(self, url: str) -> None:
+        """Request a URL until the answer 503 comes within 2.5 seconds, at most three times, because a busy machine may
+        delay an answer.
+        """
+        measured = []
+        for _ in range(3):
+            seconds, response = await self.seconds_of(treq.get(url, persistent=False))
+            self.assertEqual(503, response.code, url)
+            measured.append(seconds)
+            if seconds < 2.5:
+                return
+        self.fail(f"{url} was answered after {measured} s")
+
     @asynchronous
     async def test_discovery_survives_the_loss_of_its_redis(self) -> None:
         """503 within two seconds, health at once, metrics all the same; nothing unhandled; and it recovers."""
@@ -164,9 +176,7 @@ class DiscoveryTests(RedisCase):
         ):
             how()
             for path in paths:
-                seconds, response = await self.seconds_of(treq.get(url + path, persistent=False))
-                self.assertEqual(503, response.code, path)
-                self.assertLess(seconds, 2.5, path)
+                await self.until_refused_soon(url + path)
             seconds, response = await self.seconds_of(
                 treq.post(f"{url}/discovery/entries", entry.to_json(), persistent=False)
             )

@@ -32,9 +32,9 @@ from tests.support import asynchronous
 class AccountTests(SynchronousTestCase):
     def test_overlong_accounts_are_not_decoded(self) -> None:
         """Base 58 takes the square of its length: a megabyte took minutes."""
-        began = time.monotonic()
+        began = time.process_time()
         self.assertRaises(IdentityError, parse_account, "z" * 1_000_000)
-        self.assertLess(time.monotonic() - began, 1.0)
+        self.assertLess(time.process_time() - began, 1.0)
         self.assertEqual(parse_account(A.address), parse_account("0x" + parse_account(A.address).hex()))
 
 

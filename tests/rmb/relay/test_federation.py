@@ -357,11 +357,14 @@ class IntakeTests(FederationCase):
         self.b = await self.raw("B", self.one, resends=False)
         await self.until(lambda: self.b.pings)
         await self.pause(0.1)
+        without_ping = 0
         for number in range(3):
-            began = self.reactor.seconds()
+            pings = len(self.b.pings)
             self.assertEqual((202, ""), await self.post(self.message(uid=str(number))))
-            # the next ping, whose answer it once waited for, is a second away; a busy machine needs some of that
-            self.assertLess(self.reactor.seconds() - began, 0.5)
+            without_ping += len(self.b.pings) == pings
+        # A relay that waits for the client's pong pings the client before each answer. On a busy machine a ping that is
+        # due anyway can fall into one of the requests.
+        self.assertGreater(without_ping, 0)
         self.assertEqual([(await self.b.messages.get()).uid for _ in range(3)], ["0", "1", "2"])
 
     @asynchronous
