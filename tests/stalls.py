@@ -35,6 +35,8 @@ REAL_TCP = re.compile(
     re.MULTILINE,
 )
 """Import by which a module is recognised whose tests use the reactor and not a clock in memory."""
+PROCESSES = re.compile(r"^from dmsg\.cli\.processes import .*\bEntities\b", re.MULTILINE)
+"""Import by which a module is recognised whose entities run in processes of their own, which are not stalled."""
 STALLS = ((0.3, 0.1), (0.2, 0.2), (0.05, 0.5), (0.02, 1.0))
 """Chances of a pause in a turn of the reactor, each with the longest pause in seconds. Both are so small that the
 pauses alone do not use up the time that a test waits for an event (``tests.net.support.TIMEOUT``).
@@ -130,7 +132,7 @@ def modules() -> list[str]:
     return [
         ".".join(path.relative_to(TESTS.parent).with_suffix("").parts)
         for path in paths
-        if REAL_TCP.search(path.read_text())
+        if REAL_TCP.search(text := path.read_text()) and not PROCESSES.search(text)
     ]
 
 
@@ -172,7 +174,9 @@ def main(arguments: list[str]) -> int:
             if time.monotonic() >= until:
                 break
             count += 1
+            began = time.monotonic()
             output = run_module(module, stalls, MODULE_TIMEOUT)
+            _say(f"{time.monotonic() - began:5.0f} s, pauses {stalls}: {module}")
             if output is not None:
                 failed.append(f"python -m tests.run --stalls {stalls} {module}")
                 _say(f"{output}\nfailed: {failed[-1]}")
