@@ -44,7 +44,9 @@ MAX_SERVERS = 64
 oldest is forgotten first.
 """
 MAX_KNOWN = 4096
-"""Maximum number of known initiators: keys with which a handshake was completed."""
+"""Maximum number of known initiators: keys with which a handshake was completed. Keys to which this client has opened a
+stream are counted separately, because strangers with many keys could otherwise displace them.
+"""
 MIN_REMEMBERED = 16_384
 """Minimum number of recent ephemeral keys that are remembered. A handshake with one of them is a
 replay and is refused.
@@ -79,6 +81,7 @@ class HandshakeLimits:
         self._all_known = RateLimit(ALL_KNOWN_RATE, ALL_KNOWN_BURST)
         self._reserved = RateLimit(RESERVED_RATE, RESERVED_BURST)
         self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._chosen: OrderedDict[bytes, None] = OrderedDict()
         self._seen = Fingerprints(MIN_REMEMBERED)
         self.refused = 0
 
@@ -89,6 +92,10 @@ class HandshakeLimits:
     def remember(self, key: PubKey) -> None:
         """Remember a key that has completed a handshake, so that it is a known initiator from now on."""
         remember(self._known, key, None, MAX_KNOWN)
+
+    def remember_chosen(self, key: PubKey) -> None:
+        """Remember a key to which this client has opened a stream, so that it is a known initiator from now on."""
+        remember(self._chosen, key, None, MAX_KNOWN)
 
     def refusal(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
         """Return the reason why a handshake is refused, or None if it is to be processed.
@@ -118,7 +125,7 @@ class HandshakeLimits:
     def _has_place(self, server: str, initiator: bytes) -> bool:
         now = self._now()
         who = f"{server} {initiator.hex()}"
-        if initiator not in self._known:
+        if initiator not in self._known and initiator not in self._chosen:
             strangers = self._all_strangers.get(server) or FairRate()
             remember(self._all_strangers, server, strangers, MAX_SERVERS)
             return self._one_stranger.allow(who, now) and strangers.take(

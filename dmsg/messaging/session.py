@@ -233,7 +233,8 @@ class ClientSession(Session):
             gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")
             self._opening.fail(event.channel, Failure(gone))
             return
-        self._record_proof(event.channel)
+        if self._handshake_limits is not None:
+            self._handshake_limits.remember_chosen(event.channel.remote)
         self._opening.succeed(event.channel, event.channel)
 
     def _record_proof(self, channel: ClientChannel) -> None:

@@ -19,6 +19,7 @@ from dmsg.clients.handshake_limits import (
     HandshakeLimits,
 )
 from dmsg.errors import CloseReason
+from dmsg.keys import SecKey
 from dmsg.streams.core.agreement import Offer
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import CLOSE, REQUEST, Frame
@@ -54,6 +55,17 @@ class HandshakeLimitsTests(SynchronousTestCase):
         # by whomever, and at whichever server, it is said again
         self.assertIs(self.there(B, request(1)), CloseReason.NOT_AUTHENTIC)
         self.assertEqual(self.handshake_limits.refused, 2)
+
+    def test_strangers_displace_no_peer_to_which_this_client_connects(self) -> None:
+        """Strangers with many keys complete a handshake each, which makes all of them known."""
+        self.patch(doorman_module, "MAX_KNOWN", 10)
+        self.handshake_limits.remember_chosen(A)
+        for number in range(100):
+            self.handshake_limits.remember(SecKey.from_seed(b"%d" % number).public)
+        self.assertEqual(self.asked(ONE_KNOWN_BURST + 10, A), ONE_KNOWN_BURST)
+        for number in range(10):
+            self.handshake_limits.remember_chosen(SecKey.from_seed(b"chosen %d" % number).public)
+        self.assertEqual((len(self.handshake_limits._known), len(self.handshake_limits._chosen)), (10, 10))
 
     def test_handshakes_of_a_single_server_are_limited(self) -> None:
         self.handshake_limits.remember(A)
