@@ -22,7 +22,7 @@ from dmsg.net.streams.transports import stream_of
 from dmsg.testing.lab import SERVER_PORT, Lab
 from dmsg.testing.network import Host
 from dmsg.testing.old_client import OldTransport, OldTransports
-from dmsg.testing.old_relay import VERSION
+from dmsg.testing.old_relay import VERSION, OldRelay
 from dmsg.testing.promise import Pattern, PromiseBroken
 from dmsg.testing.raw_client import RawClient, RawFactory
 from dmsg.testing.tcp import End
@@ -38,6 +38,8 @@ PIECE = 8000
 STALL_TIMEOUT = 60.0
 """Seconds without progress after which a conversation has failed. The client of 2019 then connects again, because it
 has no keepalive."""
+RENEW_EVERY = 30.0
+"""Minimum seconds between two times at which connections are renewed that a server of 2019 has lost."""
 POST_EVERY = 30.0
 """Seconds between two posts of the entry of the client of 2019, because a discovery may have lost the entry."""
 
@@ -274,6 +276,7 @@ class OldParty:
         self._node: OldNode | None = None
         self._connected_at = 0.0
         self._posted_at = -POST_EVERY
+        self._renewed_at = -RENEW_EVERY
         self._ours: Conversation | None = None
         self._sender: _Sender | None = None
         self._theirs: Conversation | None = None
@@ -318,6 +321,7 @@ class OldParty:
         :raises PromiseBroken: see :meth:`check`.
         """
         self.check()
+        self._renew_lost_connections()
         self._keep_connected()
         if self._ours is None or self._is_over(self._ours, 0):
             self._end_ours()
@@ -330,6 +334,18 @@ class OldParty:
             node.end()
             self._theirs = self._make()
             node.begin(self._client.public_key, self._theirs)
+
+    def _renew_lost_connections(self) -> None:
+        """Connect clients again whose connection a server of 2019 has lost: no REQUEST reaches them, and they do not
+        notice this by themselves."""
+        server = self._lab.servers.get(self._server)
+        relay = None if server is None else server.factory.relay
+        if not isinstance(relay, OldRelay) or self.now() - self._renewed_at < RENEW_EVERY:
+            return
+        for key, host in ((self._client.public_key, self._host_of_ours()), (self._key.public, self._host)):
+            if bytes(key) in relay.unreachable:
+                self._renewed_at = self.now()
+                host.reset()
 
     def _host_of_ours(self) -> Host:
         return self._lab.network.host(NEW_HOST)

@@ -27,7 +27,7 @@ class OldRelay(Relay):
     """
 
     pings = 0
-    _unreachable: frozenset[bytes] = frozenset()
+    unreachable: frozenset[bytes] = frozenset()
     """Keys of connected clients that no REQUEST reaches, because an older connection of the same key has ended."""
     _is_forwarding = False
     """Whether the CLOSE that is being processed comes from the other client, so that its reason is kept."""
@@ -38,7 +38,7 @@ class OldRelay(Relay):
             raise RemoteProtocolError(DropReason.UNKNOWN_FRAME)
         remote = payload[PUBKEY_SIZE:]
         if frame_type == REQUEST and (
-            len(payload) != HANDSHAKE_PAYLOAD_SIZE or remote not in self.newest or remote in self._unreachable
+            len(payload) != HANDSHAKE_PAYLOAD_SIZE or remote not in self.newest or remote in self.unreachable
         ):
             self._answer(peer, encode_close(own_id, 0))
             return
@@ -49,15 +49,15 @@ class OldRelay(Relay):
             self._is_forwarding = False
 
     def add(self, key: PubKey, port: ConnectionPort) -> RelayPeer:
-        self._unreachable -= {bytes(key)}
+        self.unreachable -= {bytes(key)}
         return super().add(key, port)
 
     def _forget(self, peer: RelayPeer) -> None:
         super()._forget(peer)
         if self.connections.of_key(peer.key):
-            self._unreachable |= {bytes(peer.key)}
+            self.unreachable |= {bytes(peer.key)}
         else:
-            self._unreachable -= {bytes(peer.key)}
+            self.unreachable -= {bytes(peer.key)}
 
     def _answer(self, peer: Any, frame: bytes) -> None:
         if frame[0] == CLOSE and not self._is_forwarding:
