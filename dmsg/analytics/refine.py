@@ -18,24 +18,15 @@ from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.affected_rows import WholeDays
 from dmsg.analytics.affected_tables import IDENTITY, TABLES, AffectedTables
 from dmsg.analytics.broadcasts import bounded
-from dmsg.analytics.changes import (
-    COMPARED_ROWS,
-    ENDS,
-    OBSERVED,
-    Changes,
-    are_equal,
-    changed_ends,
-    days_around,
-    rows_of_day,
-)
-from dmsg.analytics.lake import Lake, with_types
+from dmsg.analytics.changes import ENDS, OBSERVED, Changes, changed_ends, days_around
+from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_tables import MemoryTables, as_rows, rows_of_table
-from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, FAMILIES, GOLD, OVERALL, SILVER
 from dmsg.analytics.store import NUMBERS, SUMS
 from dmsg.analytics.table_plans import HISTORY_DAYS, Read, Tables, daily_tables, overall_tables, silver_tables
+from dmsg.analytics.table_writer import TableWriter
 from dmsg.analytics.views import VIEWS
 
 SMALL_WORKERS = 4
@@ -45,29 +36,9 @@ _DERIVED_OVERALL = ("boot", "placement")
 """Gold tables without days that are computed from other tables without days."""
 _DERIVED_SILVER = ("verdicts", "unfinished")
 """Silver tables that are computed from other silver tables, in the order in which they are computed."""
-_CLIENT_TABLES = {
-    *("sessions", "heartbeats", "verdicts", "unfinished", "transports", "refusals", "entries", "receipts"),
-    *("pair_day", "settlement_conflict_day", "abuse_day", "lost_transport", "actor"),
-}
-"""Tables whose size grows with clients, transports or events. The size of all other tables grows with servers and
-hours."""
-_USUALLY_SMALL = ("abuse_day", "actor", "lost_transport")
-"""Tables of :data:`_CLIENT_TABLES` that usually have few rows. Their rows are collected and compared with the stored
-ones, unless there are more than :data:`~dmsg.analytics.changes.COMPARED_ROWS`, as during an attack.
-"""
-MEMORY_EVENTS = 50_000_000
-"""Maximum number of events of the days to recompute for which the tables of servers and hours are collected and written
-by Arrow. With more events, Spark writes these tables, so that the driver's memory does not grow with the number of
-days.
-"""
-
-
 PART_ROWS = 1_000_000
 """Number of events of successive days that are computed in memory together. A run over more events computes the days
 in parts, so that its memory does not grow with the number of days."""
-KEPT_ROWS = 50_000
-"""Maximum number of rows of a computed table that stay in memory for the tables made from it. A run that computes its
-days in parts keeps none."""
 
 
 def _parts(days: Iterable[str], events: Mapping[str, int]) -> list[tuple[str, ...]]:
@@ -132,22 +103,19 @@ class Refinement:
         self._today = today
         self._small = small
         self._hint = bounded(events)
-        self._in_memory = events <= MEMORY_EVENTS
-        self._few = few
-        self._collected: dict[tuple[str, tuple[str, ...]], pa.Table] = {}
         self._parts = _parts(days, events_of_day)
         self._memory = memory
         self._memory_tables = cache(self._open_in_memory)
         self._changes = Changes(days, changed)
-        # If a killed run has written to the tables, their rows differ from the rows that ``before`` describes. Then
-        # rows are replaced without a comparison.
-        self._can_compare = self._in_memory and before.run > 0 and lake.is_as_left(before)
-        if self._can_compare and "life" in changed:
+        self._writer = TableWriter(
+            lake, claim, before, self._changes, days, events=events, few=few, keeps_rows=len(self._parts) == 1
+        )
+        if self._writer.can_compare and "life" in changed:
             # The last line of each file is an event of the family ``life``, so every new file has events of this
             # family. Only those about starts and stops of processes are a reason to compute a day again.
             self._changes.note("life", lake.days_of_lives(before.batches))
         self._step = step
-        self._affected = AffectedTables(lake, before, state) if self._can_compare else None
+        self._affected = AffectedTables(lake, before, state) if self._writer.can_compare else None
 
     def _events(self, family: str, days: Iterable[str], doubtful: DataFrame | None) -> DataFrame:
         rows = self._lake.bronze([family], days)
@@ -162,15 +130,11 @@ class Refinement:
         # Opened tables are cached, because several queries read the same table, and Spark takes 0.1 s to open a table.
         @cache
         def read(name: str) -> DataFrame:
-            if (collected := self._collected_rows(name, days)) is not None:
+            if (collected := self._writer.collected_rows(name, days)) is not None:
                 return self._lake.frame(collected, _schema(name))
             return self._lake.read("gold" if name in GOLD else "silver", name, self._state, days)
 
         return read
-
-    def _collected_rows(self, name: str, days: Sequence[str] | None) -> pa.Table | None:
-        """Return the rows of a table that this run has computed for exactly these days, if they are in memory."""
-        return None if days is None else self._collected.get((name, tuple(days)))
 
     def _open_in_memory(self, days: tuple[str, ...] | None, wider_days: tuple[str, ...] = ()) -> MemoryTables:
         partial_days = set(wider_days).difference(days or ())
@@ -186,7 +150,7 @@ class Refinement:
 
         @cache
         def read(name: str) -> DataFrame:
-            if not wider_days and (collected := self._collected_rows(name, days)) is not None:
+            if not wider_days and (collected := self._writer.collected_rows(name, days)) is not None:
                 return rows_of_table(collected, _schema(name))
             return tables.read(name)
 
@@ -268,18 +232,18 @@ class Refinement:
                 sums = self._affected.sums(days)
                 numbers = self._affected.numbers(sums, days)
                 for name, rows in ((SUMS.name, sums), (NUMBERS.name, numbers)):
-                    self._changes.note(name, self._put_changed(rows, "silver", name, days))
+                    self._writer.replace_changed(rows, "silver", name, days)
                 return
         if (found := self._numbers_in_memory()) is not None:
             for name, rows in zip((SUMS.name, NUMBERS.name), found, strict=True):
-                self._put_collected("silver", name, rows, days)
+                self._writer.replace_collected(rows, "silver", name, days)
             return
         everything = lake.bronze(FAMILIES, days)
-        self._replace("silver", SUMS.name, bronze.sums(everything), days)
+        self._writer.replace(bronze.sums(everything), "silver", SUMS.name, days)
         counted = self._reader(days)(SUMS.name)
         doubt = not bronze.incomplete_sums(counted).isEmpty()
         rows = bronze.numbers(counted, everything if doubt else None, self._hint)
-        self._replace("silver", NUMBERS.name, rows, days)
+        self._writer.replace(rows, "silver", NUMBERS.name, days)
 
     def _numbers_in_memory(self) -> tuple[pa.Table, pa.Table] | None:
         """Return the rows of the tables of event numbers, computed in memory; None if that is not possible."""
@@ -309,7 +273,7 @@ class Refinement:
         """Record the days on which the inputs :data:`~dmsg.analytics.changes.ENDS` and
         :data:`~dmsg.analytics.changes.OBSERVED` have changed."""
         ends = observed = set(self._days)
-        if self._can_compare:
+        if self._writer.can_compare:
             stored = self._lake.stored("silver", "numbers", self._before, self._days)
             now = self._lake.stored("silver", "numbers", self._state, self._days)
             ends, observed = changed_ends(stored, now, max(self._state.days))
@@ -360,7 +324,7 @@ class Refinement:
                 self._step(f"{layer}: {name}")
                 self._claim.check()
                 if not self._is_affected(name) and (found := self._compute(name, plan(some)[name])) is not None:
-                    changed[name].update(self._put_rows(layer, name, found, some))
+                    changed[name].update(self._writer.put(found, layer, name, some))
                 else:
                     del changed[name]
 
@@ -392,9 +356,9 @@ class Refinement:
                 return
             found = self._compute(name, in_memory[name]) if name in in_memory else None
             if found is None:
-                self._replace(layer, name, tables[name](), chosen)
+                self._writer.replace(tables[name](), layer, name, chosen)
             else:
-                self._put_collected(layer, name, found, chosen)
+                self._writer.replace_collected(found, layer, name, chosen)
 
         with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
             list(pool.map(one, tables))
@@ -410,66 +374,8 @@ class Refinement:
             found = self._affected.rows(name, days)
         except (WholeDays, NotInMemory):
             return False
-        if found.rewrites is None:
-            self._changes.note(name, self._put_changed(found.rows, layer, name, days))
-            return True
-        former = pa.concat_tables([found.rows.slice(0, 0), *(one.former for one in found.rewrites)])
-        changed = [day for day in days if not are_equal(rows_of_day(found.rows, day), rows_of_day(former, day))]
-        if changed:
-            self._lake.replace_some(found.rows, found.rewrites, layer, name, self._claim.number, changed)
-        self._changes.note(name, changed)
+        self._writer.replace_affected(found, layer, name, days)
         return True
-
-    def _replace(self, layer: str, name: str, rows: DataFrame, days: Sequence[str] | None) -> None:
-        """Replace the rows of a table. Small tables are collected and written with Arrow, which takes 0.02 CPU seconds
-        for a table. Spark takes 0.3."""
-        lake, number = self._lake, self._claim.number
-        schema = lake.table(layer, name).schema
-        collected = None
-        if self._few or (self._in_memory and name not in _CLIENT_TABLES):
-            collected = with_types(rows, schema).toArrow()
-        elif self._can_compare and name in _USUALLY_SMALL:
-            collected = with_types(rows.limit(COMPARED_ROWS + 1), schema).toArrow()
-            if collected.num_rows > COMPARED_ROWS:
-                collected = None
-        if collected is None:
-            lake.write(rows, layer, name, number, days)
-            self._changes.note(name, days or self._days)
-            return
-        self._put_collected(layer, name, collected.cast(arrow_schema(schema)), days)
-
-    def _put_collected(self, layer: str, name: str, rows: pa.Table, days: Sequence[str] | None) -> None:
-        """Write a table from rows in memory. Keep the rows for the tables of this run that are computed from them."""
-        self._changes.note(name, self._put_rows(layer, name, rows, days))
-
-    def _put_rows(self, layer: str, name: str, rows: pa.Table, days: Sequence[str] | None) -> Sequence[str]:
-        """Write a table as :meth:`_put_collected` does.
-
-        :returns: the days written, as :meth:`_put_changed` returns them.
-        """
-        if days is not None and len(self._parts) == 1 and rows.num_rows <= KEPT_ROWS:
-            self._collected[name, tuple(days)] = rows
-        return self._put_changed(rows, layer, name, days)
-
-    def _put_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
-        """Write only the rows of the days on which they differ from the stored rows.
-
-        :returns: the days written; for a changed table without days, all days of the run.
-        """
-        lake, number = self._lake, self._claim.number
-        if self._can_compare:
-            stored = lake.stored(layer, name, self._before, days)
-            if days is None:
-                if are_equal(rows, stored):
-                    return ()
-            else:
-                days = [day for day in days if not are_equal(rows_of_day(rows, day), rows_of_day(stored, day))]
-                if not days:
-                    return ()
-                wanted = pa.array(days).cast(rows["dt"].type)
-                rows = rows.filter(pc.is_in(rows["dt"], wanted))
-        lake.put(rows, layer, name, number, days)
-        return days or self._days
 
     def gold_daily(self) -> None:
         """Write the gold tables of the days to recompute."""
@@ -504,7 +410,7 @@ class Refinement:
         tables = overall_tables(self._reader(None), self._reader(recent), self._today)
         in_memory = overall_tables(self._memory_reader(None), self._memory_reader(recent), self._today)
         assert tables.keys() == OVERALL.keys()
-        keeps = self._can_compare and self._before.today == str(self._today)
+        keeps = self._writer.can_compare and self._before.today == str(self._today)
         for names in ([name for name in tables if name not in _DERIVED_OVERALL], _DERIVED_OVERALL):
             # The tables of _DERIVED_OVERALL are computed from the other tables, and only if one of the other tables has
             # changed. So the other tables are written first.
