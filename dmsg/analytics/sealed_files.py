@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -36,6 +35,12 @@ from dmsg.analytics.event_rules import (
 from dmsg.analytics.parquet import Part, arrow_schema, write_part
 from dmsg.analytics.schemas import DAY_MS, EVENT, FAMILIES, REGISTER
 from dmsg.telemetry.schema import BUCKETS, ENVELOPE, EVENT as EVENT_TYPES, MAX_LINE, SCHEMA_VERSION
+
+try:
+    # This takes half of the time of the standard library's zlib.
+    from isal import isal_zlib as zlib
+except ImportError:  # The workers of a cluster may lack this package.
+    import zlib
 
 TEXT_LIMIT = 256 * 1024 * 1024
 """Maximum size in bytes of a file and of its unpacked text. A larger file is refused, to limit the memory."""

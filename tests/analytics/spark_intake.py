@@ -366,6 +366,14 @@ class FilesTests(SynchronousTestCase):
         self.assertEqual((life.first, life.last), (boot.rows[0]["ts"], boot.rows[0]["ts"]))
 
 
+class FilesByZlibTests(FilesTests):
+    """The same without the package isal, as on workers that lack it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(sealed_files, "zlib", zlib)
+
+
 class RegisterTests(LakeCase):
     """The table ``files``, the register of all files that were read."""
 
