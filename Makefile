@@ -190,8 +190,8 @@ WALKS ?= 100
 long-mutate-walks: $(VENV)/.test ## in how many walks each hand-made mutant is found (WALKS=100)
 	$(BIN)/python -m tests.mutation.by_walks --walks $(WALKS)
 
-long-proofs: $(VENV)/.test ## the models of docs/proofs in all their states (spin, gcc)
-	$(TRIAL) tests.streams.long_model
+long-proofs: $(VENV)/.test ## the models of docs/proofs (spin and gcc; verifpal)
+	$(TRIAL) tests.streams.long_model tests.streams.long_protocol_models
 
 CHANGES ?= 400000
 long-power-cuts: $(VENV)/.test ## what stores, spools and uploads lose in power cuts, on a simulated disk (CHANGES=400000)
