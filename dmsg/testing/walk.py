@@ -155,6 +155,8 @@ class Walk:
         :raises PromiseBroken: a stream has broken the promise, or a Deferred does not fire.
         :raises AssertionError: a stream does not recover.
         """
+        # The last server that lies could otherwise be the only one left when another server shuts down.
+        self._liars.stop_lying()
         random = Random(f"single faults {self.seed}")
         server = self._single.read_while_moving(random)
         self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
