@@ -36,6 +36,11 @@ def host_directory() -> Path:
     return data_directory() / "host"
 
 
+def own_files_list() -> Path:
+    """Return the path of the list of dmsg's files that are outside its own directories. It need not exist."""
+    return data_directory() / "own-files.json"
+
+
 def cache_directory() -> Path:
     """Return the path of the user's directory for files that can be created again. It need not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"

@@ -2,27 +2,36 @@
 
 * Names that begin with a dot (``.ssh``, ``.bash_profile``) are neither sent nor accepted unless an option allows them.
 * Files of dmsg itself are never sent or overwritten: key files in any directory, the directories of settings, of
-  logs and of ``dmsg host``, and the agent's socket.  They are recognised by device and inode, so a link, a hard link or
-  a bind mount with another name does not hide them.
+  logs and of ``dmsg host``, the files of a ``dmsg host`` with another ``--directory``, and the agent's socket.  They
+  are recognised by device and inode, so a link, a hard link or a bind mount with another name does not hide them.
 * A home directory, or a directory that contains one, is offered only if the user confirms it.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pwd
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from dmsg.apps.transfer import TransferError
-from dmsg.directories import SOCKET_NAME, config_directory, host_directory, socket_directory, state_directory
+from dmsg.directories import (
+    SOCKET_NAME,
+    config_directory,
+    host_directory,
+    own_files_list,
+    socket_directory,
+    state_directory,
+)
+from dmsg.shared_files import exclusive_change, replace_file
 
 KEY_FILE_LIMIT = 4096
 """Maximum size in bytes of a file that is searched for a secret key.  A larger file is not searched, because programs
@@ -130,6 +139,32 @@ class OwnFiles:
                         yield status.st_dev, status.st_ino
 
 
+def record_own_files(paths: Iterable[Path]) -> None:
+    """Add files to the list of dmsg's own files that are outside this user's directories of dmsg.
+
+    :param paths: absolute paths, whose files need not exist.
+    :raises DmsgError: another program holds the lock of the list for too long.
+    :raises OSError: the list cannot be written.
+    """
+    added = {os.fspath(path) for path in paths}
+    if added <= set(_recorded_files()):
+        return
+    with exclusive_change(own_files_list()):
+        # Files whose directory has been removed leave the list, so that the list does not grow forever.
+        kept = [path for path in _recorded_files() if path not in added and os.path.isdir(os.path.dirname(path))]
+        newest = [*kept, *sorted(added)][-OWN_FILES_LIMIT:]
+        replace_file(own_files_list(), json.dumps({"files": newest}, indent=1) + "\n", mode=0o600)
+
+
+def _recorded_files() -> list[str]:
+    """Return the absolute paths in the list; none if there is no list, or the list cannot be read."""
+    try:
+        files = json.loads(own_files_list().read_text())["files"]
+        return [path for path in files if isinstance(path, str) and os.path.isabs(path) and "\0" not in path]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 def own_files() -> OwnFiles:
     """Return the set of dmsg's own files and directories."""
     return _look_for_own_files(tuple(map(os.environ.get, _PLACES)), int(time.monotonic() / OWN_FILES_CACHE_TIME))
@@ -147,6 +182,7 @@ def _look_for_own_files(places: tuple[str | None, ...], interval: int) -> OwnFil
     names: set[tuple[int, int, str]] = set()
     whole = [config_directory(), state_directory(), host_directory()]
     single = [Path(os.environ[name]) for name in NAMED_FILES if os.environ.get(name)]
+    single += [own_files_list(), *map(Path, _recorded_files())]
     if os.environ.get("DMSG_NAMES"):
         single.append(Path(f"{os.environ['DMSG_NAMES']}.groups"))
     if os.environ.get("DMSG_CONFIG"):

@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.descriptors import open_within
-from dmsg.apps.exposure import OwnFile, check_target, check_written, is_home_or_above, own_files
+from dmsg.apps.exposure import OwnFile, check_target, check_written, is_home_or_above, own_files, record_own_files
 from dmsg.apps.http_directory import Listing, ListingThreads
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item
@@ -53,6 +53,31 @@ class HomeCase(SynchronousTestCase):
 
 class OwnFilesTests(HomeCase):
     """Keys, settings, logs and the socket, whatever leads to them."""
+
+    def test_recorded_files_are_never_exposed(self) -> None:
+        """A ``dmsg host`` with another directory records its files; files beside them are the user's."""
+        public = self.home / "public"
+        token, absent = public / "page.token", public / "network.json"
+        token.write_text("the password of the status pages")
+        record_own_files([token, absent])
+        record_own_files([self.home / "gone" / "page.token"])
+        record_own_files([token])
+        own_files.__globals__["_look_for_own_files"].cache_clear()
+        os.link(token, public / "other")
+        for name in ("page.token", "other"):
+            self.assertRaises(OwnFile, open_regular, public / name, name)
+        for path in (token, absent, Path(f"{self.home}/.local/share/dmsg/own-files.json")):
+            self.assertRaises(OwnFile, check_written, path)
+        open_regular(public / "notes.txt", "notes.txt").close()
+        check_written(public / "notes.txt")
+        recorded = (self.home / ".local/share/dmsg/own-files.json").read_text()
+        self.assertEqual(recorded.count("page.token"), 2)
+        record_own_files([public / "more"])
+        self.assertNotIn("gone", (self.home / ".local/share/dmsg/own-files.json").read_text())
+        for broken in ("", "[]", '{"files": 1}', '{"files": [1, "relative"]}'):
+            (self.home / ".local/share/dmsg/own-files.json").write_text(broken)
+            own_files.__globals__["_look_for_own_files"].cache_clear()
+            open_regular(token, "page.token").close()
 
     def test_key_files_are_never_exposed(self) -> None:
         public = self.home / "public"

@@ -12,16 +12,18 @@ from pathlib import Path
 
 from twisted.internet.defer import Deferred
 
-from dmsg.cli.hosted_network import HostedNetwork, hold_directory, write_record
+from dmsg.apps.exposure import record_own_files
+from dmsg.cli.hosted_network import LOCKED, RECORD, HostedNetwork, hold_directory, write_record
 from dmsg.cli.network.own_address import LOOPBACK, own_addresses
 from dmsg.cli.network.supervisor import CannotStart, Supervised, is_serious
-from dmsg.cli.output import notice, say, state
+from dmsg.cli.output import describe, notice, say, state
 from dmsg.clients.address_book import check_name
 from dmsg.clients.invitations import Invitation, at_port
-from dmsg.directories import make_directory
+from dmsg.databases import SUFFIXES
+from dmsg.directories import host_directory, make_directory
 from dmsg.discovery.service.reached_at import REACHED_AT
-from dmsg.errors import WrongUse
-from dmsg.keylock import KeyLock
+from dmsg.errors import DmsgError, WrongUse
+from dmsg.keylock import LOCK_SUFFIX, KeyLock
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.addresses import kind_of, parse_ip
 from dmsg.net.carriers.names import Carrier
@@ -202,12 +204,30 @@ class HostSettings:
         """
         lock = hold_directory(self.directory)
         try:
+            self._protect_files()
             ensure_token(str(self.page_token))
             write_record(self.directory, HostedNetwork(self.invitation, self.local_url))
         except BaseException:
             lock.release()
             raise
         return lock
+
+    def _protect_files(self) -> None:
+        """Record the files of the network as files of dmsg, so that no command sends or overwrites them.  The default
+        directory needs no record.  If the record cannot be written, as in a container whose home directory is
+        read-only, the network runs all the same.
+        """
+        if self.directory == host_directory().absolute():
+            return
+        stores = [f"{STORE}{suffix}" for suffix in SUFFIXES]
+        locks = [f"{name}{LOCK_SUFFIX}" for name in (KEY_FILE, LOCKED)]
+        files = [self.directory / name for name in (KEY_FILE, PAGE_ACCESS_FILE, RECORD, *stores, *locks)]
+        if self.tls is not None:
+            files.append(self.tls[1].absolute())
+        try:
+            record_own_files(files)
+        except (DmsgError, OSError) as error:
+            notice(f"dmsg commands do not know that the files in {self.directory} are dmsg's own: {describe(error)}")
 
     def discovery_arguments(self) -> list[str]:
         """Return the arguments of ``twistd`` for discovery."""

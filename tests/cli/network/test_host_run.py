@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,19 @@ class SettingsTests(SynchronousTestCase):
         return HostSettings(
             Path("/state"), SecKey(bytes(31) + b"\x01"), "home", address, 9090, 8080, 9180, **{"allow": None, **others}
         )
+
+    def test_the_files_of_another_directory_are_recorded_as_files_of_dmsg(self) -> None:
+        here = Path(self.mktemp()).absolute()
+        (here / "net").mkdir(parents=True, mode=0o700)
+        (here / "file").touch()
+        tls = (here / "cert.pem", here / "key.pem")
+        settings = replace(self.settings("127.0.0.1", tls=tls), directory=here / "net")
+        for data in ("file", "data"):  # If the record cannot be written, the network runs all the same.
+            self.patch(os, "environ", {**os.environ, "XDG_DATA_HOME": str(here / data)})
+            settings.hold().release()
+        recorded = json.loads((here / "data" / "dmsg" / "own-files.json").read_text())["files"]
+        for name in ("net/server.key", "net/page.token", "net/discovery.sqlite", "net/network.json", "key.pem"):
+            self.assertIn(str(here / name), recorded)
 
     def test_a_network_of_loopback_listens_on_loopback_alone(self) -> None:
         settings = self.settings("127.0.0.1")
