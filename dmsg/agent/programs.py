@@ -438,7 +438,7 @@ class ProgramConnection(Protocol):
                 "the agent has reached its limit of connections from programs: end some of them; dmsg status lists them"
             )
         if request.get("as") not in (None, str(self._agent.client.public_key)):
-            raise DmsgError(f"the agent now runs with another key, {self._agent.client.public_key}")
+            raise DmsgError(f"the agent now runs with another key, {self._agent.client.public_key.text}")
         getattr(self, f"on_{do}")(request)
 
     def on_hello(self, request: dict[str, object]) -> None:

@@ -346,7 +346,7 @@ class ProgramTests(AgentCase):
         self.agent = await self.start_agent(SecKey.generate())
         await self.until(lambda: len(self.told) == 2)
         self.assertRegex(
-            self.told[1], f"^the agent now runs with another key, {self.agent.client.public_key}; trying again"
+            self.told[1], f"^the agent now runs with another key, {self.agent.client.public_key.text}; trying again"
         )
         self.assertEqual(self.agent.services, {})
         with self.assertRaisesRegex(DmsgError, "now runs with another key"):

@@ -79,8 +79,8 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
     if found is not None:
         named = key_in(settings.key_file)
         if settings.key_file is not None and named != found.key:
-            fail(DmsgError(f"an agent is up with another key, {found.key}; stop it with: dmsg down"))
-        tell(f"up already: {found.key} (process {found.pid})", up=str(found.key), pid=found.pid)
+            fail(DmsgError(f"an agent is up with another key, {found.key.text}; stop it with: dmsg down"))
+        tell(f"up already: {found.key.text} (process {found.pid})", up=str(found.key), pid=found.pid)
         return
     settings = default_key_file(settings)
     if not foreground:

@@ -178,7 +178,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
         )
     now = int(time.time())
     write_atomically(ranking, sign_ranking(servers, key, now, now + int(hours * 3600)))
-    text = f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}"
+    text = f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.text}"
     output.tell(text, servers=len(servers), hours=hours, key=key.public.hex(), wrote=str(ranking))
 
 

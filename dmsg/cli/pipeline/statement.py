@@ -223,6 +223,14 @@ def _name(line: Mapping[str, Any]) -> str:
     return f"{line['initiator']} to {line['responder']} over {line['server']}"
 
 
+def _shown_name(line: Mapping[str, Any]) -> str:
+    """Return the name of a line with its keys in the form that people read and type."""
+    from dmsg.keys import PubKey
+
+    keys = {name: PubKey.from_hex(line[name]).text for name in ("server", "initiator", "responder") if name in line}
+    return _name({"kind": line["kind"], **keys})
+
+
 def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]) -> int:
     """Print in which lines a statement differs from the receipts, and return the number of these lines.
 
@@ -236,7 +244,8 @@ def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str
         one, other = stated.get(name, {}), ours.get(name, {})
         counts = [key for key in _COUNTS if one.get(key, 0) != other.get(key, 0)]
         texts = (f"{key} {one.get(key, 0):,}, by the receipts {other.get(key, 0):,}" for key in counts)
-        output.notice(f"{name}: {'; '.join(texts) or 'one of them has no such line'}")
+        shown = _shown_name(one or other)
+        output.notice(f"{shown}: {'; '.join(texts) or 'one of them has no such line'}")
     if len(different) > MAX_LINES:
         output.notice(f"{len(different) - MAX_LINES:,} more lines differ")
     return len(different)
@@ -289,7 +298,10 @@ def _line_text(line: Mapping[str, Any]) -> str:
         ):
             text += f"; {line[name]:,} {words}" if line[name] else ""
         return text
+    from dmsg.keys import PubKey
+
+    keys = {name: PubKey.from_hex(line[name]).short for name in ("server", "initiator", "responder")}
     return (
-        f"{line['initiator'][:8]} to {line['responder'][:8]} over {line['server'][:8]}: {line['bytes_ab']:,} bytes "
-        f"forward, {line['bytes_ba']:,} back, {line['transports']:,} transports"
+        f"{_name({'kind': 'pair', **keys})}: {line['bytes_ab']:,} bytes forward, {line['bytes_ba']:,} back, "
+        f"{line['transports']:,} transports"
     )

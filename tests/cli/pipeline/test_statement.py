@@ -58,12 +58,16 @@ class StatementTests(CommandCase):
         self.assertIn("credited 5,010 bytes of 5 transports", out)
         self.assertNotIn(OTHER.public.hex()[:8], out)
         self.assertIn("the receipts confirm the statement", err)
+        out, _ = await self.say("verify-statement", name, "--key", C.public.hex())
+        self.assertIn(f"{C.public.short} over", out.replace(" to ", " over "))
         out, _ = await self.say("verify-statement", name, "--key", C.public.hex(), "--inputs", "spool", "--json")
         self.assertEqual([json.loads(one)["bytes_ab"] for one in out.splitlines()], [20])
         write(self.own / "receipts-2.jsonl.gz", [line(one) for one in both(8, 50, 0)])
         _, err = await self.say("verify-statement", name, *key, "--inputs", "spool/one", status=1)
         self.assertIn("1 files in spool/one are not in the statement", err)
-        self.assertIn("credited 5,010, by the receipts 5,060", err)
+        self.assertIn(
+            f"dmsg: server {SERVER.public.text}: transports 5, by the receipts 6; credited 5,010", " ".join(err.split())
+        )
         out, err = await self.say("verify-statement", name, "--key", OPERATOR.public.text)
         self.assertIn("has no line in the statement", err)
 
