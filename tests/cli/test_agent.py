@@ -161,7 +161,7 @@ class UpTests(AgentCase):
         status, out, err = await self.run_command("status", **elsewhere)
         self.assertEqual(status, 3)
         self.assertRegex(out, "searching")
-        self.assertRegex(err, r"^dmsg: the agent is not online: it waits for .*127\.0\.0\.1:1")
+        self.assertRegex(err, r"^dmsg: the agent is not online yet: .*127\.0\.0\.1:1")
         command.transport.signalProcess("INT")  # type: ignore[union-attr]
         self.assertEqual(await command.ended, 130)
         self.assertFalse((self.home / "run" / "agent.sock").exists())

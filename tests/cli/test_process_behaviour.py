@@ -228,7 +228,7 @@ class WaitingTests(ToolCase):
         self.assertLess(time.monotonic() - began, 12)
         self.assertRegex(
             command.err.decode(),
-            r"^dmsg: waiting for discovery http://127.0.0.1:1: connection refused; at the .*\d\d:\d\d:\d\d\n",
+            r"^dmsg: waiting, at the latest until \d\d:\d\d:\d\d: discovery http://127.0.0.1:1: connection refused\n",
         )
         self.assertEqual(await command.ended, 1)
         self.assertRegex(

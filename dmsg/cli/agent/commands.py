@@ -160,7 +160,7 @@ def status() -> None:
 
         show(told)
     if told.get("state") != "online":
-        say(f"dmsg: the agent is not online: it waits for {_text(told.get('waits_for'))}", err=True)
+        say(f"dmsg: the agent is not online yet: {_text(told.get('waits_for'))}", err=True)
         raise SystemExit(EXIT_NOBODY)
 
 
