@@ -273,6 +273,9 @@ class WebTests(ToolCase):
             self.assertEqual(status, expected)
             self.assertIn(text, err)
         self.assertRegex(serving.out.decode(), r"[a-z2-7]{8} GET /film 206")
+        os.mkfifo(self.directory / "pipe")
+        status, _, err = await curl("curl", "dmsg://alice/film", "-o", "pipe", **self.environment)
+        self.assertEqual((status, err.splitlines()[-1]), (1, "dmsg: pipe: no program reads this pipe"))
         for path in ("film", "a b/\u00fc b.txt"):  # The second is written only when the file is closed.
             (self.directory / "full").unlink(missing_ok=True)
             (self.directory / "full").symlink_to("/dev/full")

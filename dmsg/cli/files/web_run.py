@@ -248,7 +248,8 @@ async def _save(response: IResponse, output: Path | None, *, append: bool) -> in
             response.deliverBody(body)
             await _arrived(body, length)
         return body.size
-    with naming(output), output.open("ab" if append else "wb") as file, transfer_progress() as progress:
+    mode = "ab" if append else "wb"
+    with naming(output), open(output, mode, opener=_open_without_waiting) as file, transfer_progress() as progress:
         bar = progress.add_task(output.name, total=length)
         body = _Body(file, lambda size: progress.update(bar, completed=size))
         response.deliverBody(body)
@@ -256,6 +257,20 @@ async def _save(response: IResponse, output: Path | None, *, append: bool) -> in
     if not state.quiet:
         say(f"{output}: {human_size(body.size)}", err=True)
     return body.size
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file for writing.  A named pipe that no program reads is an error, because while the command waited for a
+    reader, neither Ctrl-C nor SIGTERM could end it.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "no program reads this pipe", path) from None
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 async def _arrived(body: _Body, length: int | None) -> None:
