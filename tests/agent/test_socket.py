@@ -277,19 +277,20 @@ class ProgramTests(AgentCase):
         await self.up()
         key = self.agent.client._key
         listening: Any = await self.program.listen(Accepting(), 80)
-        register, registered = listening.register, []
+        register, registered = listening.register, list[bool]()
 
-        async def stop_and_register() -> None:
-            await listening.stopListening()
+        async def register_and_stop() -> None:
             await register()
-            registered.append(dict(self.agent.services))
+            # The service is stopped as if the answer of the agent had not arrived yet.
+            lines, listening._lines = listening._lines, None
+            await listening.stopListening()
+            listening._lines = lines
+            registered.append(True)
 
-        listening.register = stop_and_register
+        listening.register = register_and_stop
         await self.agent.stopService()
         self.agent = await self.start_agent(key)
-        await self.until(lambda: registered)
-        self.assertEqual(list(registered[0]), [80])
-        await self.until(lambda: not self.agent.services)
+        await self.until(lambda: registered and not self.agent.services)
         self.assertEqual(len(self.told), 1, self.told)
 
     @asynchronous

@@ -16,6 +16,7 @@ from twisted.trial.unittest import TestCase
 from dmsg.cli.processes import Child, Entities
 from dmsg.keys import SecKey
 from dmsg.telemetry.receipts import parse_receipt
+from dmsg.telemetry.spool import OPEN_SUFFIX
 from dmsg.v2019.client import Client
 from tests.support import asynchronous
 
@@ -65,6 +66,11 @@ class LostReceiptTests(TestCase):
             found += [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
         return found
 
+    def is_opening_written(self) -> bool:
+        """Whether the server has written the opening of a transport into its file of events, as it does each second."""
+        paths = self.directory.joinpath("spool").glob(f".events-*{OPEN_SUFFIX}")
+        return any(b'"type":"transport_open"' in path.read_bytes() for path in paths)
+
     @asynchronous
     async def test_both_ends_send_receipts_for_a_lost_transport(self) -> None:
         url = await self.entities.discovery("--store=memory:", "--no-checks")
@@ -76,7 +82,7 @@ class LostReceiptTests(TestCase):
         stream = await a.connect(b.public_key, Factory.forProtocol(_Count), port=7)
         stream.transport.write(bytes(SENT))
         await self.until(lambda: stream.received == SENT, "an echo")
-        await deferLater(reactor, 1.5)  # its opening is written each second
+        await self.until(self.is_opening_written, "the opening of the transport in the open file of events")
         server.signal("KILL")
         await server.ended
         await self.until(lambda: all(len(one.streams.kept_receipts) == 1 for one in (a, b)), "what could not be said")
