@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dmsg.directories import UnsafeDirectory, check_not_planted
+from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 
 SUFFIXES = ("", "-journal", "-wal", "-shm")
 """Ends of the names of a database's files: of the database itself, and of files that SQLite reads and writes."""

@@ -23,7 +23,7 @@ import coincurve
 import coincurve.context
 from coincurve._libsecp256k1 import ffi, lib
 
-from dmsg.directories import UnsafeDirectory, check_not_planted, make_directory
+from dmsg.directory_checks import UnsafeDirectory, check_not_planted, make_directory
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 from dmsg.renames import rename_to_new
 

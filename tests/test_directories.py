@@ -12,7 +12,8 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from dmsg.analytics.atomic_write import write_atomically
 from dmsg.cli.agent.log import open_log
 from dmsg.collector.store import Store, StoreError
-from dmsg.directories import UnsafeDirectory, check_directory, check_not_planted, free_bytes, make_directory
+from dmsg.directories import free_bytes
+from dmsg.directory_checks import UnsafeDirectory, check_directory, check_not_planted, make_directory
 from dmsg.errors import DmsgError, KeyFileError
 from dmsg.keys import default_key, write_new
 from dmsg.telemetry.settings import TelemetrySettings

@@ -19,11 +19,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.agent.bridge import Bridge, SharedWindow
-from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
+from dmsg.agent.program_service import MAX_PROGRAMS, Service
+from dmsg.agent.programs import RESERVE, ProgramConnection
 from dmsg.agent.socket_path import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.wire import PROTOCOL, Answer
 from dmsg.base.version import program_version
-from dmsg.directories import UnsafeDirectory, make_directory
+from dmsg.directory_checks import UnsafeDirectory, make_directory
 from dmsg.net.clock import ClockWatch
 from dmsg.net.descriptors import max_connections
 from dmsg.net.reactor import Reactor

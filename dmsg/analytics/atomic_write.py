@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from dmsg.directories import check_not_planted
+from dmsg.directory_checks import check_not_planted
 from dmsg.errors import DmsgError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from dmsg.cli.output import naming
-from dmsg.directories import check_not_planted
+from dmsg.directory_checks import check_not_planted
 
 STATUSES = (
     ("0", "Success."),

@@ -19,7 +19,7 @@ import click
 from dmsg.cli import output
 from dmsg.cli.config_file import NETWORK, ConfigError, check_tables, defaults_of, read_config, use_names
 from dmsg.cli.suggestions import arguments_instead, instead_of
-from dmsg.directories import UnsafeDirectory, check_not_planted
+from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 from dmsg.errors import DmsgError
 
 NETWORK_OPTIONS = frozenset(f"--{name}" for name in (*NETWORK, "create", "share", "profile"))

@@ -28,7 +28,8 @@ from twisted.logger import Logger
 
 from dmsg.base.units import human_size
 from dmsg.collector.wire import Offer
-from dmsg.directories import check_not_planted, free_bytes, sync_directory
+from dmsg.directories import free_bytes, sync_directory
+from dmsg.directory_checks import check_not_planted
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.telemetry.lines import read_lines, unpack_gzip

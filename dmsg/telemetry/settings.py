@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dmsg.base.options import TELEMETRY, Choice, Number, Option, Text, option, required_field
-from dmsg.directories import UnsafeDirectory, check_not_planted
+from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 from dmsg.errors import DmsgError
 from dmsg.telemetry.spool import ROTATE_SECONDS, SPOOL_LIMIT
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocol
 from twisted.internet.protocol import Factory, Protocol
 
+from dmsg.agent.programs import ProgramConnection
 from dmsg.agent.wire import HEADER, MAX_PAYLOAD, WINDOW, Kind, Reader, encode_frame, encode_line, parse_line
 from dmsg.keys import PubKey
 from dmsg.net.socket_endpoints import UNIXEndpoint
@@ -113,7 +115,7 @@ class RudeProgram:
         port = random.choice(sorted(services))
 
         def answered(answer: dict[str, object]) -> None:
-            owner = services[port]._connection  # noqa: SLF001
+            owner = cast(ProgramConnection, services[port]._connection)  # noqa: SLF001
             if "error" not in answer and not owner._finished:  # noqa: SLF001
                 self._broken(f"the agent has given the port {port} of one program to another")
             if rude.transport is not None:

@@ -17,7 +17,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.threads import deferToThread
 
-from dmsg.agent import programs, service
+from dmsg.agent import program_service, programs, service
 from dmsg.agent.client import AgentClient
 from dmsg.agent.local_stream import LocalStream
 from dmsg.agent.service import Agent
@@ -440,7 +440,7 @@ class StrangeTests(AgentCase):
     async def test_peers_are_refused_when_a_program_accepts_no_streams(self) -> None:
         """Peers are refused when too many streams wait for the program; the agent continues."""
         await self.up()
-        self.patch(programs, "MAX_OF_SERVICE", 50)
+        self.patch(program_service, "MAX_OF_SERVICE", 50)
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.addCleanup(channel.close)
         channel.connect(os.fspath(self.path))
@@ -502,8 +502,8 @@ class StrangeTests(AgentCase):
     async def test_a_peer_with_many_streams_keeps_no_other_out(self) -> None:
         """At the limit of one service, and at that of all services, a peer with many streams loses one to another."""
         await self.up()
-        self.patch(programs, "MAX_OF_SERVICE", 10)
-        self.patch(programs, "MAX_OF_SERVICES", 15)
+        self.patch(program_service, "MAX_OF_SERVICE", 10)
+        self.patch(program_service, "MAX_OF_SERVICES", 15)
         greedy, modest, me = self.peer, await self.start_client(self.url), self.agent.client.public_key
         taken = {port: Accepting() for port in (80, 81)}
         for port, accepting in taken.items():
@@ -600,7 +600,7 @@ class StrangeTests(AgentCase):
     async def test_an_agent_that_may_open_few_files_accepts_fewer_programs(self) -> None:
         """Otherwise even ``status`` and ``down`` would fail, because the agent could accept no connection."""
         await self.up()
-        self.assertEqual(self.agent.max_programs, programs.MAX_PROGRAMS)
+        self.assertEqual(self.agent.max_programs, program_service.MAX_PROGRAMS)
         self.patch(service, "max_connections", lambda: programs.RESERVE + 20)
         self.assertEqual(self.agent.max_programs, 20)
         channels = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(21)]

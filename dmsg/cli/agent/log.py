@@ -6,7 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from dmsg.directories import UnsafeDirectory, make_directory, state_directory
+from dmsg.directories import state_directory
+from dmsg.directory_checks import UnsafeDirectory, make_directory
 from dmsg.errors import DmsgError
 
 LOG_SIZE = 1024 * 1024

@@ -28,7 +28,7 @@ from dmsg.cli.output import notice, say, tell
 from dmsg.cli.reconnect_notice import clock_time
 from dmsg.clients.address_book import AddressBook
 from dmsg.clients.client import CONNECT_TIMEOUT
-from dmsg.directories import UnsafeDirectory, check_not_planted
+from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, WrongUse
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress

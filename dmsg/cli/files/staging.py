@@ -13,7 +13,8 @@ from pathlib import Path
 from dmsg.apps.partial_files import PART_SUFFIX, part_name
 from dmsg.apps.transfer import TransferError, TransferRefused
 from dmsg.cli.files.cp_run import parse_remote
-from dmsg.directories import cache_directory, make_directory
+from dmsg.directories import cache_directory
+from dmsg.directory_checks import make_directory
 from dmsg.filelock import is_at, lock_if_can
 
 STAGING_LIFETIME = 7 * 86400.0

@@ -20,7 +20,8 @@ from dmsg.cli.output import describe, notice, say, state
 from dmsg.clients.address_book import check_name
 from dmsg.clients.invitations import Invitation, at_port
 from dmsg.databases import SUFFIXES
-from dmsg.directories import host_directory, make_directory
+from dmsg.directories import host_directory
+from dmsg.directory_checks import make_directory
 from dmsg.discovery.service.reached_at import REACHED_AT
 from dmsg.errors import DmsgError, WrongUse
 from dmsg.keylock import LOCK_SUFFIX, KeyLock

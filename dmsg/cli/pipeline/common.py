@@ -19,7 +19,8 @@ import click
 
 from dmsg.base.printable import shorten
 from dmsg.cli.output import EXIT_INTERRUPTED, fail, state
-from dmsg.directories import cache_directory, check_not_planted
+from dmsg.directories import cache_directory
+from dmsg.directory_checks import check_not_planted
 from dmsg.errors import DmsgError, PackagesMissing, WrongUse, needs_extra
 
 if TYPE_CHECKING:
