@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import os
 import re
+import zlib as standard_zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, timedelta
 from hashlib import file_digest, sha256
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -36,11 +39,12 @@ from dmsg.analytics.parquet import Part, arrow_schema, write_part
 from dmsg.analytics.schemas import DAY_MS, EVENT, FAMILIES, REGISTER
 from dmsg.telemetry.schema import BUCKETS, ENVELOPE, EVENT as EVENT_TYPES, MAX_LINE, SCHEMA_VERSION
 
-try:
+zlib: Any = standard_zlib
+with suppress(ImportError):  # The workers of a cluster may lack this package.
     # This takes half of the time of the standard library's zlib.
-    from isal import isal_zlib as zlib
-except ImportError:  # The workers of a cluster may lack this package.
-    import zlib
+    from isal import isal_zlib
+
+    zlib = isal_zlib
 
 TEXT_LIMIT = 256 * 1024 * 1024
 """Maximum size in bytes of a file and of its unpacked text. A larger file is refused, to limit the memory."""

@@ -330,8 +330,10 @@ class AllUpgraded(OldServerCase):
 
 
 class AllReconnecting(AllUpgraded):
-    """Opens and resumes with upgrades. At the end of a walk, a client connects again if an older connection of its key has
-    ended, because no REQUEST reaches its newer connection any more.
+    """Opens and resumes with upgrades.
+
+    At the end of a walk, a client connects again if an older connection of its key has ended, because no REQUEST
+    reaches its newer connection any more.
     """
 
     def connect_unreachable_again(self) -> None:
