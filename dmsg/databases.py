@@ -11,7 +11,9 @@ from pathlib import Path
 from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 
 SUFFIXES = ("", "-journal", "-wal", "-shm")
-"""Ends of the names of a database's files: of the database itself, and of files that SQLite reads and writes."""
+"""Suffixes of the names of a database's files: the database, its rollback journal, its write-ahead log, and the index
+of this log.
+"""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Checks whether another user of this machine could replace what this program reads from or writes into a directory."""
+"""Checks that no other user of this machine can replace files that this program reads or writes."""
 
 from __future__ import annotations
 

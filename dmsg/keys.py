@@ -329,8 +329,8 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
 
     The file appears complete or not at all, and after an error, such as a full disk, no temporary file is left.
 
-    :raises KeyFileError: the file exists or cannot be written, or its directory is one that another user, who could
-        replace the file, has put into a shared directory.
+    :raises KeyFileError: the file exists or cannot be written, or another user, who could replace the file, has put its
+        directory into a shared directory.
     """
     target = Path(path)
     temporary = None

@@ -1,4 +1,4 @@
-"""Service of a program at a port of the agent's key: who may connect, the streams of peers, and their limits."""
+"""Service of a program at a port of the agent's key: the peers that may connect, their streams, and the limits."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ MAX_OF_SERVICE = 1024
 that has many streams loses one to a peer that has few; otherwise further streams are refused.
 """
 FEW_PART = 64
-"""Divisor of ``MAX_OF_SERVICE`` that yields how many streams a peer never loses to another peer."""
+"""Divisor of ``MAX_OF_SERVICE``.  The quotient is the number of streams that a peer never loses to another peer."""
 MAX_OF_SERVICES = MAX_PROGRAMS // 2
-"""Maximum number of streams of all services together, with the same rule; at most half of the possible connections from
-programs.  So peers cannot use up the connections that programs need for their own requests.
+"""Maximum number of streams of all services together; fewer if half of the agent's possible connections from programs
+are fewer.  Above it, a peer loses a stream as above ``MAX_OF_SERVICE``.  So peers cannot use up the connections that
+programs need for their own requests.
 """
 TAKE_TIME = 10.0
 """Seconds that a program may take to accept a stream that a peer has opened."""
@@ -43,9 +44,9 @@ STATUS_ALLOW = 8
 too.
 """
 FIRST_NUMBER, END_OF_NUMBERS = 10**15, 2**53
-"""Range of the numbers of streams that programs accept.  They are drawn at random, so that a program cannot guess the
-number of a stream that was offered to another program.  All have 16 digits, and languages whose numbers are doubles can
-represent all of them.
+"""Range of the numbers of streams that programs accept.  The agent draws each number at random, so that a program
+cannot guess the number of a stream that was offered to another program.  All numbers have 16 digits, and languages
+whose numbers are doubles can represent all of them exactly.
 """
 
 
@@ -79,7 +80,7 @@ class ServingAgent(Interface):
 
 
 class ServingProgram(Interface):
-    """Interface of the connection whose program serves the port, as its service uses it."""
+    """Interface of a program's connection, over which a ``Service`` offers streams to the program."""
 
     reactor: Reactor
     program: str
@@ -181,11 +182,15 @@ class Service(Factory):
 
     @property
     def bridges(self) -> list[Bridge]:
-        """Streams that have not ended, oldest first; those that wait for the program come last."""
+        """Streams that have not ended: the accepted ones in the order of acceptance, and then those that wait for the
+        program, oldest first.
+        """
         return [*self.open, *(bridge for bridge, _ in self.waiting.values())]
 
     def _has_room(self, peer: PubKey) -> bool:
-        """Whether a peer may open a stream, perhaps in place of another peer's stream, which is then ended."""
+        """Return whether a peer may open a stream.  At a limit, end a stream of another peer to make room, if
+        possible.
+        """
         services = list(self._agent.services.values())
         return (self.open_count < MAX_OF_SERVICE or _make_room([self], peer)) and (
             sum(one.open_count for one in services) < min(MAX_OF_SERVICES, self._agent.max_programs // 2)
@@ -241,13 +246,13 @@ def _make_room(services: list[Service], newcomer: PubKey) -> bool:
     """End the newest stream of the peer that has most streams of these services.
 
     :param newcomer: key of the peer that opens a further stream.
-    :returns: False if no peer has so many more streams than the newcomer; then no stream is ended.
+    :returns: whether a stream was ended; :func:`pick_loser` says which peer loses a stream, if any.
     """
     streams = [(service, bridge) for service in services for bridge in service.bridges]
     loser = pick_loser(Counter(bridge.peer.public_key for _, bridge in streams), newcomer, MAX_OF_SERVICE // FEW_PART)
     if loser is None:
         return False
-    # The streams of one service are in the order of their age. Among equally new ones, max returns the first.
+    # If several streams began at the same time, max returns the first of them, which has to be the newest.
     of_loser = [one for one in reversed(streams) if one[1].peer.public_key == loser]
     service, bridge = max(of_loser, key=lambda one: one[1].since)
     service.evict(bridge)
@@ -255,7 +260,9 @@ def _make_room(services: list[Service], newcomer: PubKey) -> bool:
 
 
 class OfferProducer:
-    """Producer for the connection of a service, which refuses streams while the program does not read its offers."""
+    """Push producer of the lines that offer streams to a program.  While the program does not read these lines, its
+    service refuses further streams.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service

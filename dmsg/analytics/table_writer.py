@@ -43,8 +43,9 @@ class TableWriter:
     :param events: number of events of these days.
     :param few: whether to collect every table and write it with Arrow, because there are few events.
     :param keeps_rows: whether computed rows stay in memory for the tables made from them.
-    :ivar can_compare: whether the stored rows are those that ``before`` describes, so that computed rows can be
-        compared with them. This is not the case if a killed run has written to the tables.
+    :ivar can_compare: whether computed rows are compared with the stored ones, so that only changed days are written.
+        Rows are not compared in a first run, with more than ``MEMORY_EVENTS`` events, or if a killed run has written to
+        the tables, so that ``before`` does not describe the stored rows.
     """
 
     def __init__(

@@ -33,13 +33,13 @@ MAX_SPLICES = 1024
 that has many connections loses one to a peer that has few; otherwise further connections are refused.
 """
 FEW_PART = 64
-"""Divisor of the maximum number of pairs that yields how many pairs a peer never loses to another peer."""
+"""Divisor of the maximum number of pairs.  The quotient is the number of pairs that a peer never loses to another."""
 
 _log = Logger()
 
 
 def max_splices() -> int:
-    """Return ``MAX_SPLICES``, or fewer if the process may open fewer files.
+    """Return the default maximum number of pairs: ``MAX_SPLICES``, or fewer if the process may open fewer files.
 
     A pair needs up to two file descriptors: one for TCP, and one for the agent.
     """
@@ -176,7 +176,7 @@ def join(left: SplicedConnection, right: SplicedConnection) -> None:
 
 
 def _owner_of(addr: IAddress | None) -> Hashable:
-    """Return the key of a peer, or the host of a TCP address."""
+    """Return the owner of a connection: the key of a peer, or the host of a TCP address."""
     return addr.public_key if isinstance(addr, DmsgAddress) else getattr(addr, "host", None)
 
 
@@ -230,9 +230,9 @@ class SpliceFactory(Factory):
     def _make_room(self, newcomer: Hashable) -> bool:
         """Make room for a new connection by aborting another one.
 
-        A stream that has ended but is not read to its end is aborted first.  Second choice is the stream that has been
-        without a transport for the longest time, because it may still be resumed.  Third choice is the newest
-        connection of the peer that has most connections.
+        The first choice is a stream that has ended but is not read to its end.  The second choice is the stream that
+        has been without a transport for the longest time; such a stream may still be resumed.  The third choice is the
+        newest connection of the owner that :func:`pick_loser` returns.
 
         :param newcomer: owner of the new connection.
         :returns: whether a connection was aborted.

@@ -33,8 +33,8 @@ class _PostponedModule(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
-        # Another thread waits until the code has run. If the code itself reads a name that it has not defined yet, the
-        # loader is gone already, and the name is missing.
+        # Another thread waits until the code has run. The loader is removed before that, so if the code itself reads a
+        # name that it has not defined yet, the code does not run again, and the read fails as in any module.
         with _lock:
             loader = _loaders.pop(self.__name__, None)
             if loader is not None:
@@ -48,7 +48,7 @@ class _PostponedModule(ModuleType):
 
 
 class _PostponingLoader:
-    """Loader that creates a module, and leaves its code to the first use."""
+    """Loader that creates a module without running its code, which runs when the module is first used."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -78,8 +78,8 @@ class _PostponingFinder:
 def postpone_imports() -> None:
     """Postpone the imports of the modules in ``POSTPONED``.
 
-    Only the ``dmsg`` program calls this function, because it would change imports of an application that uses the
-    library.
+    Only the ``dmsg`` program calls this function. In an application that uses the library, the function would change
+    the application's own imports, too.
     """
     if _PostponingFinder not in sys.meta_path:
         sys.meta_path.insert(0, _PostponingFinder)

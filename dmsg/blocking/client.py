@@ -33,7 +33,7 @@ WAITING_LIMIT = 64
 """Maximum number of open streams that :meth:`Listener.accept` has not returned yet. Above it, a peer that has many such
 streams loses one to a peer that has few; otherwise further streams are aborted."""
 FEW_PART = 16
-"""Divisor of ``WAITING_LIMIT`` that yields how many waiting streams a peer never loses to another peer."""
+"""Divisor of ``WAITING_LIMIT``. The quotient is the number of waiting streams that a peer never loses to another."""
 
 
 class Client:
@@ -169,9 +169,9 @@ class Listener:
             self._changed.notify_all()
 
     def _make_room(self, newcomer: StreamProtocol) -> bool:
-        """Abort the newest waiting stream of the peer that has most of them.
+        """Abort the newest waiting stream of the peer that has most waiting streams.
 
-        :returns: False if no peer has so many more than the peer of the new stream; then no stream is aborted.
+        :returns: whether a stream was aborted; :func:`pick_loser` says which peer loses a stream, if any.
         """
         counts = Counter(_peer_of(one) for one in self._waiting)
         loser = pick_loser(counts, _peer_of(newcomer), WAITING_LIMIT // FEW_PART)
@@ -183,8 +183,8 @@ class Listener:
         return True
 
     def abort_waiting(self) -> None:
-        """Abort the streams that :meth:`accept` has not returned yet, and all later ones. Called in the reactor's
-        thread.
+        """Abort the streams that :meth:`accept` has not returned yet, and all later ones. Call this method only
+        in the reactor's thread.
         """
         with self._changed:
             self._closed = True

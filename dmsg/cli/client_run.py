@@ -225,7 +225,8 @@ async def with_client(
 
 def _tell_of_waiting(reactor: Reactor, client: RunnableClient) -> None:
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + ONLINE_TIMEOUT - NOTICE_AFTER))
-    # What the client waits for is either a thing, such as an answer, or an error, which is a sentence.
+    # ``waiting_for`` is either a noun, such as "an answer of discovery", or the text of an error, which is a sentence.
+    # Both can follow a colon.
     output.notice(f"waiting, at the latest until {until}: {client.waiting_for.rstrip('.')}")
 
 

@@ -233,9 +233,9 @@ class WrittenPath(click.Path):
         return super().convert(value, param, ctx)
 
     def check(self, path: Path, param: click.Parameter | None, ctx: click.Context | None) -> None:
-        """Check that no other user has put the path into a shared directory.
+        """Check that no other user has put the file or directory into a shared directory.
 
-        :raises click.UsageError: another user has.
+        :raises click.UsageError: another user has put the file or directory there.
         """
         try:
             check_not_planted(path)

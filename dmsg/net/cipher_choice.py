@@ -20,11 +20,11 @@ ROUNDS = 16
 """Number of measurements of each cipher. The shortest time is used, because other processes may interrupt some
 measurements."""
 MAX_RATIO = 1.25
-"""AES-256-GCM is preferred unless it takes more than this multiple of the time of ChaCha20-Poly1305.
+"""Maximum ratio of the time of AES-256-GCM to the time of ChaCha20-Poly1305 at which AES-256-GCM is preferred.
 
-The two kinds of processors are far apart: with AES instructions, AES-256-GCM is 1.65 to 3 times as fast, without them
-it takes many times as long. The limit lies between them, because a busy machine falsifies the measurement: with a ratio
-of 1.65 on the idle machine, ratios down to 1.04 were measured while other programs used all cores.
+With AES instructions, AES-256-GCM is 1.65 to 3 times as fast as ChaCha20-Poly1305; without them, it takes many times as
+long. The limit is above 1, because a busy machine distorts the measurement: on a machine where AES-256-GCM is 1.65
+times as fast, factors down to 1.04 were measured while other programs used all cores.
 """
 
 

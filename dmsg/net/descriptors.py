@@ -7,8 +7,9 @@ import resource
 DESCRIPTOR_RESERVE = 64
 """Number of file descriptors that are kept free for files, listening sockets and connections of the process itself."""
 COMMAND_DESCRIPTORS = 8192
-"""Number of file descriptors with which a command can serve as many connections as its own limits permit.  Systems set
-the soft limit to 1024, which one peer's streams could use up."""
+"""Soft limit of file descriptors that a command sets for itself, if the hard limit permits it.  With this limit, a
+command can serve as many connections as its own limits permit.  Most systems set the soft limit to 1024, which the
+streams of one peer could use up."""
 UNLIMITED = 2**31
 """Number of connections that stands for "no limit"."""
 

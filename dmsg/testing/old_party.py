@@ -39,7 +39,7 @@ STALL_TIMEOUT = 60.0
 """Seconds without progress after which a conversation has failed. The client of 2019 then connects again, because it
 has no keepalive."""
 RENEW_EVERY = 30.0
-"""Minimum seconds between two times at which connections are renewed that a server of 2019 has lost."""
+"""Minimum seconds between two resets of connections over which a server of 2019 no longer sends REQUESTs."""
 POST_EVERY = 30.0
 """Seconds between two posts of the entry of the client of 2019, because a discovery may have lost the entry."""
 
@@ -336,8 +336,8 @@ class OldParty:
             node.begin(self._client.public_key, self._theirs)
 
     def _renew_lost_connections(self) -> None:
-        """Connect clients again whose connection a server of 2019 has lost: no REQUEST reaches them, and they do not
-        notice this by themselves."""
+        """Reset connections over which a server of 2019 no longer sends REQUESTs, so that their clients connect again.
+        The clients do not notice this fault by themselves."""
         server = self._lab.servers.get(self._server)
         relay = None if server is None else server.factory.relay
         if not isinstance(relay, OldRelay) or self.now() - self._renewed_at < RENEW_EVERY:

@@ -24,7 +24,7 @@ from dmsg.v2019.core.wire import FWD, FrameBuffer
 MAX_FILL = 4_000_000
 """Maximum number of bytes that are sent to fill the receive window of a paused reader."""
 SURPLUS = 200_000
-"""Number of bytes that the sender sends in addition to the receive window. They have to wait until the reader reads."""
+"""Number of bytes that are sent in addition to the receive window. These bytes have to wait until the reader reads."""
 MIN_PIECE, MAX_PIECE = 20_000, 65_000
 """Minimum and maximum number of bytes of a frame of this data."""
 FILL_TIMEOUT = 10.0
@@ -35,7 +35,7 @@ checks."""
 MOVE_DELAY = 0.02
 """Minimum seconds that a packet between a client and a server takes while the stream moves."""
 CLOSE_DELAY = 0.2
-"""Seconds that a packet between a client and the server that shuts down takes meanwhile."""
+"""Seconds that a packet between a client and the server that shuts down takes while the stream moves."""
 LAST_FRAME = 100
 """Number of bytes in the frame that a server drops."""
 LOSSES = 8
@@ -141,8 +141,8 @@ class SingleFaults:
         return "" if session is None else self._server_names.get(bytes(session.server), "")
 
     def _can_move(self, talker: Talker) -> bool:
-        """Whether this is the responder of an idle stream that can move to another server. Only a responder reads over
-        the old transport while the stream moves."""
+        """Whether an end of a stream is the responder, and the stream is idle and can move to another server. Only a
+        responder reads over the old transport while the stream moves."""
         stream = talker.transport
         if not self._is_idle(talker) or self._is_initiator(talker) or not isinstance(stream, ClientStream):
             return False
@@ -153,7 +153,7 @@ class SingleFaults:
         return len(running) > 1 and self._server_of(talker) in running
 
     def _fill(self, reader: Talker, piece: int) -> None:
-        """Fill the receive window of an end of a stream that does not read.
+        """Stop an end of a stream from reading, and fill its receive window.
 
         :param piece: number of bytes of each frame. It determines after which frames the reader announces its window.
         """
@@ -178,8 +178,8 @@ class SingleFaults:
         ]
 
     def lose_servers_while_posting(self, random: Random) -> None:
-        """Let a client lose the connections to its servers several times, while discovery is far away and receives the
-        client's entry. Each time, the program waits for the entry to be published.
+        """Let a client lose the connections to its servers several times, while it posts its entry to a discovery with
+        a long delay. Each time, the program waits for the entry to be published.
 
         :raises PromiseBroken: a Deferred on which the program waits does not fire.
         """

@@ -58,7 +58,7 @@ class Waits:
 
     def _has_fired(self, wait: Wait, _: object) -> None:
         self.fired += 1
-        # The Deferred fires at once if there is nothing to wait for.
+        # The Deferreds of a killed client are not in the list any more, but may still fire.
         if wait in self._waiting:
             self._waiting.remove(wait)
 

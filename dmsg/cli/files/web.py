@@ -174,7 +174,7 @@ def curl(  # noqa: C901
             raise click.UsageError(f"{name} begins with a dot; to write this file, use -o {name}")
         output = Path(name)
     if output is not None:
-        # The file of -O is checked, too. It lies in the working directory, which can be a shared one.
+        # The file that -O names is checked, too, because the working directory can be a shared one.
         WRITTEN_FILE.check(output, None, None)
         with suppress(FileNotFoundError):
             # If the directory is missing, opening the file reports that.

@@ -260,8 +260,10 @@ async def _save(response: IResponse, output: Path | None, *, append: bool) -> in
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file for writing.  A named pipe that no program reads is an error, because while the command waited for a
-    reader, neither Ctrl-C nor SIGTERM could end it.
+    """Open a file for writing, without waiting for a reader if the file is a named pipe.  While the command waited,
+    neither Ctrl-C nor SIGTERM could end the command.
+
+    :raises OSError: the file cannot be opened, or is a named pipe that no program reads.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)

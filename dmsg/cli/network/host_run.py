@@ -228,7 +228,10 @@ class HostSettings:
         try:
             record_own_files(files)
         except (DmsgError, OSError) as error:
-            notice(f"dmsg commands do not know that the files in {self.directory} are dmsg's own: {describe(error)}")
+            notice(
+                f"dmsg commands could send or overwrite the files in {self.directory}, because the list of dmsg's own "
+                f"files cannot be changed: {describe(error)}"
+            )
 
     def discovery_arguments(self) -> list[str]:
         """Return the arguments of ``twistd`` for discovery."""

@@ -179,7 +179,9 @@ class Lookup:
         return self._reactor
 
     def is_posted_here(self, entry: Entry) -> bool:
-        """Whether ``entry`` is the last entry of its key that :meth:`update` posted here, or sent without an answer."""
+        """Whether ``entry`` is the last entry of its key that :meth:`update` posted here, or the last one that it sent,
+        even if no answer arrived.
+        """
         return any(ours.signature == entry.signature for ours in self._own_entries(entry.key))
 
     def _own_entries(self, key: PubKey) -> list[Entry]:

@@ -75,7 +75,8 @@ class Lookups:
     def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[None]:
         """Withdraw the entry at every discovery, see :meth:`Lookup.withdraw`; fails if all of them fail.
 
-        If an update of the same key is under way, this waits up to ``GRACE`` seconds for the end of the update.
+        If an update of the same key is under way, the withdrawal waits for the end of the update, up to ``GRACE``
+        seconds.
         """
         marks = tuple(features)
         return Deferred.fromCoroutine(

@@ -321,7 +321,7 @@ class FileUploads:
             raise ValueError(f"cmd must have 1 to {MAX_COMMAND} characters and no reserved prefix")
         free = free_bytes(self._directory)
         if free is not None:
-            # What the present uploads have not written yet is no longer free.
+            # Space that the present uploads still need does not count as free.
             free = max(0, free - sum(one.size - one.received for one in self._incoming.values()))
             if size > free // 2:
                 raise ValueError(

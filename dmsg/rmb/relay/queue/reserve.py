@@ -73,16 +73,16 @@ class Reserve:
     def _open(self, flags: int) -> int:
         """Open the file of the reserve, which only this user can read.
 
-        :raises OSError: the file cannot be opened, or it is a link, or another user's.
+        :raises OSError: the file cannot be opened, is a link, or belongs to another user.
         """
         descriptor = os.open(self._path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         status = os.fstat(descriptor)
-        # In a directory such as /tmp, another user may have put a link to a file of this user in this place. The file
-        # would be emptied.
+        # In a directory such as /tmp, another user may have put a link to a file of this user in this place. Without
+        # this check, the linked file would be emptied.
         if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == os.geteuid():
             return descriptor
         os.close(descriptor)
-        raise OSError(errno.EPERM, "this file is a link, or another user's", self._path)
+        raise OSError(errno.EPERM, "this file is a link, or belongs to another user", self._path)
 
     def release(self) -> None:
         """Free the reserved space."""
