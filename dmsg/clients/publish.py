@@ -9,6 +9,7 @@ from random import Random
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.base.buckets import Bucket
 from dmsg.discovery.entries.entry import REFRESH, ClientMeta, Entry, with_feature
@@ -138,10 +139,7 @@ class EntryPublisher:
                 _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
         self.published = None
         self._is_published = False
-        waiting, self._waiting = self._waiting, []
-        for deferred in waiting:
-            if not deferred.called:
-                deferred.errback(DmsgError("the client is stopped"))
+        self._fire_waiting(Failure(DmsgError("the client is stopped")))
 
     async def _publish(self) -> float | None:
         wanted = self._delegated()
@@ -187,12 +185,16 @@ class EntryPublisher:
 
     def _tell_published(self) -> None:
         """Fire the Deferreds of :meth:`when_published`, if the published servers are still the present ones."""
-        if not self.published or self.published != self._delegated():
-            return
+        if self.published and self.published == self._delegated():
+            self._fire_waiting()
+
+    def _fire_waiting(self, result: Failure | None = None) -> None:
+        """Fire the Deferreds of :meth:`when_published`, or fail them if ``result`` is a Failure."""
+        # The list is emptied first, because a callback may add a Deferred to it.
         waiting, self._waiting = self._waiting, []
         for deferred in waiting:
             if not deferred.called:
-                deferred.callback(None)
+                deferred.callback(result)
 
     def _seconds_to_next_check(self) -> float | None:
         """Return the seconds until the next check whether discovery still has the entry; None without servers. The time

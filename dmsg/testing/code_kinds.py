@@ -55,7 +55,7 @@ ENDS: dict[str, tuple[type[Program], Callable[[Program], None]]] = {
     INTERRUPT_SENDER: (SenderProgram, Program.interrupt),
     INTERRUPT_RECEIVER: (ReceiverProgram, Program.interrupt),
 }
-"""Class of a program and function that ends it, by the fault that ends the program."""
+"""For each fault that ends a program: the class of this program, and the function that ends it."""
 STEERED = frozenset({*ENDS, REPLACE, REPLACE_PARTLY_RECEIVED, LENGTHEN, OVERWRITE, FULL_DISK})
 """Faults that may be planned as an :class:`Ambush`. The coverage counts them when they happen, not when they are
 planned."""

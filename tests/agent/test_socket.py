@@ -436,16 +436,21 @@ class StrangeTests(AgentCase):
         await self.until(lambda: not self.agent.bridges)
         self.assertFalse(self.flushLoggedErrors())
 
+    async def serve_port(self, port: int) -> socket.socket:
+        """Return the socket of a program that serves a port and does nothing more by itself."""
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.addCleanup(channel.close)
+        channel.connect(os.fspath(self.path))
+        channel.sendall(encode_line({"do": "listen", "port": port}))
+        await self.until(lambda: port in self.agent.services)
+        return channel
+
     @asynchronous
     async def test_peers_are_refused_when_a_program_accepts_no_streams(self) -> None:
         """Peers are refused when too many streams wait for the program; the agent continues."""
         await self.up()
         self.patch(program_service, "MAX_OF_SERVICE", 50)
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.addCleanup(channel.close)
-        channel.connect(os.fspath(self.path))
-        channel.sendall(encode_line({"do": "listen", "port": 9}))
-        await self.until(lambda: 9 in self.agent.services)
+        channel = await self.serve_port(9)
         taken = self.agent.services[9]
         opened = [
             self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=9) for _ in range(70)
@@ -461,11 +466,7 @@ class StrangeTests(AgentCase):
     async def test_a_program_cannot_accept_the_stream_of_another(self) -> None:
         """A program that guesses numbers gets no stream that a peer has opened to another program."""
         await self.up()
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.addCleanup(channel.close)
-        channel.connect(os.fspath(self.path))
-        channel.sendall(encode_line({"do": "listen", "port": 9}))
-        await self.until(lambda: 9 in self.agent.services)
+        channel = await self.serve_port(9)
         peers: list[Any] = [
             await self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=9)
             for _ in range(3)
@@ -482,11 +483,7 @@ class StrangeTests(AgentCase):
         for guess in (*range(-2, 40), 2**53 - 1):
             answer = await self.say(encode_line({"do": "accept", "stream": guess}) + encode_close(CloseReason.STALLED))
             self.assertIn(b"there is no such stream", answer, guess)
-        other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.addCleanup(other.close)
-        other.connect(os.fspath(self.path))
-        other.sendall(encode_line({"do": "listen", "port": 10}))
-        await self.until(lambda: 10 in self.agent.services)
+        other = await self.serve_port(10)
         # A program that learned a number in another way can still not refuse the stream over its own connection.
         other.sendall(b"".join(encode_line({"refuse": number}) for number in numbers))
         await self.say(encode_line({"do": "hello"}))
@@ -564,11 +561,7 @@ class StrangeTests(AgentCase):
     async def test_offers_that_a_program_does_not_read_fill_no_memory(self) -> None:
         """A stopped program is offered no more streams until it reads again."""
         await self.up()
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.addCleanup(channel.close)
-        channel.connect(os.fspath(self.path))
-        channel.sendall(encode_line({"do": "listen", "port": 9}))
-        await self.until(lambda: 9 in self.agent.services)
+        channel = await self.serve_port(9)
         owner, address = self.agent.services[9], DmsgAddress(self.peer.public_key, 0)
 
         def offer() -> bool:
