@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -63,10 +64,26 @@ class PlantedTests(CommandCase):
             (("man", "--write", str(shared / "their")), 2),
             (("man", "--write", str(shared)), 1),
             (("key", "new", str(shared / "their" / "a.key")), 1),
-            (("analytics", "simulate", "--out", str(shared / "their")), 1),
         ):
             discovery = ("-d", "http://127.0.0.1:9") if arguments[0] == "curl" else ()
             status, _, err = await self.run_command(*arguments, *discovery)
             self.assertEqual(status, expected, (arguments, err))
             self.assertIn(f"is another user's (uid {STRANGER})", err, arguments)
         self.assertEqual((own.read_text(), list((shared / "their").iterdir())), ("own\n", []))
+
+    @asynchronous
+    async def test_events_are_not_written_into_a_directory_of_another_user(self) -> None:
+        if os.geteuid() != 0:
+            raise SkipTest("only root can create files of other users")
+        if importlib.util.find_spec("pyspark") is None:
+            raise SkipTest("Spark is not installed")
+        shared = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, shared)
+        shared.chmod(0o1777)
+        their = shared / "their"
+        their.mkdir()
+        os.lchown(their, STRANGER, STRANGER)
+        status, _, err = await self.run_command("analytics", "simulate", "--out", str(their))
+        self.assertEqual(status, 1, err)
+        self.assertIn(f"is another user's (uid {STRANGER})", err)
+        self.assertEqual(list(their.iterdir()), [])
