@@ -32,11 +32,6 @@ that has many streams loses one to a peer that has few; otherwise further stream
 """
 FEW_PART = 64
 """Divisor of ``MAX_OF_SERVICE``.  The quotient is the number of streams that a peer never loses to another peer."""
-MAX_OF_SERVICES = MAX_PROGRAMS // 2
-"""Maximum number of streams of all services together; fewer if half of the agent's possible connections from programs
-are fewer.  Above it, a peer loses a stream as above ``MAX_OF_SERVICE``.  So peers cannot use up the connections that
-programs need for their own requests.
-"""
 TAKE_TIME = 10.0
 """Seconds that a program may take to accept a stream that a peer has opened."""
 STATUS_ALLOW = 8
@@ -190,11 +185,13 @@ class Service(Factory):
     def _has_room(self, peer: PubKey) -> bool:
         """Return whether a peer may open a stream.  At a limit, end a stream of another peer to make room, if
         possible.
+
+        All services together may have half as many streams as the agent accepts connections from programs.  So peers
+        cannot use up the connections that programs need for their own requests.
         """
         services = list(self._agent.services.values())
         return (self.open_count < MAX_OF_SERVICE or _make_room([self], peer)) and (
-            sum(one.open_count for one in services) < min(MAX_OF_SERVICES, self._agent.max_programs // 2)
-            or _make_room(services, peer)
+            sum(one.open_count for one in services) < self._agent.max_programs // 2 or _make_room(services, peer)
         )
 
     def evict(self, bridge: Bridge) -> None:

@@ -500,7 +500,7 @@ class StrangeTests(AgentCase):
         """At the limit of one service, and at that of all services, a peer with many streams loses one to another."""
         await self.up()
         self.patch(program_service, "MAX_OF_SERVICE", 10)
-        self.patch(program_service, "MAX_OF_SERVICES", 15)
+        self.patch(service, "MAX_PROGRAMS", 30)
         greedy, modest, me = self.peer, await self.start_client(self.url), self.agent.client.public_key
         taken = {port: Accepting() for port in (80, 81)}
         for port, accepting in taken.items():
