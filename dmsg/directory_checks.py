@@ -60,11 +60,12 @@ def check_not_planted(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory, with its parents, if it is absent, and check it with :func:`check_directory`. A new directory
-    has mode 0700.
+    """Create a directory, with its parents, if it is absent. Check it with :func:`check_directory`, and its path with
+    :func:`check_not_planted`. A new directory has mode 0700.
 
-    :raises UnsafeDirectory: see :func:`check_directory`.
+    :raises UnsafeDirectory: another user could replace files in the directory, or could replace the directory.
     :raises OSError: the directory cannot be created.
     """
+    check_not_planted(path)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_directory(path)

@@ -10,12 +10,15 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.analytics.atomic_write import write_atomically
+from dmsg.base.options import Flag, rows_of
 from dmsg.cli.agent.log import open_log
 from dmsg.collector.store import Store, StoreError
 from dmsg.directories import free_bytes
 from dmsg.directory_checks import UnsafeDirectory, check_directory, check_not_planted, make_directory
 from dmsg.errors import DmsgError, KeyFileError
 from dmsg.keys import default_key, write_new
+from dmsg.rmb.peer.settings import PeerSettings
+from dmsg.rmb.twins.secrets import TwinSecret, write_secret
 from dmsg.telemetry.settings import TelemetrySettings
 
 STRANGER = 65534
@@ -101,12 +104,20 @@ class DirectoryTests(SynchronousTestCase):
         (shared / ".part-of.part").symlink_to(own)
         for path in shared.iterdir():
             os.lchown(path, STRANGER, STRANGER)
+        (uploads,) = (row for row in rows_of(PeerSettings) if row.name == "uploads")
+        assert not isinstance(uploads.kind, Flag)
 
         for kind, use in (
             (DmsgError, lambda: TelemetrySettings(shared / "spool").prepare()),
             (StoreError, lambda: Store(shared / "spool").open()),
             (KeyFileError, lambda: write_new(shared / "spool" / "key", "secret")),
             (DmsgError, lambda: write_atomically(shared / "page", b"page")),
+            (ValueError, lambda: uploads.kind.read(str(shared / "spool"))),
+            (UnsafeDirectory, lambda: make_directory(shared / "spool" / "host")),
+            (
+                KeyFileError,
+                lambda: write_secret(str(shared / "spool" / "new" / "twin"), TwinSecret("words", "sr25519")),
+            ),
         ):
             error = self.assertRaises(kind, use)
             self.assertIn(f"is another user's (uid {STRANGER})", str(error))

@@ -31,6 +31,7 @@ from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
 from dmsg.analytics.table_queries import days_condition
 from dmsg.analytics.views import VIEWS
+from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 
 Row = dict[str, Any]
 """Row of a table, by column name; the columns are in ``dmsg.analytics.schemas``."""
@@ -122,8 +123,14 @@ class Store:
     def claim(self) -> Claim:
         """Claim the right to write to the tables.
 
-        :raises LakeError: another run is writing, the tables have another format, or ``OUT/runs`` is missing.
+        :raises LakeError: another run is writing, the tables have another format, ``OUT/runs`` is missing, or another
+            user has put the directory, or one above it, into a shared directory.
         """
+        if self.local:
+            try:
+                check_not_planted(Path(self.root))
+            except UnsafeDirectory as error:
+                raise LakeError(f"tables cannot be in {self.root}: {error.strerror}") from None
         if self.state().run == 0 and not self.runs.has_begun() and self.table("silver", "sums").version() is not None:
             raise LakeError(
                 f"there are tables in {self.root}, but {self.root}/runs, the list of valid tables, is missing: "

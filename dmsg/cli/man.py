@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dmsg.cli.options import WrittenPath, command
+from dmsg.cli.options import WRITTEN_DIRECTORY, command
 from dmsg.cli.output import fail, say, state, tell
 
 
@@ -15,7 +15,7 @@ from dmsg.cli.output import fail, say, state, tell
 @click.option(
     "--write",
     "directory",
-    type=WrittenPath(file_okay=False, path_type=Path),
+    type=WRITTEN_DIRECTORY,
     metavar="DIR",
     help="Write the pages of all commands into DIR, for example ~/.local/share/man/man1.",
 )

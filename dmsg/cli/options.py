@@ -260,6 +260,7 @@ class _Directory(WrittenPath):
 
 
 WRITTEN_FILE = WrittenPath(dir_okay=False, path_type=Path)
+WRITTEN_DIRECTORY = WrittenPath(file_okay=False, path_type=Path)
 DIRECTORY = _Directory(exists=True, file_okay=False, path_type=Path)
 
 

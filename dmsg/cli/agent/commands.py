@@ -12,7 +12,7 @@ from dmsg.cli.agent.log import CHECK_INTERVAL, Log, log_path
 from dmsg.cli.agent.up_run import default_key_file, start
 from dmsg.cli.agent_choice import key_in
 from dmsg.cli.client_settings import ClientSettings
-from dmsg.cli.options import command
+from dmsg.cli.options import WrittenPath, command
 from dmsg.cli.output import EXIT_NOBODY, fail, say, state, tell
 from dmsg.cli.params import client_options_of
 from dmsg.errors import DmsgError, NobodyThere
@@ -50,7 +50,7 @@ def _found() -> FoundAgent:
 @click.option(
     "--log",
     "log_file",
-    type=click.Path(dir_okay=False),
+    type=WrittenPath(dir_okay=False),
     help=(
         "File for the log.  Default in the background: ~/.local/state/dmsg/agent.log.  At 1 "
         "MiB the log is renamed FILE.1 and starts again."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.options import group
+from dmsg.cli.options import WrittenPath, group
 from dmsg.cli.output import say, state, tell
 from dmsg.errors import DmsgError
 from dmsg.rmb.twins.identity import KEY_TYPES, parse_account
@@ -101,7 +101,7 @@ def _show(twin: Twin) -> None:
 
 
 @twin.command()
-@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("file", type=WrittenPath(dir_okay=False))
 @registry_option
 @relay_option
 @click.option(

@@ -94,7 +94,7 @@ def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | 
 @click.option(
     "--output",
     "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=WRITTEN_FILE,
     help="Write to this file instead of standard output.",
 )
 @click.option("--remote-name", "-O", is_flag=True, help="Write to a file named after the last part of the URL.")

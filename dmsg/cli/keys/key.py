@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.options import group
+from dmsg.cli.options import WrittenPath, group
 from dmsg.cli.output import fail, tell
 from dmsg.cli.params import discovery_option
 from dmsg.errors import KeyFileError
@@ -30,7 +30,7 @@ def key() -> None:
 
 
 @key.command()
-@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("file", type=WrittenPath(dir_okay=False))
 def new(file: str) -> None:
     """Create a key, write it to FILE (mode 0600) and print its public key."""
     secret = SecKey.generate()

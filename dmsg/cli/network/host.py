@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.cli.options import command
+from dmsg.cli.options import WRITTEN_DIRECTORY, command
 from dmsg.cli.output import fail, notice, tell
 from dmsg.cli.params import URLType, qr_option
 from dmsg.errors import DmsgError
@@ -77,7 +77,7 @@ class CarrierType(click.ParamType[Carrier]):
 )
 @click.option(
     "--directory",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=WRITTEN_DIRECTORY,
     help="Directory of the server's key and of the entries.  Default: ~/.local/share/dmsg/host.",
 )
 @click.option(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.cli import output
-from dmsg.cli.options import group
+from dmsg.cli.options import WRITTEN_DIRECTORY, WRITTEN_FILE, group
 from dmsg.cli.params import Seconds
 from dmsg.cli.pipeline.common import (
     directory_option,
@@ -226,7 +226,7 @@ def _one_stream(out: str) -> Iterator[None]:
 )
 @click.option(
     "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=WRITTEN_FILE,
     help="HTML file to which the report is written after each batch.",
 )
 @spark_options
@@ -366,7 +366,7 @@ def simulate(
 @analytics.command()
 @click.option(
     "--directory",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=WRITTEN_DIRECTORY,
     help="Directory for all files.  Default: a new directory in /tmp, which is kept.",
 )
 @click.option(

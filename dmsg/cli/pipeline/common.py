@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from dmsg.base.printable import shorten
+from dmsg.cli.options import WRITTEN_DIRECTORY
 from dmsg.cli.output import EXIT_INTERRUPTED, fail, state
 from dmsg.directories import cache_directory
 from dmsg.directory_checks import check_not_planted
@@ -164,9 +165,9 @@ def local_directory_option(name: str, text: str, *, exists: bool = False) -> Cal
 
     :param name: name of the option.
     :param text: help text of the option.
-    :param exists: whether the directory must exist.
+    :param exists: whether the directory must exist, because the command only reads from it.
     """
-    kind = click.Path(exists=exists, file_okay=False, path_type=Path)
+    kind = click.Path(exists=True, file_okay=False, path_type=Path) if exists else WRITTEN_DIRECTORY
     return click.option(name, required=True, type=kind, metavar="DIR", help=text)
 
 

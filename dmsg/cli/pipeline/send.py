@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.base.units import human_size
-from dmsg.cli.options import command
+from dmsg.cli.options import WrittenPath, command
 from dmsg.cli.output import notice, tell
 from dmsg.cli.params import AddressType, discovery_option, split_urls
 from dmsg.collector.wire import PORT
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @command()
-@click.argument("spool", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("spool", type=WrittenPath(exists=True, file_okay=False, path_type=Path))
 @click.argument("collector", metavar="PUBLIC_KEY[:PORT]", type=AddressType(PORT))
 @discovery_option
 def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ import click
 
 from dmsg.base.printable import printable
 from dmsg.cli import output
-from dmsg.cli.options import command
+from dmsg.cli.options import WRITTEN_FILE, command
 from dmsg.cli.params import Seconds, create_option
 from dmsg.cli.pipeline.common import (
     as_of_option,
@@ -35,7 +35,7 @@ TOP_ROWS = 15
     "--html",
     default="report.html",
     show_default=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=WRITTEN_FILE,
     help="File to write.",
 )
 @as_of_option
@@ -145,7 +145,7 @@ def tables(out: str) -> None:
 @tables_option()
 @click.option("--key-file", "-k", required=True, metavar="FILE", help="File with the operator's secret key.")
 @create_option
-@click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="File to write.")
+@click.option("--ranking", required=True, type=WRITTEN_FILE, help="File to write.")
 @click.option(
     "--hours",
     default=RANKING_HOURS,

@@ -15,7 +15,7 @@ import click
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli import output
-from dmsg.cli.options import command
+from dmsg.cli.options import WRITTEN_FILE, command
 from dmsg.cli.params import create_option
 from dmsg.cli.pipeline.common import errors_in_one_line, local_directory_option
 from dmsg.errors import DmsgError, WrongUse
@@ -37,9 +37,7 @@ _COUNTS = ("transports", "credited", "difference", "one_sided", "conflict", "byt
 )
 @click.option("--key-file", "-k", required=True, metavar="FILE", help="File with the operator's secret key.")
 @create_option
-@click.option(
-    "--file", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  Default: statement-DAY.jsonl"
-)
+@click.option("--file", type=WRITTEN_FILE, help="File to write.  Default: statement-DAY.jsonl")
 @click.option(
     "--days-before",
     type=click.IntRange(0, 365),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dmsg.base.options import FLAG, KEY, NETWORK, STORAGE, Option, Text, checked_by, option, required_field
+from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 from dmsg.net.redis import redis_address
 
 
@@ -14,6 +15,10 @@ def _directory(text: str) -> Path:
     path = Path(text).absolute()
     if not path.is_dir():
         raise ValueError(f"{path}: this is not a directory")
+    try:
+        check_not_planted(path)
+    except UnsafeDirectory as error:
+        raise ValueError(error.strerror) from None
     return path
 
 

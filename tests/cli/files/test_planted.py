@@ -8,8 +8,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import click
 from twisted.trial.unittest import SkipTest
 
+from dmsg.cli.main import main
+from dmsg.cli.options import WrittenPath
 from tests.cli.test_commands import CommandCase
 from tests.support import asynchronous
 
@@ -63,7 +66,11 @@ class PlantedTests(CommandCase):
             (("curl", f"dmsg://{key}/page", "-o", str(shared / "their" / "page")), 2),
             (("man", "--write", str(shared / "their")), 2),
             (("man", "--write", str(shared)), 1),
-            (("key", "new", str(shared / "their" / "a.key")), 1),
+            (("key", "new", str(shared / "their" / "a.key")), 2),
+            (("twin", "create", str(shared / "their" / "new" / "twin"), "--registry", "http://127.0.0.1:9"), 2),
+            (("up", "--log", str(shared / "their" / "new" / "agent.log")), 2),
+            (("host", "--directory", str(shared / "their" / "host")), 2),
+            (("analytics", "send", str(shared / "their"), key), 2),
         ):
             discovery = ("-d", "http://127.0.0.1:9") if arguments[0] == "curl" else ()
             status, _, err = await self.run_command(*arguments, *discovery)
@@ -84,6 +91,34 @@ class PlantedTests(CommandCase):
         their.mkdir()
         os.lchown(their, STRANGER, STRANGER)
         status, _, err = await self.run_command("analytics", "simulate", "--out", str(their))
-        self.assertEqual(status, 1, err)
+        self.assertEqual(status, 2, err)
         self.assertIn(f"is another user's (uid {STRANGER})", err)
         self.assertEqual(list(their.iterdir()), [])
+        # All commands that write tables claim them first; their --out may also be a URI.
+        from dmsg.analytics.lake_error import LakeError
+        from dmsg.analytics.store import Store
+
+        for out in (str(their), f"file:{their}/tables"):
+            error = self.assertRaises(LakeError, Store(out).claim)
+            self.assertIn(f"is another user's (uid {STRANGER})", str(error))
+        self.assertEqual(list(their.iterdir()), [])
+
+    def test_each_path_on_a_command_line_is_only_read_or_is_checked(self) -> None:
+        """An argument or option with a path either names a file that exists, or has a type that checks the path."""
+        only_read = {"dmsg key show FILE", "dmsg key succeed OLD", "dmsg key succeed NEW"}
+        unchecked = set()
+
+        def visit(command: click.Command, name: str, above: click.Context | None) -> None:
+            context = click.Context(command, above, name)
+            for param in command.params:
+                kind = param.type
+                if isinstance(kind, click.Path) and not isinstance(kind, WrittenPath) and not kind.exists:
+                    unchecked.add(f"{context.command_path} {param.make_metavar(context)}")
+            if isinstance(command, click.Group):
+                for below in command.list_commands(context):
+                    found = command.get_command(context, below)
+                    assert found is not None
+                    visit(found, below, context)
+
+        visit(main, "dmsg", None)
+        self.assertEqual(unchecked, only_read)
