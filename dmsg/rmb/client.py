@@ -132,6 +132,7 @@ class RmbClient(Service):
         self._calls: dict[str, tuple[int, Deferred[Reply]]] = {}
         self._starting: Deferred[None] | None = None
         self._start_failure: Failure | None = None
+        self._is_stopped = False
         self.ready: Deferred[None] = Deferred()
 
     @property
@@ -156,11 +157,18 @@ class RmbClient(Service):
 
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
+        self._is_stopped = False
+        if self.ready.called:
+            self.ready, self._start_failure = Deferred(), None
         self._starting = Deferred.fromCoroutine(self._start())
         self._starting.addErrback(self._start_failed)
 
     def _start_failed(self, failure: Failure) -> None:
-        if not failure.check(CancelledError) and not self.ready.called:
+        if not failure.check(CancelledError):
+            self._fail_ready(failure)
+
+    def _fail_ready(self, failure: Failure) -> None:
+        if not self.ready.called:
             self._start_failure = failure
             self.ready.errback(failure)
             self.ready.addErrback(lambda _: None)  # when_online() reports the error of a failed start.
@@ -173,8 +181,9 @@ class RmbClient(Service):
         """Wait until at least one relay is connected.
 
         :raises DmsgTimeout: no relay was connected in time.
-        :raises RmbError: the twin is unknown, or the registry refuses the entry.
+        :raises RmbError: the twin is unknown, the registry refuses the entry, or the client is stopped.
         """
+        self._check_not_stopped()
         if not self.ready.called:
             waiting: Deferred[None] = Deferred()
 
@@ -188,16 +197,22 @@ class RmbClient(Service):
             await waiting
         elif self._start_failure is not None:
             self._start_failure.raiseException()
+        self._check_not_stopped()
         await self._bus.uplink.when_online(timeout)
+
+    def _check_not_stopped(self) -> None:
+        if self._is_stopped:
+            raise RmbError("the client is stopped")
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        self.ready.addErrback(lambda _: None)
+        self._is_stopped = True
         if self._starting is not None:
             self._starting.cancel()
+        self._fail_ready(Failure(RmbError("the client is stopped")))
         await self._bus.settle()
         self._bus.disconnect()
         self._bus.cancel()
@@ -231,15 +246,17 @@ class RmbClient(Service):
         :raises TwinOffline: the twin is not connected.
         :raises RemoteError: the twin or a relay answered with an error.
         :raises CallTimeout: no answer arrived in time.
-        :raises RmbError: the twin is unknown, or too many calls are waiting for an answer.
+        :raises RmbError: the twin is unknown, too many calls are waiting for an answer, or the client is stopped.
         """
         if not 0 < timeout < 1e9:
             raise RmbError(f"timeout is {timeout}: it must be above 0 and below 1e9 seconds")
+        self._check_not_stopped()
         if not self._bus.is_open:
             await self.when_online(timeout)
         if len(self._calls) >= MAX_CALLS:
             raise RmbError(f"{MAX_CALLS} calls are already waiting for an answer, which is the limit")
         receiver = await self.registry.get(twin)
+        self._check_not_stopped()
         now = self._now()
         # The timestamp is rounded down to whole seconds. So the elapsed fraction of the current second is added to the
         # lifetime.

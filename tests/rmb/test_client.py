@@ -13,7 +13,7 @@ from dmsg.rmb.client import Reply
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import EXPIRED
-from dmsg.rmb.errors import CallTimeout, Drop, RegistryRefused, RemoteError, TwinNotFound, TwinOffline
+from dmsg.rmb.errors import CallTimeout, Drop, RegistryRefused, RemoteError, RmbError, TwinNotFound, TwinOffline
 from dmsg.rmb.session.handlers import HandlerError
 from dmsg.rmb.session.seal import ReplayWindow
 from dmsg.rmb.session.uplink import MessageTooLarge
@@ -271,6 +271,52 @@ class CallTests(MemoryCase):
         self.twin_of = self.ids["A"]
         client = self.client("A", _Elsewhere)
         await self.assertFailure(Deferred.fromCoroutine(client.when_online(5)), RegistryRefused)
+
+    @asynchronous
+    async def test_callers_that_wait_for_a_client_fail_when_it_is_stopped(self) -> None:
+        """While it starts, while no relay is connected, and after it has stopped."""
+        self.twin("A", None)
+        held: Deferred[Any] = Deferred()
+        self.patch(self.registry, "id_by_account", lambda account: held)
+        starting = self.client("A", _Nowhere)
+        ready: list[Any] = []
+        starting.ready.addErrback(lambda failure: ready.append(str(failure.value)))
+        waiting: list[Any] = [starting.when_online(1000), starting.call(self.ids["A"], "x", timeout=1000)]
+        callers = list(map(Deferred.fromCoroutine, waiting))
+        await self.pause(0.1)
+        await starting.stopService()
+        await self.pause(0)
+        self.assertEqual(ready, ["the client is stopped"])
+        for caller in (*callers, Deferred.fromCoroutine(starting.when_online(1000))):
+            self.assertEqual(str(self.failureResultOf(caller, RmbError).value), "the client is stopped")
+
+    @asynchronous
+    async def test_callers_that_wait_for_a_relay_fail_when_the_client_is_stopped(self) -> None:
+        self.twin("A", None)
+        offline = self.client("A", _Nowhere)
+        await offline.ready
+        online = [Deferred.fromCoroutine(offline.when_online(1000)) for _ in range(2)]
+        await self.pause(0.1)
+        self.assertNoResult(online[0])
+        await offline.stopService()
+        late: list[Any] = [
+            offline.when_online(1000),
+            offline.call(self.ids["A"], "x", timeout=1000),
+            offline.ping(1000),
+        ]
+        for caller in (*online, *map(Deferred.fromCoroutine, late)):
+            self.assertEqual(str(self.failureResultOf(caller, RmbError).value), "the client is stopped")
+
+    @asynchronous
+    async def test_a_stopped_client_can_be_started_again(self) -> None:
+        self.one = await self.named_relay()
+        self.twin("A", None)
+        client = self.client("A", self.one)
+        await client.when_online()
+        await client.stopService()
+        client.startService()
+        await client.when_online()
+        self.assertLess(await client.ping(), 5.0)
 
     @asynchronous
     async def test_sessions_keep_the_relays_of_their_twin(self) -> None:

@@ -360,11 +360,13 @@ class Uplink:
         self._round.start(2.0, now=False)
 
     def stop(self) -> None:
-        """Close all connections. Unconfirmed messages stay unconfirmed."""
+        """Close all connections, and fail the Deferreds of :meth:`when_online`. Unconfirmed messages stay
+        unconfirmed."""
         if self._round.running:
             self._round.stop()
         for link in self.links:
             link.stop()
+        self._fire_online(Failure(RmbError("the client is stopped")))
 
     @property
     def is_settled(self) -> bool:
@@ -372,7 +374,10 @@ class Uplink:
         return all(link.is_settled for link in self.links)
 
     def when_online(self, timeout: float) -> Deferred[None]:
-        """Return a Deferred that fires when a relay is connected, or fails with DmsgTimeout."""
+        """Return a Deferred that fires when a relay is connected.
+
+        The Deferred fails with DmsgTimeout if that takes too long, or with RmbError if the client is stopped.
+        """
         online: Deferred[None] = Deferred()
 
         def too_late(_: object, seconds: float) -> None:
@@ -439,11 +444,14 @@ class Uplink:
         if not any(other.connected for other in self.links if other is not link):
             self.links.remove(link)
             self.links.insert(0, link)
+        self._fire_online()
+        self._send_waiting()
+
+    def _fire_online(self, result: Failure | None = None) -> None:
         waiting, self._online = self._online, []
         for one in waiting:
             if not one.called:
-                one.callback(None)
-        self._send_waiting()
+                one.callback(result)
 
     def link_down(self, link: RelayLink, left: deque[Outgoing]) -> None:
         """Put the unconfirmed messages of a lost connection at the front of the outbox, and send them over another
