@@ -92,15 +92,22 @@ def offer_code(
         raise ValueError("offer_code needs a client, nearby, or both")
 
     async def offer() -> OfferedCode:
-        nameplate = None if client is None else await client.claim_nameplate()
-        number = FIRST_NAMEPLATE + randbelow(NAMEPLATES) if nameplate is None else nameplate.number
-        code = Code.make(number, words)
-        factory = CodeFactory(reactor, code, on_wrong_guess, receivers=receivers, on_agreed=on_agreed)
+        factory = CodeFactory(reactor, None, on_wrong_guess, receivers=receivers, on_agreed=on_agreed)
         stops: list[Callable[[], object]] = []
-        if client is not None:
-            stops.append(client.listen(factory, PORT).stopListening)
-        if nearby is not None:
-            stops.append(nearby.offer(number, factory, PORT).stop)
+        nameplate = None
+        try:
+            if client is not None:
+                # The port is opened before the claim. If another offer of this client uses the port, discovery would
+                # assign the nameplate of that offer, which must not be released.
+                stops.append(client.listen(factory, PORT).stopListening)
+                nameplate = await client.claim_nameplate()
+            number = FIRST_NAMEPLATE + randbelow(NAMEPLATES) if nameplate is None else nameplate.number
+            factory.code = code = Code.make(number, words)
+            if nearby is not None:
+                stops.append(nearby.offer(number, factory, PORT).stop)
+        except BaseException:
+            await _withdraw(nameplate, stops)
+            raise
         offered = OfferedCode(reactor, code, factory, stops, nameplate, on_warning)
         if expires is not None:
             expiry = reactor.callLater(expires, factory.expire)
@@ -146,14 +153,7 @@ class OfferedCode:
     def _ended(self, result: object) -> Deferred[object]:
         if self._renewing is not None:
             self._renewing.cancel()
-        return Deferred.fromCoroutine(self._release()).addCallback(lambda _: result)
-
-    async def _release(self) -> None:
-        if self._nameplate is not None:
-            with suppress(DiscoveryError):  # A nameplate that cannot be released expires by itself.
-                await self._nameplate.release()
-        for stop in self._stops:
-            await maybeDeferred(stop)
+        return Deferred.fromCoroutine(_withdraw(self._nameplate, self._stops)).addCallback(lambda _: result)
 
     async def _renew(self, nameplate: Nameplate) -> None:
         """Renew the claim on the nameplate periodically, until discovery has assigned the nameplate to another key."""
@@ -171,6 +171,15 @@ class OfferedCode:
                     self._on_warning(f"{error}; the code may be lost with it")
             except Exception:
                 _log.failure("unhandled error while the number of a code was renewed in discovery")
+
+
+async def _withdraw(nameplate: Nameplate | None, stops: Sequence[Callable[[], object]]) -> None:
+    """Release the nameplate of a code, and end its offers."""
+    if nameplate is not None:
+        with suppress(DiscoveryError):  # A nameplate that cannot be released expires by itself.
+            await nameplate.release()
+    for stop in stops:
+        await maybeDeferred(stop)
 
 
 def _cancel_with(result: T, call: IDelayedCall) -> T:

@@ -210,12 +210,14 @@ class CodeFactory(Factory):
     Wrong guesses are counted for the code as a whole, and a right guess does not reset the count.  A code for many
     receivers is therefore no easier to guess than a code for one.
 
+    :param code: code that peers must know; None if the attribute ``code`` is set later.
     :param on_wrong_guess: callback invoked after each wrong guess except the last one allowed, with the number of
         guesses left.
     :param receivers: number of peers that may use the code.
     :param on_agreed: callback invoked with each :class:`CodeAgreement`.
     :ivar agreed: Deferred that fires with the :class:`CodeAgreement` of the last receiver; fails with
         :class:`~dmsg.apps.codes.pake.WrongCode` after ``TRIES`` wrong guesses.
+    :ivar code: code that peers must know.  While it is None, peers are refused.
     :ivar receivers: number of further peers that may use the code.
     """
 
@@ -224,14 +226,14 @@ class CodeFactory(Factory):
     def __init__(
         self,
         reactor: IReactorTime,
-        code: Code,
+        code: Code | None,
         on_wrong_guess: Callable[[int], object] = lambda left: None,
         *,
         receivers: int = 1,
         on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
     ) -> None:
         self._reactor = reactor
-        self._code = code
+        self.code = code
         self._on_wrong_guess = on_wrong_guess
         self._on_agreed = on_agreed
         self._running: dict[CodeEnd, float] = {}
@@ -243,14 +245,16 @@ class CodeFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> CodeEnd | None:
         now = self._reactor.seconds()
-        if self._is_over or self.agreed.called or not self._runs.take(1.0, RUNS_RATE, RUNS_BURST, now):
+        if self.code is None or self._is_over or self.agreed.called:
+            return None
+        if not self._runs.take(1.0, RUNS_RATE, RUNS_BURST, now):
             return None
         if len(self._running) >= MAX_AGREEMENTS:
             slow = [one for one, began in self._running.items() if now - began >= SLOW_RUN or not one.has_spoken]
             if not slow:
                 return None
             min(slow, key=lambda one: one.has_spoken).agreed.cancel()
-        end = CodeEnd(self._reactor, Role.SENDER, self._code)
+        end = CodeEnd(self._reactor, Role.SENDER, self.code)
         self._running[end] = now
         end.agreed.addBoth(self._ended, end)
         return end

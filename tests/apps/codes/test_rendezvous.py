@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -12,8 +12,10 @@ from dmsg.apps.codes import Code, CodeUsedUp, OfferedCode, accept_code, offer_co
 from dmsg.apps.codes.stream import PORT, TRIES
 from dmsg.discovery.lookup.nameplates import NoSuchNameplate
 from dmsg.errors import DiscoveryError
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.testing import Lab
 from tests.apps.codes.test_stream import Recorder
+from tests.support import Accepting
 
 
 class RendezvousTests(SynchronousTestCase):
@@ -116,6 +118,50 @@ class RendezvousTests(SynchronousTestCase):
         offered = self.offer()
         self.result_of(offer_code(self.lab.network.host("alice"), self.alice)).trap(CannotListenError)
         self.assertEqual(self.accept(offered.code).peer, self.alice.public_key)
+
+    def test_an_offer_that_fails_keeps_no_number(self) -> None:
+        """The port is in use, or the offer on the local network fails."""
+        claims: list[Any] = []
+        claim = self.alice.claim_nameplate
+
+        async def count() -> Any:
+            claims.append(await claim())
+            return claims[-1]
+
+        self.patch(self.alice, "claim_nameplate", count)
+        host = self.lab.network.host("alice")
+        listening = self.alice.listen(Accepting(), PORT)
+        self.result_of(offer_code(host, self.alice)).trap(CannotListenError)
+        self.assertEqual(claims, [])
+        self.result_of(maybeDeferred(listening.stopListening))
+
+        class NoNetwork:
+            def offer(self, *_: object) -> None:
+                raise OSError("no network")
+
+        self.result_of(offer_code(host, self.alice, nearby=cast(Any, NoNetwork()))).trap(OSError)
+        (claimed,) = claims
+        self.check_is_over(Code.make(claimed.number))
+
+    def test_an_offer_without_a_number_keeps_no_port(self) -> None:
+        """No discovery assigns a nameplate, or the offer is cancelled before; no peer is served meanwhile."""
+        waiting: Deferred[Any] = Deferred()
+
+        async def claim() -> Any:
+            return await waiting
+
+        self.patch(self.alice, "claim_nameplate", claim)
+        host = self.lab.network.host("alice")
+        offering = offer_code(host, self.alice)
+        self.assertIsNone(self.alice.factories[PORT].buildProtocol(DmsgAddress(self.bob.public_key, 0)))
+        waiting.errback(DiscoveryError("no nameplate is free"))
+        self.result_of(offering).trap(DiscoveryError)
+        self.assertNotIn(PORT, self.alice.factories)
+        waiting = Deferred()
+        offering = offer_code(host, self.alice)
+        offering.cancel()
+        self.result_of(offering).trap(CancelledError)
+        self.assertNotIn(PORT, self.alice.factories)
 
     def test_a_code_of_too_few_words_is_refused(self) -> None:
         with self.assertRaisesRegex(ValueError, "3 to 12 words, not 2"):
