@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 
-SUFFIXES = ("", "-journal", "-wal", "-shm")
+DATABASE_FILE_SUFFIXES = ("", "-journal", "-wal", "-shm")
 """Suffixes of the names of a database's files: the database, its rollback journal, its write-ahead log, and the index
 of this log.
 """
@@ -47,7 +47,7 @@ def prepare_database(path: str | os.PathLike[str], timeout: float) -> Iterator[s
 
 
 def _check_files(path: str | os.PathLike[str]) -> None:
-    for suffix in SUFFIXES:
+    for suffix in DATABASE_FILE_SUFFIXES:
         try:
             check_not_planted(Path(os.fspath(path) + suffix))
         except UnsafeDirectory as error:

@@ -314,7 +314,7 @@ class EntryError(DmsgError, ValueError):
     """Error: an entry is malformed or breaks a rule; see :mod:`dmsg.discovery.entries.entry`."""
 
 
-class PackagesMissing(DmsgError):
+class ExtraNotInstalled(DmsgError):
     """Error: the packages of an optional extra are not installed."""
 
 

@@ -26,19 +26,21 @@ MAX_PROGRAMS = 4096
 """Maximum number of connections from programs; fewer if the agent may open fewer files.  Each stream of a program has a
 connection of its own.
 """
-MAX_OF_SERVICE = 1024
+MAX_STREAMS_PER_SERVICE = 1024
 """Maximum number of streams of one service, including those that its program has not accepted yet.  Above it, a peer
 that has many streams loses one to a peer that has few; otherwise further streams are refused.
 """
-FEW_PART = 64
-"""Divisor of ``MAX_OF_SERVICE``.  The quotient is the number of streams that a peer never loses to another peer."""
-TAKE_TIME = 10.0
+PROTECTED_DIVISOR = 64
+"""Divisor of ``MAX_STREAMS_PER_SERVICE``.  The quotient is the number of streams that a peer never loses to another
+peer.
+"""
+ACCEPT_TIMEOUT = 10.0
 """Seconds that a program may take to accept a stream that a peer has opened."""
 STATUS_ALLOW = 8
 """Maximum number of allowed keys that ``status`` lists for a service.  The number of all allowed keys is reported,
 too.
 """
-FIRST_NUMBER, END_OF_NUMBERS = 10**15, 2**53
+STREAM_NUMBERS_START, STREAM_NUMBERS_END = 10**15, 2**53
 """Range of the numbers of streams that programs accept.  The agent draws each number at random, so that a program
 cannot guess the number of a stream that was offered to another program.  All numbers have 16 digits, and languages
 whose numbers are doubles can represent all of them exactly.
@@ -159,12 +161,12 @@ class Service(Factory):
         if not self.admits(addr):
             self.refused += 1
             return None
-        if self._agent.is_full or self.is_congested or not self._has_room(addr.public_key):
+        if self._agent.is_full or self.is_congested or not self._ensure_room(addr.public_key):
             self.refused += 1
             return None
         bridge = Bridge(self._connection.reactor, self._agent.shared, incoming=True)
-        number = FIRST_NUMBER + secrets.randbelow(END_OF_NUMBERS - FIRST_NUMBER)
-        late = self._connection.reactor.callLater(TAKE_TIME, self._on_timeout, number)
+        number = STREAM_NUMBERS_START + secrets.randbelow(STREAM_NUMBERS_END - STREAM_NUMBERS_START)
+        late = self._connection.reactor.callLater(ACCEPT_TIMEOUT, self._on_timeout, number)
         self.waiting[number] = bridge, late
         self._agent.untaken[number] = bridge
         self._connection.say({"stream": number, "peer": str(addr.public_key), "peer_port": addr.port})
@@ -182,7 +184,7 @@ class Service(Factory):
         """
         return [*self.open, *(bridge for bridge, _ in self.waiting.values())]
 
-    def _has_room(self, peer: PubKey) -> bool:
+    def _ensure_room(self, peer: PubKey) -> bool:
         """Return whether a peer may open a stream.  At a limit, end a stream of another peer to make room, if
         possible.
 
@@ -190,7 +192,7 @@ class Service(Factory):
         cannot use up the connections that programs need for their own requests.
         """
         services = list(self._agent.services.values())
-        return (self.open_count < MAX_OF_SERVICE or _make_room([self], peer)) and (
+        return (self.open_count < MAX_STREAMS_PER_SERVICE or _make_room([self], peer)) and (
             sum(one.open_count for one in services) < self._agent.max_programs // 2 or _make_room(services, peer)
         )
 
@@ -246,7 +248,9 @@ def _make_room(services: list[Service], newcomer: PubKey) -> bool:
     :returns: whether a stream was ended; :func:`pick_loser` says which peer loses a stream, if any.
     """
     streams = [(service, bridge) for service in services for bridge in service.bridges]
-    loser = pick_loser(Counter(bridge.peer.public_key for _, bridge in streams), newcomer, MAX_OF_SERVICE // FEW_PART)
+    loser = pick_loser(
+        Counter(bridge.peer.public_key for _, bridge in streams), newcomer, MAX_STREAMS_PER_SERVICE // PROTECTED_DIVISOR
+    )
     if loser is None:
         return False
     # If several streams began at the same time, max returns the first of them, which has to be the newest.

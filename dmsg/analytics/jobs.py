@@ -127,7 +127,7 @@ class Pipeline:
         self._directories: DirectoriesRead | None = None
         self._quiet: dict[Path, Mapping[str, int]] = {}
         self._begun: set[str] = set()
-        self._tuning = Tuning(spark, may=tune)
+        self._tuning = Tuning(spark, can_be_small=tune)
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
     @property
@@ -359,17 +359,17 @@ class Pipeline:
                 if (day := one.values["dt"]) in of_day:
                     of_day[day] += one.rows or 0
             events = sum(of_day.values())
-            few = self._tuning.may and lake.hold(table, files) is not None
-            self._tuning.choose(small=events < SMALL_EVENTS, few=few, events=events)
+            in_memory = self._tuning.can_be_small and lake.hold(table, files) is not None
+            self._tuning.choose(small=events < SMALL_EVENTS, in_memory=in_memory, events=events)
             tables = Refinement(
                 *(lake, claim, before, state, days),
                 today=self.now.date(),
                 changed=taken.changed,
                 events_of_day=of_day,
-                few=few,
+                collects_all=in_memory,
                 # On a cluster, days are computed by the executors and not in the driver's memory. So the driver's work
                 # does not grow with the amount of data.
-                memory=self._tuning.may and is_local(self._spark),
+                memory=self._tuning.can_be_small and is_local(self._spark),
                 small=self._tuning.is_small,
                 step=self._step,
             )

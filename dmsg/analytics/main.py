@@ -25,11 +25,11 @@ from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
-from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, Spark, SparkFailed, is_connect, make_session
+from dmsg.analytics.session import DRIVER_MEMORY, JavaNotFound, Spark, SparkFailed, is_connect, make_session
 from dmsg.analytics.store import Store, local_path
 from dmsg.telemetry.spool_listing import Reason, left_lines
 
-Errors = (LakeError, JavaMissing, SparkFailed)
+Errors = (LakeError, JavaNotFound, SparkFailed)
 """Classes of errors that the user can correct. Their text is one line."""
 
 

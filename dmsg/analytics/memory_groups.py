@@ -13,7 +13,7 @@ from dmsg.analytics.memory_columns import FALSE, NotInMemory, list_rows, of_one_
 
 _SKIP = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
 _COUNT = pc.CountOptions(mode="only_valid")
-_FEW = 8
+_PREFILTER_RATIO = 8
 """How many times as many rows the left side of a join must have for its rows to be filtered first."""
 _MAX_NUMBERS = 2**62
 """Maximum number of combinations of the values of several columns that one 64-bit number represents."""
@@ -213,7 +213,7 @@ def joined_rows(left: Sequence[pa.Array], right: Sequence[pa.Array], how: str) -
     :param how: ``inner``, ``left``, ``full_outer``, ``left_semi`` or ``left_anti``; the last two return rows of the
         left side only.
     """
-    if how in ("inner", "left_semi") and _FEW * len(right[0]) < len(left[0]):
+    if how in ("inner", "left_semi") and _PREFILTER_RATIO * len(right[0]) < len(left[0]):
         # Few rows of the left side have a partner. Only these rows are numbered and joined.
         places = pc.indices_nonzero(_may_match(left, right)).cast(pa.int64())
         if len(places) < len(left[0]):

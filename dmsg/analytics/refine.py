@@ -71,7 +71,7 @@ class Refinement:
     :param today: day of the run.
     :param changed: days that have new events, by family of events.
     :param events_of_day: number of events of each of these days.
-    :param few: whether to collect every table and write it with Arrow, because there are few events.
+    :param collects_all: whether to collect every table and write it with Arrow, because there are few events.
     :param memory: whether tables may be computed in memory, without Spark.
     :param small: whether to write several tables at the same time.
     :param step: called with the name of each step as it begins. A run that computes its days in parts begins the steps
@@ -89,7 +89,7 @@ class Refinement:
         today: date,
         changed: Mapping[str, Iterable[str]],
         events_of_day: Mapping[str, int],
-        few: bool,
+        collects_all: bool,
         memory: bool,
         small: bool,
         step: Callable[[str], None],
@@ -108,7 +108,14 @@ class Refinement:
         self._memory_tables = cache(self._open_in_memory)
         self._changes = Changes(days, changed)
         self._writer = TableWriter(
-            lake, claim, before, self._changes, days, events=events, few=few, keeps_rows=len(self._parts) == 1
+            lake,
+            claim,
+            before,
+            self._changes,
+            days,
+            events=events,
+            collects_all=collects_all,
+            keeps_rows=len(self._parts) == 1,
         )
         if self._writer.can_compare and "life" in changed:
             # The last line of each file is an event of the family ``life``, so every new file has events of this
@@ -324,7 +331,7 @@ class Refinement:
                 self._step(f"{layer}: {name}")
                 self._claim.check()
                 if not self._is_affected(name) and (found := self._compute(name, plan(some)[name])) is not None:
-                    changed[name].update(self._writer.put(found, layer, name, some))
+                    changed[name].update(self._writer.write_collected(found, layer, name, some))
                 else:
                     del changed[name]
 

@@ -118,7 +118,7 @@ _CACHED_CLASSES = (
 """Java classes to cache, because PySpark looks them up again for every column."""
 
 
-class JavaMissing(Exception):
+class JavaNotFound(Exception):
     """Error: no Java was found that is suitable for Spark. Its text says how to install one."""
 
 
@@ -138,7 +138,7 @@ def _java_version(java: str) -> int | None:
 def find_java() -> Path:
     """Return the home of a suitable Java, looking in ``JAVA_HOME``, ``PATH`` and Debian's directories.
 
-    :raises JavaMissing: no suitable Java was found.
+    :raises JavaNotFound: no suitable Java was found.
     """
     homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
     if (found := shutil.which("java")) is not None:
@@ -152,7 +152,7 @@ def find_java() -> Path:
         if version is not None:
             seen.append(f"{version} in {home}")
     there = f"found {', '.join(seen)}; " if seen else ""
-    raise JavaMissing(
+    raise JavaNotFound(
         f"Spark needs Java 17: {there}on Debian and Ubuntu `apt-get install openjdk-17-jre-headless`, "
         "or set JAVA_HOME to the directory of a Java 17"
     )
@@ -220,7 +220,7 @@ def make_session(
     :param load: amount of work. With little work, the settings favour a fast start over throughput.
     :param archives: directory that may contain an archive of classes, which makes the start of a local session faster.
     :param archive_to: file to which Java writes an archive of its classes when it ends.
-    :raises JavaMissing: no suitable Java was found.
+    :raises JavaNotFound: no suitable Java was found.
     :raises SparkFailed: the master cannot be reached, or Spark does not start.
     """
     archive = None

@@ -41,7 +41,7 @@ class TableWriter:
     :param before: state that the newest finished run left.
     :param days: days whose rows are rewritten.
     :param events: number of events of these days.
-    :param few: whether to collect every table and write it with Arrow, because there are few events.
+    :param collects_all: whether to collect every table and write it with Arrow, because there are few events.
     :param keeps_rows: whether computed rows stay in memory for the tables made from them.
     :ivar can_compare: whether computed rows are compared with the stored ones, so that only changed days are written.
         Rows are not compared in a first run, with more than ``MEMORY_EVENTS`` events, or if a killed run has written to
@@ -57,7 +57,7 @@ class TableWriter:
         days: Sequence[str],
         *,
         events: int,
-        few: bool,
+        collects_all: bool,
         keeps_rows: bool,
     ) -> None:
         self._lake = lake
@@ -65,7 +65,7 @@ class TableWriter:
         self._before = before
         self._changes = changes
         self._days = days
-        self._few = few
+        self._collects_all = collects_all
         self._keeps_rows = keeps_rows
         self._in_memory = events <= MEMORY_EVENTS
         self._collected: dict[tuple[str, tuple[str, ...]], pa.Table] = {}
@@ -92,7 +92,7 @@ class TableWriter:
         lake = self._lake
         schema = lake.table(layer, name).schema
         collected = None
-        if self._few or (self._in_memory and name not in _CLIENT_TABLES):
+        if self._collects_all or (self._in_memory and name not in _CLIENT_TABLES):
             collected = with_types(rows, schema).toArrow()
         elif self.can_compare and name in _USUALLY_SMALL:
             collected = with_types(rows.limit(COMPARED_ROWS + 1), schema).toArrow()
@@ -107,22 +107,22 @@ class TableWriter:
     def replace_collected(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> None:
         """Replace the rows of a table by rows in memory. Keep these rows for the tables of this run that are computed
         from them."""
-        self._changes.note(name, self.put(rows, layer, name, days))
+        self._changes.note(name, self.write_collected(rows, layer, name, days))
 
     def replace_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> None:
         """Replace the rows of the days on which they differ from the stored rows."""
-        self._changes.note(name, self._put_changed(rows, layer, name, days))
+        self._changes.note(name, self._write_changed(rows, layer, name, days))
 
-    def put(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
+    def write_collected(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
         """Write rows as :meth:`replace_collected` does, but do not record the change.
 
         :returns: the days written; for a changed table without days, all days of the run.
         """
         if days is not None and self._keeps_rows and rows.num_rows <= KEPT_ROWS:
             self._collected[name, tuple(days)] = rows
-        return self._put_changed(rows, layer, name, days)
+        return self._write_changed(rows, layer, name, days)
 
-    def _put_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
+    def _write_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
         """Write only the rows of the days on which they differ from the stored rows.
 
         :returns: the days written; for a changed table without days, all days of the run.

@@ -12,7 +12,7 @@ from dmsg.analytics.session import (
     session_of,
 )
 
-LITTLE = {
+SMALL_JOB_SETTINGS = {
     # Queries are interpreted, because compiling a query takes longer than executing it.
     "spark.sql.codegen.wholeStage": "false",
     # There are few tasks, because the overhead of a task exceeds its work. Instead, several tables are computed at the
@@ -21,7 +21,7 @@ LITTLE = {
     "spark.sql.files.minPartitionNum": "1",
 }
 """Spark settings for small jobs."""
-FEW = {
+IN_MEMORY_SETTINGS = {
     # Broadcasts are off. All rows are in one partition, so a join without a broadcast needs no shuffle, while a
     # broadcast would be a separate job.
     "spark.sql.optimizer.disableHints": "true",
@@ -32,7 +32,7 @@ PARTITION_ROWS = 1_000_000
 """Maximum number of events for each partition of a shuffle. Their rows fit in the memory of a task (about 150 MB)."""
 TASK_ROWS = 100_000
 """Minimum number of events of a task. With fewer, the overhead of another task exceeds the time that it saves."""
-_OURS = {one[SHUFFLE_PARTITIONS] for one in (SETTINGS, SMALL_SETTINGS)}
+_OWN_PARTITION_COUNTS = {one[SHUFFLE_PARTITIONS] for one in (SETTINGS, SMALL_SETTINGS)}
 
 
 def shuffle_partitions(events: int, cores: int) -> int:
@@ -48,44 +48,44 @@ def shuffle_partitions(events: int, cores: int) -> int:
 class Tuning:
     """Switch between the settings for small jobs and those for large jobs.
 
-    :ivar may: whether the settings for small jobs may be used at all.
+    :ivar can_be_small: whether the settings for small jobs may be used at all.
     :ivar is_small: whether the settings for small jobs are in use.
     """
 
-    def __init__(self, spark: Spark, *, may: bool) -> None:
+    def __init__(self, spark: Spark, *, can_be_small: bool) -> None:
         self._spark = spark
-        self.may = may
-        self.is_small = may
+        self.can_be_small = can_be_small
+        self.is_small = can_be_small
         self._usual: dict[str, str | None] = {}
-        self._chosen: tuple[bool, int] | None = None
+        self._job: tuple[bool, int] | None = None
         if isinstance(spark, SparkOnDemand):
             spark.at_start(self._apply)
 
-    def choose(self, *, small: bool, few: bool = False, events: int = 0) -> None:
+    def choose(self, *, small: bool, in_memory: bool = False, events: int = 0) -> None:
         """Choose the settings for a job.
 
-        :param few: whether all rows of a small job are in memory.
+        :param in_memory: whether all rows of a small job are in memory.
         :param events: number of events of a large job. It decides the number of partitions of a shuffle, unless the
             user has set this number.
         """
-        self.is_small = small and self.may
-        self._chosen = few, events
+        self.is_small = small and self.can_be_small
+        self._job = in_memory, events
         if not isinstance(self._spark, SparkOnDemand) or self._spark.has_started:
             self._apply()
 
     def _apply(self) -> None:
         """Apply the settings that were chosen last."""
-        if self._chosen is None:
+        if self._job is None:
             return
-        few, events = self._chosen
+        in_memory, events = self._job
         conf = session_of(self._spark).conf
-        for name, wanted in (LITTLE | FEW).items():
+        for name, wanted in (SMALL_JOB_SETTINGS | IN_MEMORY_SETTINGS).items():
             usual = self._usual.setdefault(name, conf.get(name, None))
-            if self.is_small and (few or name in LITTLE):
+            if self.is_small and (in_memory or name in SMALL_JOB_SETTINGS):
                 conf.set(name, wanted)
             elif usual is None:
                 conf.unset(name)
-            elif name == SHUFFLE_PARTITIONS and usual in _OURS:
+            elif name == SHUFFLE_PARTITIONS and usual in _OWN_PARTITION_COUNTS:
                 conf.set(name, str(shuffle_partitions(events, self._cores())))
             else:
                 conf.set(name, usual)

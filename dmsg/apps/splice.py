@@ -32,7 +32,7 @@ MAX_SPLICES = 1024
 """Default maximum number of spliced pairs of one listener; fewer if the process may open fewer files.  Above it, a peer
 that has many connections loses one to a peer that has few; otherwise further connections are refused.
 """
-FEW_PART = 64
+PROTECTED_DIVISOR = 64
 """Divisor of the maximum number of pairs.  The quotient is the number of pairs that a peer never loses to another."""
 
 _log = Logger()
@@ -244,7 +244,7 @@ class SpliceFactory(Factory):
         elif away:
             leaves = min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
         else:
-            loser = pick_loser(Counter(self._halves.values()), newcomer, self._max // FEW_PART)
+            loser = pick_loser(Counter(self._halves.values()), newcomer, self._max // PROTECTED_DIVISOR)
             if loser is None:
                 return False
             leaves = next(half for half, owner in reversed(self._halves.items()) if owner == loser)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     # At run time, the import would load eight more modules.
     from importlib.abc import Loader
 
-POSTPONED = frozenset(("cryptography.x509", "http.cookiejar", "twisted.internet.ssl"))
+POSTPONED_MODULES = frozenset(("cryptography.x509", "http.cookiejar", "twisted.internet.ssl"))
 """Modules whose code runs when they are first used. They import almost 50 others."""
 
 _lock = RLock()
@@ -63,11 +63,11 @@ class _PostponingLoader:
 
 
 class _PostponingFinder:
-    """Import finder for the modules of ``POSTPONED``."""
+    """Import finder for the modules of ``POSTPONED_MODULES``."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in POSTPONED:
+        if name not in POSTPONED_MODULES:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -76,7 +76,7 @@ class _PostponingFinder:
 
 
 def postpone_imports() -> None:
-    """Postpone the imports of the modules in ``POSTPONED``.
+    """Postpone the imports of the modules in ``POSTPONED_MODULES``.
 
     Only the ``dmsg`` program calls this function. In an application that uses the library, the function would change
     the application's own imports, too.

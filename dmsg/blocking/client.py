@@ -32,7 +32,7 @@ ONLINE_TIMEOUT = 15.0
 WAITING_LIMIT = 64
 """Maximum number of open streams that :meth:`Listener.accept` has not returned yet. Above it, a peer that has many such
 streams loses one to a peer that has few; otherwise further streams are aborted."""
-FEW_PART = 16
+PROTECTED_DIVISOR = 16
 """Divisor of ``WAITING_LIMIT``. The quotient is the number of waiting streams that a peer never loses to another."""
 
 
@@ -174,7 +174,7 @@ class Listener:
         :returns: whether a stream was aborted; :func:`pick_loser` says which peer loses a stream, if any.
         """
         counts = Counter(_peer_of(one) for one in self._waiting)
-        loser = pick_loser(counts, _peer_of(newcomer), WAITING_LIMIT // FEW_PART)
+        loser = pick_loser(counts, _peer_of(newcomer), WAITING_LIMIT // PROTECTED_DIVISOR)
         if loser is None:
             return False
         newest = next(one for one in reversed(self._waiting) if _peer_of(one) == loser)

@@ -10,7 +10,7 @@ import click
 
 from dmsg.cli import output
 from dmsg.cli.options import Group
-from dmsg.errors import DmsgError, PackagesMissing, needs_extra
+from dmsg.errors import DmsgError, ExtraNotInstalled, needs_extra
 
 GROUPS = {
     "Send and receive": {
@@ -94,7 +94,7 @@ class _Lazy(Group):
         except ModuleNotFoundError as error:
             if cmd_name not in ("twin", "rmb"):
                 raise
-            raise PackagesMissing(f"{error}; {needs_extra('rmb')}") from None
+            raise ExtraNotInstalled(f"{error}; {needs_extra('rmb')}") from None
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from dmsg.cli.output import naming
+from dmsg.cli.output import name_file_in_errors
 from dmsg.directory_checks import check_not_planted
 
 STATUSES = (
@@ -124,7 +124,7 @@ def write(command: click.Command, directory: Path) -> int:
     number = 0
     for name, text in pages(command, ("dmsg",)):
         check_not_planted(directory / name)
-        with naming(directory / name):
+        with name_file_in_errors(directory / name):
             (directory / name).write_text(text)
         number += 1
     return number

@@ -156,7 +156,7 @@ def writing_output() -> Iterator[None]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Context manager for code that writes a file.  The error of a failed write, such as a full disk, gets the name of
     the file, which the system does not report.
     """

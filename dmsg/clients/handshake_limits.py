@@ -80,8 +80,8 @@ class HandshakeLimits:
         self._all_strangers: OrderedDict[str, FairRate] = OrderedDict()
         self._all_known = RateLimit(ALL_KNOWN_RATE, ALL_KNOWN_BURST)
         self._reserved = RateLimit(RESERVED_RATE, RESERVED_BURST)
-        self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._chosen: OrderedDict[bytes, None] = OrderedDict()
+        self._known_keys: OrderedDict[bytes, None] = OrderedDict()
+        self._contacted_keys: OrderedDict[bytes, None] = OrderedDict()
         self._seen = Fingerprints(MIN_REMEMBERED)
         self.refused = 0
 
@@ -91,11 +91,11 @@ class HandshakeLimits:
 
     def remember(self, key: PubKey) -> None:
         """Remember a key that has completed a handshake, so that it is a known initiator from now on."""
-        remember(self._known, key, None, MAX_KNOWN)
+        remember(self._known_keys, key, None, MAX_KNOWN)
 
-    def remember_chosen(self, key: PubKey) -> None:
+    def remember_contacted(self, key: PubKey) -> None:
         """Remember a key to which this client has opened a stream, so that it is a known initiator from now on."""
-        remember(self._chosen, key, None, MAX_KNOWN)
+        remember(self._contacted_keys, key, None, MAX_KNOWN)
 
     def refusal(self, server: str, initiator: bytes, ephemeral: bytes | None) -> CloseReason | None:
         """Return the reason why a handshake is refused, or None if it is to be processed.
@@ -125,7 +125,7 @@ class HandshakeLimits:
     def _has_place(self, server: str, initiator: bytes) -> bool:
         now = self._now()
         who = f"{server} {initiator.hex()}"
-        if initiator not in self._known and initiator not in self._chosen:
+        if initiator not in self._known_keys and initiator not in self._contacted_keys:
             strangers = self._all_strangers.get(server) or FairRate()
             remember(self._all_strangers, server, strangers, MAX_SERVERS)
             return self._one_stranger.allow(who, now) and strangers.take(

@@ -153,7 +153,7 @@ class EntryPublisher:
         if unchanged and not await self._is_missing(wanted):
             # Callers can be waiting although nothing is posted: the connection to a server was lost during the POST
             # that names the server, and is open again.
-            self._tell_published()
+            self._fire_if_published()
             return self._seconds_to_next_check()
         # ``withdraw`` may have been called during the request. A POST now would publish the entry again.
         return await self._post(wanted) if self._publishing.is_started else None
@@ -180,10 +180,10 @@ class EntryPublisher:
         self._posted_at = self._reactor.seconds()
         if wanted != self._delegated():
             return PUBLISH_DELAY  # The servers changed while the POST was under way, so the entry is posted again.
-        self._tell_published()
+        self._fire_if_published()
         return self._seconds_to_next_check()
 
-    def _tell_published(self) -> None:
+    def _fire_if_published(self) -> None:
         """Fire the Deferreds of :meth:`when_published`, if the published servers are still the present ones."""
         if self.published and self.published == self._delegated():
             self._fire_waiting()

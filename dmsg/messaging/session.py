@@ -234,7 +234,7 @@ class ClientSession(Session):
             self._opening.fail(event.channel, Failure(gone))
             return
         if self._handshake_limits is not None:
-            self._handshake_limits.remember_chosen(event.channel.remote)
+            self._handshake_limits.remember_contacted(event.channel.remote)
         self._opening.succeed(event.channel, event.channel)
 
     def _record_proof(self, channel: ClientChannel) -> None:

@@ -36,7 +36,7 @@ MOVE_DELAY = 0.02
 """Minimum seconds that a packet between a client and a server takes while the stream moves."""
 CLOSE_DELAY = 0.2
 """Seconds that a packet between a client and the server that shuts down takes while the stream moves."""
-LAST_FRAME = 100
+LAST_FRAME_SIZE = 100
 """Number of bytes in the frame that a server drops."""
 LOSSES = 8
 """Number of times that a client loses its servers while it posts its entry."""
@@ -119,8 +119,8 @@ class SingleFaults:
         relay = self._lab.servers[self._server_of(talker)].factory.relay
         key = bytes(self._clients[self._streams.initiator_of(talker)].public_key)
         route = next(peer.routes[transport.id] for peer in relay.connections.of_key(key) if transport.id in peer.routes)
-        _Dropper(route.peer, route.to_id)
-        talker.say(LAST_FRAME)
+        _FrameDroppingPort(route.peer, route.to_id)
+        talker.say(LAST_FRAME_SIZE)
         return True
 
     @staticmethod
@@ -216,7 +216,7 @@ class SingleFaults:
         return [path for host in hosts for path in network.both_ways(network.host(name), host)]
 
 
-class _Dropper:
+class _FrameDroppingPort:
     """Replacement for the port of a client in a relay, which drops the next FWD of one transport, and then removes
     itself."""
 

@@ -45,7 +45,7 @@ SECOND_DISCOVERY = "discovery-2"
 """Host of the second discovery."""
 RESUME_TIMEOUT = 3600.0
 """Seconds for which a client of a walk tries to resume a stream."""
-WAITS = 0.2
+WAIT_PROBABILITY = 0.2
 """Probability that a program begins to wait for its client in a step."""
 
 
@@ -278,7 +278,7 @@ class Walk:
             places = self._places()
             self._note(step.fault, places, self._make(step))
         random = Random(f"waits {step.chance}")
-        if random.random() < WAITS:
+        if random.random() < WAIT_PROBABILITY:
             self._waits.begin_any(random)
         self.lab.network.run(step.seconds)
         self._check()

@@ -313,7 +313,7 @@ class ClientSession(Session):
 
     def _on_accepted(self, event: Accepted) -> None:
         if self._streams is not None and event.transport.is_secure:
-            self._streams.handshake_limits.remember_chosen(event.transport.remote)
+            self._streams.handshake_limits.remember_contacted(event.transport.remote)
         self._outgoing.opening.succeed(event.transport, event)
 
     def _on_data(self, event: DataReceived) -> None:

@@ -449,7 +449,7 @@ class StrangeTests(AgentCase):
     async def test_peers_are_refused_when_a_program_accepts_no_streams(self) -> None:
         """Peers are refused when too many streams wait for the program; the agent continues."""
         await self.up()
-        self.patch(program_service, "MAX_OF_SERVICE", 50)
+        self.patch(program_service, "MAX_STREAMS_PER_SERVICE", 50)
         channel = await self.serve_port(9)
         taken = self.agent.services[9]
         opened = [
@@ -499,7 +499,7 @@ class StrangeTests(AgentCase):
     async def test_a_peer_with_many_streams_keeps_no_other_out(self) -> None:
         """At the limit of one service, and at that of all services, a peer with many streams loses one to another."""
         await self.up()
-        self.patch(program_service, "MAX_OF_SERVICE", 10)
+        self.patch(program_service, "MAX_STREAMS_PER_SERVICE", 10)
         self.patch(service, "MAX_PROGRAMS", 30)
         greedy, modest, me = self.peer, await self.start_client(self.url), self.agent.client.public_key
         taken = {port: Accepting() for port in (80, 81)}

@@ -298,7 +298,7 @@ class OperationsTests(SynchronousTestCase):
                 # The two sides have different dictionaries, or only one side has dictionaries. Rows of the left side
                 # are filtered before the join or not.
                 for forms, few in product(product((MemoryRows.of, in_dictionaries), repeat=2), (0, 8)):
-                    with patch.object(memory_groups, "_FEW", few):
+                    with patch.object(memory_groups, "_PREFILTER_RATIO", few):
                         mine = forms[0](left.select([*on, "v"])).join(forms[1](right.select([*on, "w"])), on, how)
                     self.assertEqual(mine.columns, expected.columns)
                     rows = [

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import broadcasts
 from dmsg.analytics.session import SHUFFLE_PARTITIONS, SparkOnDemand, is_local, is_local_master
-from dmsg.analytics.tuning import FEW, LITTLE, Tuning, shuffle_partitions
+from dmsg.analytics.tuning import IN_MEMORY_SETTINGS, SMALL_JOB_SETTINGS, Tuning, shuffle_partitions
 from tests.analytics.support import spark
 
 
@@ -32,10 +32,10 @@ class Conf:
 class TuningTests(SynchronousTestCase):
     """Number of tasks of a shuffle, and precedence of settings."""
 
-    def tuning(self, partitions: str, cores: int, *, may: bool = True) -> tuple[Tuning, Conf]:
+    def tuning(self, partitions: str, cores: int, *, can_be_small: bool = True) -> tuple[Tuning, Conf]:
         conf = Conf(**{SHUFFLE_PARTITIONS: partitions})
         session: Any = SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(defaultParallelism=cores))
-        return Tuning(cast(Any, session), may=may), conf
+        return Tuning(cast(Any, session), can_be_small=can_be_small), conf
 
     def test_partitions_grow_with_the_data_and_the_cores(self) -> None:
         for events, cores, expected in (
@@ -51,11 +51,14 @@ class TuningTests(SynchronousTestCase):
     def test_a_session_is_switched_and_switched_back(self) -> None:
         tuning, conf = self.tuning("4", 100)
         before = dict(conf.values)
-        tuning.choose(small=True, few=True)
-        self.assertEqual({name: conf.values[name] for name in LITTLE | FEW}, LITTLE | FEW)
+        tuning.choose(small=True, in_memory=True)
+        self.assertEqual(
+            {name: conf.values[name] for name in SMALL_JOB_SETTINGS | IN_MEMORY_SETTINGS},
+            SMALL_JOB_SETTINGS | IN_MEMORY_SETTINGS,
+        )
         tuning.choose(small=True)
-        self.assertEqual(conf.values, before | LITTLE)
-        tuning.choose(small=False, few=True)
+        self.assertEqual(conf.values, before | SMALL_JOB_SETTINGS)
+        tuning.choose(small=False, in_memory=True)
         self.assertEqual(conf.values, before)
         tuning.choose(small=False, events=50_000_000)
         self.assertEqual(conf.values, {**before, SHUFFLE_PARTITIONS: "100"})
@@ -69,13 +72,13 @@ class TuningTests(SynchronousTestCase):
         conf = Conf(**{SHUFFLE_PARTITIONS: "4"})
         session: Any = SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(defaultParallelism=2))
         spark = SparkOnDemand(lambda: cast(Any, session))
-        tuning = Tuning(spark, may=True)
+        tuning = Tuning(spark, can_be_small=True)
         tuning.choose(small=False, events=50_000_000)
         tuning.choose(small=True)
         self.assertTrue(tuning.is_small)
         self.assertFalse(spark.has_started)
         self.assertIs(spark.session, session)
-        self.assertEqual({name: conf.values[name] for name in LITTLE}, LITTLE)
+        self.assertEqual({name: conf.values[name] for name in SMALL_JOB_SETTINGS}, SMALL_JOB_SETTINGS)
 
     def test_a_cluster_is_not_local(self) -> None:
         """The executors of a cluster compute whole days, and the driver does not."""
@@ -85,7 +88,7 @@ class TuningTests(SynchronousTestCase):
         self.assertFalse(is_local(SparkOnDemand(spark, is_local=False)))
 
     def test_settings_for_small_jobs_can_be_refused(self) -> None:
-        tuning, conf = self.tuning("4", 2, may=False)
+        tuning, conf = self.tuning("4", 2, can_be_small=False)
         tuning.choose(small=True)
         self.assertFalse(tuning.is_small)
         self.assertEqual(conf.values[SHUFFLE_PARTITIONS], "4")

@@ -27,7 +27,7 @@ from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER
 from dmsg.analytics.session import JAVA_OPTIONS, SMALL_SETTINGS, Load, make_session
 from dmsg.analytics.store import NUMBERS, SUMS
 from dmsg.analytics.table_plans import daily_tables, overall_tables, silver_tables
-from dmsg.analytics.tuning import FEW, LITTLE
+from dmsg.analytics.tuning import IN_MEMORY_SETTINGS, SMALL_JOB_SETTINGS
 from tests.analytics.comparison import compare, unlike, until
 from tests.analytics.oracle import connect
 
@@ -53,7 +53,7 @@ def spark() -> SparkSession:
         # With Java's own sizes, Java's garbage collector takes a tenth of the processor: the tests leave 250 MB of
         # plans behind.
         heap = f"{SMALL_SETTINGS[JAVA_OPTIONS]} -Xms1g -Xmn384m -XX:MetaspaceSize=256m"
-        settings = LITTLE | FEW | {JAVA_OPTIONS: heap}
+        settings = SMALL_JOB_SETTINGS | IN_MEMORY_SETTINGS | {JAVA_OPTIONS: heap}
         _spark.append(make_session("local[2]", load=Load.SMALL, settings=settings))
     return _spark[0]
 

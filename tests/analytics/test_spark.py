@@ -43,11 +43,11 @@ def missing() -> str | None:
     """Why Spark cannot run here."""
     if importlib.util.find_spec("pyspark") is None:
         return 'pyspark is not installed: pip install -e ".[spark,test-spark]"'
-    from dmsg.analytics.session import JavaMissing, find_java
+    from dmsg.analytics.session import JavaNotFound, find_java
 
     try:
         find_java()
-    except JavaMissing as error:
+    except JavaNotFound as error:
         return str(error)
     return None
 

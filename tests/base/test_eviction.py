@@ -29,10 +29,10 @@ class PickLoserTests(SynchronousTestCase):
     def test_an_owner_of_few_items_loses_none(self) -> None:
         """An attacker with many keys cannot end the streams of a peer that has several."""
         counts = Counter({**{f"key {number}": 1 for number in range(100)}, "honest": 4})
-        loser = pick_loser(counts, "newcomer", few=4)
+        loser = pick_loser(counts, "newcomer", protected_count=4)
         self.assertIsNone(loser)
         counts["honest"] += 1
-        loser = pick_loser(counts, "newcomer", few=4)
+        loser = pick_loser(counts, "newcomer", protected_count=4)
         self.assertEqual("honest", loser)
 
     def test_one_owner_cannot_keep_another_out(self) -> None:

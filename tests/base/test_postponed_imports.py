@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 BEGIN = """
 import sys
-from dmsg.base.postponed_imports import POSTPONED, postpone_imports
+from dmsg.base.postponed_imports import POSTPONED_MODULES, postpone_imports
 postpone_imports()
 """
 USES = """

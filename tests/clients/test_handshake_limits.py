@@ -59,13 +59,13 @@ class HandshakeLimitsTests(SynchronousTestCase):
     def test_strangers_displace_no_peer_to_which_this_client_connects(self) -> None:
         """Strangers with many keys complete a handshake each, which makes all of them known."""
         self.patch(doorman_module, "MAX_KNOWN", 10)
-        self.handshake_limits.remember_chosen(A)
+        self.handshake_limits.remember_contacted(A)
         for number in range(100):
             self.handshake_limits.remember(SecKey.from_seed(b"%d" % number).public)
         self.assertEqual(self.asked(ONE_KNOWN_BURST + 10, A), ONE_KNOWN_BURST)
         for number in range(10):
-            self.handshake_limits.remember_chosen(SecKey.from_seed(b"chosen %d" % number).public)
-        self.assertEqual((len(self.handshake_limits._known), len(self.handshake_limits._chosen)), (10, 10))
+            self.handshake_limits.remember_contacted(SecKey.from_seed(b"contacted %d" % number).public)
+        self.assertEqual((len(self.handshake_limits._known_keys), len(self.handshake_limits._contacted_keys)), (10, 10))
 
     def test_handshakes_of_a_single_server_are_limited(self) -> None:
         self.handshake_limits.remember(A)
@@ -125,7 +125,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.patch(doorman_module, "MAX_KNOWN", 3)
         for number in range(5):
             self.handshake_limits.remember(bytes([number]))  # type: ignore[arg-type]
-        self.assertEqual(len(self.handshake_limits._known), 3)
+        self.assertEqual(len(self.handshake_limits._known_keys), 3)
 
     def test_initiators_refused_by_all_listeners_are_not_admitted(self) -> None:
         """All initiators are admitted while a listener accepts anybody or there is no listener."""

@@ -15,12 +15,12 @@ are run, too.
 
 def _java() -> str | None:
     try:
-        from dmsg.analytics.session import JavaMissing, find_java
+        from dmsg.analytics.session import JavaNotFound, find_java
     except ModuleNotFoundError as error:
         return f"the tests' own environment has no {error.name}"
     try:
         find_java()
-    except JavaMissing as error:
+    except JavaNotFound as error:
         return str(error)
     return None
 

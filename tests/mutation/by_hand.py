@@ -125,7 +125,7 @@ OF_CLIENTS: dict[str, tuple[str, Sequence[Change]]] = {
         _PUBLISH,
         [
             (
-                "            # that names the server, and is open again.\n            self._tell_published()\n",
+                "            # that names the server, and is open again.\n            self._fire_if_published()\n",
                 "            # that names the server, and is open again.\n",
             )
         ],
@@ -152,7 +152,7 @@ OF_THE_BUS: dict[str, tuple[str, Sequence[Change]]] = {
     ),
     "any pong confirms all messages": (
         _UPLINK,
-        [('number = min(int.from_bytes(payload, "big"), self._sent)', "number = self._sent")],
+        [('number = min(int.from_bytes(payload, "big"), self._sent_count)', "number = self._sent_count")],
     ),
     "a client answers pings before it has processed the messages": (
         _UPLINK,
@@ -165,7 +165,12 @@ OF_THE_BUS: dict[str, tuple[str, Sequence[Change]]] = {
     ),
     "a confirmation counts for one message more": (
         _DELIVERY,
-        [("        while self._confirmed < number:", "        while self._window and self._confirmed < number + 1:")],
+        [
+            (
+                "        while self._confirmed_count < number:",
+                "        while self._window and self._confirmed_count < number + 1:",
+            )
+        ],
     ),
     "a session that ends loses its unconfirmed messages": (
         _DELIVERY,

@@ -102,13 +102,13 @@ class SingleFaultTests(WalkCase):
         self.assertGreater(network.waits.fired, 8)
 
     def test_a_client_that_tells_nobody_of_an_unchanged_entry_is_found(self) -> None:
-        tell = EntryPublisher._tell_published
+        tell = EntryPublisher._fire_if_published
 
         def tell_after_posts(publisher: Any) -> None:
             if publisher._posted_at == publisher._reactor.seconds():
                 tell(publisher)
 
-        self.patch(EntryPublisher, "_tell_published", tell_after_posts)
+        self.patch(EntryPublisher, "_fire_if_published", tell_after_posts)
         networks = (Network(seed, 1) for seed in range(12))
         self.found(
             "programs still wait 200 s after all faults were repaired: when_published of",

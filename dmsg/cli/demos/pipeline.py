@@ -65,7 +65,7 @@ class PipelineDemo:
         self._senders: list[str] = []
         self._clients: list[Client] = []
         self._random = Random(1)
-        self._sent = self._bytes = self._failed = 0
+        self._transport_count = self._byte_count = self._failed_count = 0
 
     def say(self, text: str) -> None:
         """Print a line about the demo's progress."""
@@ -90,8 +90,8 @@ class PipelineDemo:
                 await client.stopService()
             await self._entities.stop()
         self.say(
-            f"{self._sent} transports carried {self._bytes / 1e6:.1f} MB, {self._failed} requests went to clients "
-            "that do not exist"
+            f"{self._transport_count} transports carried {self._byte_count / 1e6:.1f} MB, "
+            f"{self._failed_count} requests went to clients that do not exist"
         )
 
     def _telemetry(self, name: str) -> tuple[str, ...]:
@@ -153,14 +153,14 @@ class PipelineDemo:
             try:
                 protocol = await source.connect(key, _factory(Protocol), timeout=5.0)
             except DmsgError:
-                self._failed += nobody
+                self._failed_count += nobody
                 await deferLater(self._reactor, 0.05)
                 continue
             transport = stream_of(protocol)
             transport.write(os.urandom(size))
             transport.loseConnection()
-            self._sent += 1
-            self._bytes += size
+            self._transport_count += 1
+            self._byte_count += size
             await deferLater(self._reactor, 0.02 + 0.1 * self._random.random())
 
 

@@ -28,7 +28,7 @@ from dmsg.base.printable import printable, without_userinfo
 from dmsg.base.units import human_size
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.files.urls import http_url
-from dmsg.cli.output import naming, notice, say, state, writing_output
+from dmsg.cli.output import name_file_in_errors, notice, say, state, writing_output
 from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.errors import DmsgError
 from dmsg.net.web.channel import BoundedChannel, BoundedSite
@@ -249,7 +249,11 @@ async def _save(response: IResponse, output: Path | None, *, append: bool) -> in
             await _arrived(body, length)
         return body.size
     mode = "ab" if append else "wb"
-    with naming(output), open(output, mode, opener=_open_without_waiting) as file, transfer_progress() as progress:
+    with (
+        name_file_in_errors(output),
+        open(output, mode, opener=_open_without_waiting) as file,
+        transfer_progress() as progress,
+    ):
         bar = progress.add_task(output.name, total=length)
         body = _Body(file, lambda size: progress.update(bar, completed=size))
         response.deliverBody(body)

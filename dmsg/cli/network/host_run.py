@@ -19,7 +19,7 @@ from dmsg.cli.network.supervisor import CannotStart, Supervised, is_serious
 from dmsg.cli.output import describe, notice, say, state
 from dmsg.clients.address_book import check_name
 from dmsg.clients.invitations import Invitation, at_port
-from dmsg.databases import SUFFIXES
+from dmsg.databases import DATABASE_FILE_SUFFIXES
 from dmsg.directories import host_directory
 from dmsg.directory_checks import make_directory
 from dmsg.discovery.service.reached_at import REACHED_AT
@@ -220,7 +220,7 @@ class HostSettings:
         """
         if self.directory == host_directory().absolute():
             return
-        stores = [f"{STORE}{suffix}" for suffix in SUFFIXES]
+        stores = [f"{STORE}{suffix}" for suffix in DATABASE_FILE_SUFFIXES]
         locks = [f"{name}{LOCK_SUFFIX}" for name in (KEY_FILE, LOCKED)]
         files = [self.directory / name for name in (KEY_FILE, PAGE_ACCESS_FILE, RECORD, *stores, *locks)]
         if self.tls is not None:

@@ -22,7 +22,7 @@ from dmsg.cli.options import WRITTEN_DIRECTORY
 from dmsg.cli.output import EXIT_INTERRUPTED, fail, state
 from dmsg.directories import cache_directory
 from dmsg.directory_checks import check_not_planted
-from dmsg.errors import DmsgError, PackagesMissing, WrongUse, needs_extra
+from dmsg.errors import DmsgError, ExtraNotInstalled, WrongUse, needs_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +75,7 @@ def needs_tables(command: Callable[..., object]) -> Callable[..., object]:
     @errors_in_one_line
     def wrapped(*args: object, **options: object) -> object:
         if any(importlib.util.find_spec(name) is None for name in ("pyspark", "deltalake", "pyarrow")):
-            raise PackagesMissing(f"Spark is not installed: {needs_extra('spark')}; it also needs Java 17")
+            raise ExtraNotInstalled(f"Spark is not installed: {needs_extra('spark')}; it also needs Java 17")
         from deltalake.exceptions import DeltaError
 
         from dmsg.analytics.lake_error import LakeError

@@ -16,7 +16,7 @@ from dmsg.base.printable import printable
 from dmsg.cli import output
 from dmsg.cli.options import command
 from dmsg.cli.pipeline.common import as_of_option, needs_tables, tables_option
-from dmsg.errors import PackagesMissing, needs_extra
+from dmsg.errors import ExtraNotInstalled, needs_extra
 
 if TYPE_CHECKING:
     from dmsg.analytics.queries import Answer
@@ -47,7 +47,7 @@ def sql(out: str, query: str, rows: int, as_csv: bool, as_of: datetime | None) -
       dmsg analytics sql --out tables 'SELECT dt, sum(bytes) FROM traffic_hour GROUP BY dt ORDER BY dt'
     """
     if importlib.util.find_spec("duckdb") is None:
-        raise PackagesMissing(f"DuckDB is not installed: {needs_extra('sql')}")
+        raise ExtraNotInstalled(f"DuckDB is not installed: {needs_extra('sql')}")
     from dmsg.analytics.queries import run_sql
     from dmsg.analytics.store import Store
 

@@ -188,7 +188,7 @@ def _remake(statement: Statement, inputs: Path) -> None:
             f"the one with the SHA-256 {missing[0]}"
         )
     if body_of(again) != statement.body:
-        stated = {_name(line): line for line in statement.lines() if line["kind"] in ("server", "pair")}
+        stated = {_line_name(line): line for line in statement.lines() if line["kind"] in ("server", "pair")}
         _tell_differences(stated, _lines_of(again))
         raise StatementError("a statement computed from the named files of receipts differs from this statement")
     if left:
@@ -211,22 +211,22 @@ def _lines_of(credits: Credits) -> dict[str, Mapping[str, Any]]:
         names = {"server": server.hex(), "initiator": initiator.hex(), "responder": responder.hex()}
         counts = {name: getattr(pair, name) for name in _COUNTS if hasattr(pair, name)}
         line = {"kind": "pair", **names, **counts}
-        lines[_name(line)] = line
+        lines[_line_name(line)] = line
     return lines
 
 
-def _name(line: Mapping[str, Any]) -> str:
+def _line_name(line: Mapping[str, Any]) -> str:
     if line["kind"] == "server":
         return f"server {line['server']}"
     return f"{line['initiator']} to {line['responder']} over {line['server']}"
 
 
-def _shown_name(line: Mapping[str, Any]) -> str:
+def _readable_line_name(line: Mapping[str, Any]) -> str:
     """Return the name of a line with its keys in the form that people read and type."""
     from dmsg.keys import PubKey
 
     keys = {name: PubKey.from_hex(line[name]).text for name in ("server", "initiator", "responder") if name in line}
-    return _name({"kind": line["kind"], **keys})
+    return _line_name({"kind": line["kind"], **keys})
 
 
 def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str, Mapping[str, Any]]) -> int:
@@ -242,7 +242,7 @@ def _tell_differences(stated: Mapping[str, Mapping[str, Any]], ours: Mapping[str
         one, other = stated.get(name, {}), ours.get(name, {})
         counts = [key for key in _COUNTS if one.get(key, 0) != other.get(key, 0)]
         texts = (f"{key} {one.get(key, 0):,}, by the receipts {other.get(key, 0):,}" for key in counts)
-        shown = _shown_name(one or other)
+        shown = _readable_line_name(one or other)
         output.notice(f"{shown}: {'; '.join(texts) or 'one of them has no such line'}")
     if len(different) > MAX_LINES:
         output.notice(f"{len(different) - MAX_LINES:,} more lines differ")
@@ -258,7 +258,7 @@ def _verify_lines(statement: Statement, about: PubKey, inputs: Path | None) -> N
     from dmsg.telemetry.credits import compute_credits
     from dmsg.telemetry.statements import StatementError
 
-    stated = {_name(line): line for line in statement.lines(about) if line["kind"] in ("server", "pair")}
+    stated = {_line_name(line): line for line in statement.lines(about) if line["kind"] in ("server", "pair")}
     if not output.state.json:
         output.say(f"the statement of {statement.day} is signed by {statement.operator.text}")
     for line in list(stated.values())[: None if output.state.json else MAX_LINES]:
@@ -300,6 +300,6 @@ def _line_text(line: Mapping[str, Any]) -> str:
 
     keys = {name: PubKey.from_hex(line[name]).short for name in ("server", "initiator", "responder")}
     return (
-        f"{_name({'kind': 'pair', **keys})}: {line['bytes_ab']:,} bytes forward, {line['bytes_ba']:,} back, "
+        f"{_line_name({'kind': 'pair', **keys})}: {line['bytes_ab']:,} bytes forward, {line['bytes_ba']:,} back, "
         f"{line['transports']:,} transports"
     )

@@ -116,9 +116,9 @@ class Lookup:
         """Whether this client signs servers' entries with the field ``port``. The value changes if discovery accepts
         only the other form.
         """
-        self._posted: dict[PubKey, Entry] = {}
+        self._posted_entries: dict[PubKey, Entry] = {}
         """Last entry that :meth:`update` posted, by key."""
-        self._sent: dict[PubKey, Entry] = {}
+        self._sent_entries: dict[PubKey, Entry] = {}
         """Last entry that :meth:`update` sent, by key. Discovery may have stored it although no answer arrived."""
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
@@ -186,12 +186,12 @@ class Lookup:
 
     def _own_entries(self, key: PubKey) -> list[Entry]:
         """Return the last entry of a key that :meth:`update` posted, and the last one that it sent."""
-        return [table[key] for table in (self._posted, self._sent) if key in table]
+        return [table[key] for table in (self._posted_entries, self._sent_entries) if key in table]
 
     def _forget_own(self, key: PubKey) -> None:
         """Forget the entries of a key that :meth:`update` posted or sent, because discovery has none of them."""
-        self._posted.pop(key, None)
-        self._sent.pop(key, None)
+        self._posted_entries.pop(key, None)
+        self._sent_entries.pop(key, None)
 
     def _ask(self, asking: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
         asked = Deferred.fromCoroutine(asking)
@@ -326,7 +326,7 @@ class Lookup:
         """Date of the deletion of an earlier entry of the key, in nanoseconds since 1970; 0 if unknown."""
         # The first attempt is based on the last entry that this client posted, which saves a request for the present
         # entry. If another program has posted since then, the POST fails, and the next attempt fetches the entry.
-        trusts = key.public in self._posted
+        trusts = key.public in self._posted_entries
         while True:
             client: ClientMeta | None = None
             server: ServerMeta | None = None
@@ -334,7 +334,7 @@ class Lookup:
             successor: Successor | None = None
             sequence, timestamp = 0, deleted and deleted + 1
             try:
-                present = self._posted[key.public] if trusts else await self._entry(key.public)
+                present = self._posted_entries[key.public] if trusts else await self._entry(key.public)
             except EntryNotFound:
                 pass
             else:
@@ -345,7 +345,7 @@ class Lookup:
                 version, sequence, max(self._date(), timestamp), key.public.hex(), client, server, successor=successor
             )
             entry = self._in_form(make(blank)).sign(key)
-            self._sent[key.public] = entry
+            self._sent_entries[key.public] = entry
             try:
                 await self._post(entry)
             except DiscoveryError as error:
@@ -377,7 +377,7 @@ class Lookup:
                         url=self.shown_url,
                         with_or_without=form,
                     )
-                self._posted[key.public] = entry
+                self._posted_entries[key.public] = entry
                 return entry
 
     def _tell_of_clock(self, entry: Entry, deleted: int) -> None:

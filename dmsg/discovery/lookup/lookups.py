@@ -181,7 +181,7 @@ class Lookups:
             place = lookup, key
             before = self._changing.pop(place, None)
             if before is not None and waits:
-                asking = Deferred.fromCoroutine(_ask_after(lookup.reactor, before, lambda: ask(lookup)))
+                asking = Deferred.fromCoroutine(_send_request_after(lookup.reactor, before, lambda: ask(lookup)))
             else:
                 if before is not None:
                     before.cancel()  # The earlier change is cancelled, because the new one replaces it.
@@ -218,7 +218,7 @@ class Lookups:
         return list(found.values())
 
 
-async def _ask_after(reactor: IReactorTime, before: Deferred[Any], ask: Callable[[], Deferred[T]]) -> T:
+async def _send_request_after(reactor: IReactorTime, earlier: Deferred[Any], send: Callable[[], Deferred[T]]) -> T:
     """Send a request after the end of an earlier one, which is cancelled if it takes longer than ``GRACE`` seconds."""
     # A cancelled POST may still be on its way to discovery, which would store the entry after its withdrawal.
     ended: Deferred[None] = Deferred()
@@ -228,12 +228,12 @@ async def _ask_after(reactor: IReactorTime, before: Deferred[Any], ask: Callable
             ended.callback(None)
         return result
 
-    before.addBoth(over)
+    earlier.addBoth(over)
     try:
         await ended.addTimeout(GRACE, reactor)
     except TimeoutError:
-        before.cancel()
-    return await ask()
+        earlier.cancel()
+    return await send()
 
 
 def _strongest(failures: Iterable[Failure], weak: type[Exception]) -> BaseException:

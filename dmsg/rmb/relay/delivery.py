@@ -73,9 +73,9 @@ class Delivery:
         "_barrier",
         "_carrier",
         "_checking_delivered",
-        "_confirmed",
-        "_handed",
-        "_handed_size",
+        "_confirmed_count",
+        "_delivered_count",
+        "_delivered_size",
         "_inside",
         "_keeping",
         "_marks",
@@ -86,7 +86,7 @@ class Delivery:
         "_queued_size",
         "_read_again",
         "_reading",
-        "_sent",
+        "_sent_count",
         "_sent_size",
         "_size",
         "_skip",
@@ -115,11 +115,11 @@ class Delivery:
         self._store = store
         self._window: deque[Message] = deque()
         self._size = 0
-        self._sent = self._sent_size = 0
-        self._confirmed = 0
+        self._sent_count = self._sent_size = 0
+        self._confirmed_count = 0
         # Number and bytes of the messages that count as delivered: they are confirmed, or were written to the
         # connection of a trusted session.
-        self._handed = self._handed_size = 0
+        self._delivered_count = self._delivered_size = 0
         self._checking_delivered = False
         self._barrier = False
         self._after: QueueId | None = None
@@ -153,9 +153,9 @@ class Delivery:
         return len(self._window) + len(self._backlog)
 
     @property
-    def sent(self) -> int:
+    def sent_count(self) -> int:
         """Number of messages sent to the session since it connected."""
-        return self._sent
+        return self._sent_count
 
     @property
     def size(self) -> int:
@@ -291,7 +291,7 @@ class Delivery:
     def _send(self, message: Message) -> None:
         self._window.append(message)
         self._size += len(message.data)
-        self._sent += 1
+        self._sent_count += 1
         self._sent_size += len(message.data)
         self._carrier.send(message.data)
         if self.is_trusted:
@@ -315,19 +315,21 @@ class Delivery:
             return True
         most = self._sent_size - self._carrier.unsent
         written = []
-        for message in islice(self._window, self._handed - self._confirmed, None):
-            if self._handed_size + len(message.data) > most:
+        for message in islice(self._window, self._delivered_count - self._confirmed_count, None):
+            if self._delivered_size + len(message.data) > most:
                 self._checking_delivered = True
                 break
-            self._handed += 1
-            self._handed_size += len(message.data)
+            self._delivered_count += 1
+            self._delivered_size += len(message.data)
             written.append(message)
         self._remove(written)
         for message in written:
             message.written = True
             message.settle()
         if self._checking_delivered:
-            self._keep_all(islice(list(self._window), self._handed - self._confirmed, None), durable=True)
+            self._keep_all(
+                islice(list(self._window), self._delivered_count - self._confirmed_count, None), durable=True
+            )
         return not self._checking_delivered
 
     def _remove(self, messages: list[Message]) -> None:
@@ -360,7 +362,7 @@ class Delivery:
     def request_confirmation(self) -> None:
         """Send a ping after the messages. The session's pong confirms all messages that were sent before the ping."""
         if self._window and not self.closed:
-            self._carrier.barrier(self._sent)
+            self._carrier.barrier(self._sent_count)
             self._store.mark_busy(self)
         else:
             self._barrier = False
@@ -376,25 +378,25 @@ class Delivery:
 
         :raises ValueError: fewer messages were sent.
         """
-        if number > self._sent:
+        if number > self._sent_count:
             raise ValueError("the session confirms a message that was not sent")
         if not self.answers:
             self.answers = True
             if self.lazy:
                 self._check_delivered_later()
         removed = []
-        if self._confirmed < number:
+        if self._confirmed_count < number:
             # ``since`` is reset only if the pong confirms a new message. Other pongs do not show that the session
             # reads.
             self.since = None
             self.stalled = False
-        while self._confirmed < number:
+        while self._confirmed_count < number:
             message = self._window.popleft()
-            self._confirmed += 1
+            self._confirmed_count += 1
             self._size -= len(message.data)
-            if self._confirmed > self._handed:
-                self._handed += 1
-                self._handed_size += len(message.data)
+            if self._confirmed_count > self._delivered_count:
+                self._delivered_count += 1
+                self._delivered_size += len(message.data)
             message.confirmed = True
             message.settle()
             removed.append(message)

@@ -67,7 +67,7 @@ class RmbRelayStatus(StatusSource):
         return ", ".join(sorted(self._relay.settings.domains))
 
     def refresh(self) -> None:
-        sent = {str(name): session.delivery.sent for name, session in self._switch.sessions.items()}
+        sent = {str(name): session.delivery.sent_count for name, session in self._switch.sessions.items()}
         self._rates = self._growth.since(time.monotonic(), sent)
         came = {str(name): session.bytes_in for name, session in self._switch.sessions.items()}
         self._rates_in = self._growth_in.since(time.monotonic(), came)
@@ -122,7 +122,7 @@ class RmbRelayStatus(StatusSource):
 
     async def tables(self) -> list[Table]:
         sessions = {str(name): session for name, session in self._switch.sessions.items()}
-        sent = {name: session.delivery.sent for name, session in sessions.items()}
+        sent = {name: session.delivery.sent_count for name, session in sessions.items()}
         rates = {name: self._rates.get(name, 0.0) for name in sessions}
         busiest = heapq.nlargest(SHOWN_SESSIONS, sessions, key=lambda name: (rates[name], sent[name]))
         rates_in = {name: self._rates_in.get(name, 0.0) for name in sessions}

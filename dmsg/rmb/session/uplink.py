@@ -91,8 +91,8 @@ class RelayLink:
         self._random = random
         self._socket: Socket | None = None
         self._window: deque[Outgoing] = deque()
-        self._sent = 0
-        self._confirmed = 0
+        self._sent_count = 0
+        self._confirmed_count = 0
         self._barrier = False
         self._ledger = Ledger(lambda payload: None)
         self._call: IDelayedCall | None = None
@@ -178,7 +178,7 @@ class RelayLink:
             return
         now = self._reactor.seconds()
         self._socket = socket
-        self._sent = self._confirmed = 0
+        self._sent_count = self._confirmed_count = 0
         self._barrier = False
         # A ping may be answered only on its own connection. So each connection has its own list of unanswered pings.
         self._ledger = Ledger(partial(self._answer, socket), partial(self._message_failed, socket))
@@ -233,12 +233,12 @@ class RelayLink:
         if len(payload) != 8:
             return
         # A relay could answer with any number, so the number is limited to that of the sent messages.
-        number = min(int.from_bytes(payload, "big"), self._sent)
+        number = min(int.from_bytes(payload, "big"), self._sent_count)
         self._barrier = False
         confirmed = []
-        while self._confirmed < number:
+        while self._confirmed_count < number:
             confirmed.append(self._window.popleft())
-            self._confirmed += 1
+            self._confirmed_count += 1
         if self._window:
             self._ask()
         self._uplink.confirmed(confirmed)
@@ -249,7 +249,7 @@ class RelayLink:
         """Send a message. Then send a ping, if the relay has answered all earlier pings."""
         assert self._socket is not None
         self._window.append(message)
-        self._sent += 1
+        self._sent_count += 1
         self._spoke_at = self._reactor.seconds()
         self._socket.send(message.data)
         if not self._barrier:
@@ -259,7 +259,7 @@ class RelayLink:
         assert self._socket is not None
         self._barrier = True
         self._asked_at = self._reactor.seconds()
-        self._socket.ping(self._sent.to_bytes(8, "big"))
+        self._socket.ping(self._sent_count.to_bytes(8, "big"))
 
     def round(self) -> None:
         """Check whether the relay is still alive. Called every few seconds."""

@@ -582,7 +582,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertTrue(self.current.offer(self.message(b"3")))
         self.assertEqual(self.session.got, [b"0"])
         self.store.answer()
-        while self.session.pings[-1] > self.current._confirmed:
+        while self.session.pings[-1] > self.current._confirmed_count:
             self.current.confirmed(self.session.pings[-1])
         self.assertEqual(self.session.got, [b"0", b"1", b"2", b"3"])
         self.assertRaises(ValueError, self.current.confirmed, 5)
@@ -652,7 +652,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.session.got, [b"1", b"2"])
         for _ in range(5):
             self.store.answer_reads()
-            if self.session.pings[-1] > self.current._confirmed:
+            if self.session.pings[-1] > self.current._confirmed_count:
                 self.current.confirmed(self.session.pings[-1])
         self.assertEqual(self.session.got, [b"1", b"2", b"queue", b"backlog"])
 
@@ -744,7 +744,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertFalse(self.current.offer(self.message()))
         self.current.stall()
         self.assertEqual(held, ["held", "free", "held"])
-        while self.session.pings[-1] > self.current._confirmed:
+        while self.session.pings[-1] > self.current._confirmed_count:
             self.current.confirmed(self.session.pings[-1])
         self.assertEqual((len(self.session.got), held[3:], self.store.kept), (3, ["free"], {}))
 
@@ -910,10 +910,10 @@ class KeepingTests(SynchronousTestCase):
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         self.store.kept.update(dict.fromkeys(range(1, 13), b"kept"))
         self.current.wake()
-        self.assertEqual((len(self.session.got), self.current.sent), (5, 5))
+        self.assertEqual((len(self.session.got), self.current.sent_count), (5, 5))
         for confirmed, sent in ((3, 5), (4, 10)):
             self.current.confirmed(confirmed)
-            self.assertEqual(self.current.sent, sent)
+            self.assertEqual(self.current.sent_count, sent)
 
     def test_a_long_queue_is_read_without_nesting(self) -> None:
         """A queue that answers at once would exhaust the stack."""
@@ -963,7 +963,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.session.got, [b"window"])
         self.store.slow = False
         self.store.answer()
-        while self.store.reads or self.session.pings[-1] > self.current._confirmed:
+        while self.store.reads or self.session.pings[-1] > self.current._confirmed_count:
             self.store.answer_reads()
             self.current.confirmed(self.session.pings[-1])
         self.assertEqual(self.session.got, [b"window", b"backlog", b"later"])
@@ -1069,7 +1069,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((current._queued_size, told), (130, ["held"]))
         sizes = []
         for number in range(1, 15):
-            current.confirmed(min(number, current.sent))
+            current.confirmed(min(number, current.sent_count))
             sizes.append(current._queued_size)
             self.assertEqual(told[1:], ["free"] if sizes[-1] < 50 else [], sizes)
         self.assertEqual((current._queued_size, len(self.session.got)), (0, 14))
