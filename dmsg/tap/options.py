@@ -29,6 +29,7 @@ from dmsg.directories import config_directory
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold_key
 from dmsg.keys import default_key, load_or_create_key
+from dmsg.net.descriptors import raise_descriptor_limit
 from dmsg.net.listening import ENDPOINT
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap import config
@@ -159,11 +160,13 @@ class EntityOptions(UsageOptions):
         """
 
     def begin(self, reactor: Reactor | None) -> Reactor:
-        """Set the format of the log, and choose the reactor.
+        """Set the format of the log, raise the limit of open files, and choose the reactor.
 
         :returns: ``reactor``, or the global reactor if ``reactor`` is None.
         """
         reactor = the_reactor(reactor)
+        # Most systems set the soft limit to 1024, which is less than the number of connections that an entity accepts.
+        raise_descriptor_limit()
         set_log_format(self["log-format"], debug=bool(self.get("debug")))
         return reactor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,54 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.keys import SecKey, write_key_file
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.tap import collector, discovery, server
+from dmsg.rmb.twins.secrets import TwinSecret, write_secret
+from dmsg.tap import collector, discovery, messaging, rmb_peer, rmb_registry, rmb_relay, server
 from dmsg.tap.options import json_log
 from dmsg.tap.telemetry import collector_address
 from tests.support import asynchronous
 
+TWIN_SECRET = "0x" + "11" * 32
+"""Seed of a twin."""
 KEY = SecKey.from_seed(b"collector").public.hex()
+
+
+class DescriptorTests(SynchronousTestCase):
+    """Limit of open files of an entity."""
+
+    def test_each_entity_raises_its_limit_of_open_files(self) -> None:
+        """With the usual soft limit of 1024, strangers could use up the connections of a discovery."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        key = [f"--key-file={directory / 'key'}", "--create"]
+        twin = directory / "twin"
+        write_secret(str(twin), TwinSecret(TWIN_SECRET, "sr25519"))
+        registry, url = "--registry=http://127.0.0.1:9", "http://127.0.0.1:9"
+        (directory / "senders").touch()
+        limits = (1024, 4000)
+        self.patch(resource, "getrlimit", lambda kind: limits)
+
+        def set_limits(kind: int, wanted: tuple[int, int]) -> None:
+            nonlocal limits
+            limits = wanted
+
+        self.patch(resource, "setrlimit", set_limits)
+        for plugin, arguments in (
+            (discovery, ["--store=memory:"]),
+            (server, key),
+            (messaging, key),
+            (
+                collector,
+                [*key, f"--store={directory / 'store'}", f"--senders={directory / 'senders'}", f"--discovery={url}"],
+            ),
+            (rmb_registry, ["--store=memory:"]),
+            (rmb_relay, [registry, "--domain=127.0.0.1", f"--queue=sqlite:{directory / 'queue'}"]),
+            (rmb_peer, [registry, "--relay=ws://127.0.0.1:9", f"--key-file={twin}"]),
+        ):
+            limits = (1024, 4000)
+            options: Any = plugin.Options()
+            options.parseOptions(arguments)
+            plugin.makeService(options, reactor)
+            self.assertEqual(limits, (4000, 4000), plugin)
 
 
 class ConfigTests(SynchronousTestCase):

@@ -7,7 +7,6 @@ for a response. So other clients can still connect.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -19,13 +18,12 @@ from twisted.web.server import Site
 from zope.interface import implementer
 
 from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.descriptors import max_connections
 from dmsg.net.reactor import cancel_call
 from dmsg.net.tls_overhead import ITLSOverhead
 
 MAX_CONNECTIONS = 4096
 """Maximum number of connections in all. The limit is lower if the process may open fewer file descriptors."""
-RESERVE = 64
-"""Number of file descriptors that are reserved for other uses than clients."""
 MAX_OF_BLOCK = 512
 """Maximum number of connections of one address, which may serve a whole company. Wider blocks may have more
 (:mod:`dmsg.net.blocks`)."""
@@ -37,11 +35,6 @@ WHOLE_WITHIN = 20.0
 
 GuardReason = Literal["too_many_connections", "slow_request", "unreadable_request", "small_pieces"]
 """Reason for which a guard closes a connection."""
-
-
-def _descriptor_limit() -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, limit - RESERVE))
 
 
 @implementer(ITLSOverhead)
@@ -139,7 +132,7 @@ class Guard:
     ) -> None:
         self.clock = clock
         self.on_refused = on_refused
-        self._most = _descriptor_limit() if limit is None else limit
+        self._most = min(MAX_CONNECTIONS, max_connections()) if limit is None else limit
         self._most_of_block = most_of_block
         self._by_place = by_place
         self._open: dict[GuardedConnection, None] = {}
