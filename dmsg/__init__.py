@@ -8,9 +8,11 @@ has a lab for tests. All other modules are private and may change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dmsg.lazily import public
+
+# Type checkers know this name without ``typing``, whose import would take half the time until the ``dmsg`` program
+# can handle Ctrl-C.
+TYPE_CHECKING = False
 
 __all__, __getattr__, __dir__ = public(
     __name__,

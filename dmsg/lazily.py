@@ -7,8 +7,11 @@ workers, which use a few modules of dmsg, would need all of these packages.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 def public(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dmsg.base.interpreter import begin_process, end_process
-from dmsg.base.postponed_imports import postpone_imports
 from dmsg.cli.loading import loading
 
 
 def entry() -> None:
     """Run the command line, and end the process."""
-    begin_process()
-    postpone_imports()
     with loading():
+        from dmsg.base.interpreter import begin_process, end_process
+        from dmsg.base.postponed_imports import postpone_imports
+
+        begin_process()
+        postpone_imports()
         from dmsg.cli.main import entry as run
     try:
         run()

@@ -129,8 +129,8 @@ def main(as_json: bool, quiet: bool, verbose: bool) -> None:
 
 def entry() -> None:
     """Run the ``dmsg`` program.  Every error is printed as one line, and Ctrl-C prints no traceback."""
-    output.open_missing()
     try:
+        output.open_missing()
         returned = main(prog_name="dmsg", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
         raise SystemExit(130) from None

@@ -17,26 +17,48 @@ from twisted.internet.interfaces import (
 from twisted.plugin import IPlugin
 from zope.interface import implementer
 
-dmsg_server = ServiceMaker("dmsg server", "dmsg.tap.server", "A relay of the dmsg network", "dmsg-server")
-dmsg_discovery = ServiceMaker(
-    "dmsg discovery", "dmsg.tap.discovery", "The directory of a dmsg network", "dmsg-discovery"
-)
-dmsg_messaging_server = ServiceMaker(
+
+class _Entity(ServiceMaker):
+    """Plugin of an entity. While its modules are imported, Ctrl-C ends the process at once. Otherwise Python would
+    print a traceback, or an import that ignores errors would ignore Ctrl-C, and the entity would run.
+    """
+
+    @property
+    def options(self) -> Any:
+        from dmsg.cli.loading import loading
+
+        with loading():
+            return super().options
+
+    @property
+    def makeService(self) -> Any:
+        from dmsg.cli.loading import loading
+
+        make_service = super().makeService
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with loading():
+                return make_service(*args, **kwargs)
+
+        return guarded
+
+
+dmsg_server = _Entity("dmsg server", "dmsg.tap.server", "A relay of the dmsg network", "dmsg-server")
+dmsg_discovery = _Entity("dmsg discovery", "dmsg.tap.discovery", "The directory of a dmsg network", "dmsg-discovery")
+dmsg_messaging_server = _Entity(
     "dmsg messaging server",
     "dmsg.tap.messaging",
     "A relay of the Messaging System, the protocol before dmsg",
     "dmsg-messaging-server",
 )
-dmsg_collector = ServiceMaker(
+dmsg_collector = _Entity(
     "dmsg collector", "dmsg.tap.collector", "Receives event files from servers and discoveries", "dmsg-collector"
 )
-rmb_relay = ServiceMaker("rmb relay", "dmsg.tap.rmb_relay", "A relay of the reliable message bus", "rmb-relay")
-rmb_registry = ServiceMaker(
+rmb_relay = _Entity("rmb relay", "dmsg.tap.rmb_relay", "A relay of the reliable message bus", "rmb-relay")
+rmb_registry = _Entity(
     "rmb registry", "dmsg.tap.rmb_registry", "The registry of twins of a message bus", "rmb-registry"
 )
-rmb_peer = ServiceMaker(
-    "rmb peer", "dmsg.tap.rmb_peer", "The gateway between a twin's programs and its relays", "rmb-peer"
-)
+rmb_peer = _Entity("rmb peer", "dmsg.tap.rmb_peer", "The gateway between a twin's programs and its relays", "rmb-peer")
 
 
 @implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)
