@@ -142,7 +142,7 @@ def main() -> None:
         "telemetry": ("what telemetry costs the relay: CPU per frame with and without, in one run", telemetry_rows),
         "messaging": ("the Messaging System: the server alone, then through its clients", messaging_rows),
         "rmb": ("the message bus: one relay, two relays, queues, connects, memory", lambda: rmb_rows(redis_url)),
-        "discovery": ("discovery, one connection", lambda: discovery_rows(redis_url)),
+        "discovery": ("discovery, and a bare Klein application", lambda: discovery_rows(redis_url)),
         "entries": ("discovery with many entries", size_rows),
         "many": (
             "many discoveries on one store: CPU of all for each request",

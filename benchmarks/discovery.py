@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import statistics
+import subprocess
+import sys
 import time
+from itertools import islice
+from operator import truediv
 from typing import Any
 
-from benchmarks.machine import Entity, away
+from benchmarks.machine import MALLOC, Entity, away, begin_child, cpu_of
 from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.keys import SecKey
 
 COUNT = 2000
 KEYS = 500
 DEPTH = 16
-ROUNDS = 7
-CLIENTS = 16
-"""Number of connections that send one request at a time each."""
+ROUNDS = 5
+CLIENTS = (1, 16, 64)
+"""Numbers of connections. One connection pipelines its requests; several send one request at a time each."""
 
 
 def exchange(address: tuple[str, int], requests: list[bytes]) -> float:
@@ -45,7 +50,7 @@ def exchange(address: tuple[str, int], requests: list[bytes]) -> float:
     return took
 
 
-def exchange_over(address: tuple[str, int], requests: list[bytes], clients: int = CLIENTS) -> None:
+def exchange_over(address: tuple[str, int], requests: list[bytes], clients: int) -> None:
     """Send the requests over several connections, each of which waits for an answer before its next request.
 
     Requests that are pipelined on one connection are answered one after the other, so that a store behind a socket has
@@ -80,17 +85,66 @@ def post_request(entry: Entry) -> bytes:
     return b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
+class BareKlein:
+    """Process with a plain Klein application of one route, which answers with the bytes of an entry."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.discovery"],
+            stdout=subprocess.PIPE,
+            preexec_fn=lambda: begin_child(away()),
+            env={**os.environ, **MALLOC},
+        )
+        assert self._process.stdout is not None
+        self.address = "127.0.0.1", int(self._process.stdout.readline())
+
+    def cpu(self) -> float:
+        """Return the CPU seconds of the process so far."""
+        return cpu_of(self._process.pid)
+
+    def __enter__(self) -> BareKlein:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def serve_bare_klein() -> None:
+    """Run the application of :class:`BareKlein`, and print its port."""
+    from klein import Klein
+    from twisted.internet import reactor
+    from twisted.web.server import Site
+
+    app = Klein()
+    body = bytes(400)
+
+    @app.route("/discovery/entries/<static>")
+    def entry(request: Any, static: str) -> bytes:
+        return body
+
+    class Quiet(Site):
+        def log(self, request: Any) -> None:
+            """Write no access log, as discovery."""
+
+    listen: Any = reactor.listenTCP
+    print(listen(0, Quiet(app.resource()), interface="127.0.0.1").getHost().port, flush=True)
+    reactor.run()
+
+
 def discovery_rows(redis_url: str | None) -> list[dict[str, Any]]:
-    """POST and GET by turns, in memory, SQLite, and Redis when there is one: the most and the median of rounds."""
+    """POSTs and GETs by turns, in memory, SQLite, and Redis when there is one: the most and the median of rounds.
+
+    Each round also measures a bare Klein application. The ratio to it depends less on the machine than the rates.
+    """
     keys = [SecKey.from_seed(b"bench %d" % number) for number in range(KEYS)]
-    rounds = []
-    for first in range(0, ROUNDS * COUNT, COUNT):
-        posts = []
-        for number in range(first, first + COUNT):
-            key, sequence = keys[number % KEYS], number // KEYS
-            entry = Entry("0.0.1", sequence, number + 1, key.public.hex(), ClientMeta((keys[0].public.hex(),)))
-            posts.append(post_request(entry.sign(key)))
-        rounds.append(posts)
+    entries = [
+        Entry(
+            "0.0.1", number // KEYS, number + 1, keys[number % KEYS].public.hex(), ClientMeta((keys[0].public.hex(),))
+        )
+        for number in range(ROUNDS * len(CLIENTS) * COUNT)
+    ]
+    posts = [post_request(entry.sign(keys[number % KEYS])) for number, entry in enumerate(entries)]
     paths = [b"/discovery/entries/%s" % keys[number % KEYS].public.hex().encode() for number in range(COUNT)]
     gets = [b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths]
     signature = keys[0].sign(b"payload")
@@ -98,33 +152,45 @@ def discovery_rows(redis_url: str | None) -> list[dict[str, Any]]:
     for _ in range(1000):
         signature.recover(b"payload")
     verify = (time.process_time() - start) / 1000
-    rows = []
+    rows: list[dict[str, Any]] = [{"store": "", "request": "a verified signature alone", "per_cpu_second": 1 / verify}]
     for store in ("memory:", "sqlite:bench.sqlite", redis_url):
-        if store is None:
-            continue
-        with Entity(
-            "dmsg-discovery",
-            "--listen=tcp:0:interface=127.0.0.1",
-            f"--store={store}",
-            "--rate-limit=0",
-            core=away(),
-        ) as entity:
-            address = entity.address()
-            rates: dict[str, list[float]] = {"post": [], "get": [], f"get_over_{CLIENTS}": []}
-            for posts in rounds:
-                for name, requests, send in (
-                    ("post", posts, exchange),
-                    ("get", gets, exchange),
-                    (f"get_over_{CLIENTS}", gets, exchange_over),
-                ):
-                    before = entity.cpu()
-                    send(address, requests)
-                    rates[name].append(COUNT / (entity.cpu() - before))
-            row: dict[str, Any] = {"store": store.partition(":")[0]}
-            for name, found in rates.items():
-                row[f"{name}_per_cpu_second"] = max(found)
-                row[f"{name}_median"] = statistics.median(found)
-            row["verify_limit_per_cpu_second"] = 1 / verify
-            row["share_of_verify"] = row["post_per_cpu_second"] * verify
-            rows.append(row)
+        if store is not None:
+            rows += _rows_of(store, posts, gets)
     return rows
+
+
+def _rows_of(store: str, posts: list[bytes], gets: list[bytes]) -> list[dict[str, Any]]:
+    rates: dict[str, dict[int, list[float]]] = {
+        name: {clients: [] for clients in CLIENTS} for name in ("POST", "GET", "GET of klein alone")
+    }
+    waiting = iter(posts)
+    arguments = "--listen=tcp:0:interface=127.0.0.1", f"--store={store}", "--rate-limit=0"
+    with Entity("dmsg-discovery", *arguments, core=away()) as entity, BareKlein() as bare:
+        address = entity.address()
+        for _ in range(ROUNDS):
+            for clients in CLIENTS:
+                for name, process, to, requests in (
+                    ("POST", entity, address, list(islice(waiting, COUNT))),
+                    ("GET", entity, address, gets),
+                    ("GET of klein alone", bare, bare.address, gets),
+                ):
+                    before = process.cpu()
+                    exchange(to, requests) if clients == 1 else exchange_over(to, requests, clients)
+                    rates[name][clients].append(COUNT / (process.cpu() - before))
+    klein = rates["GET of klein alone"]
+    return [
+        {
+            "store": store.partition(":")[0],
+            "request": name,
+            "connections": clients,
+            "per_cpu_second": max(found),
+            "median": statistics.median(found),
+            "of_klein_alone": statistics.median(map(truediv, found, klein[clients])),
+        }
+        for name, of_name in rates.items()
+        for clients, found in of_name.items()
+    ]
+
+
+if __name__ == "__main__":
+    serve_bare_klein()
