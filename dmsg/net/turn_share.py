@@ -34,6 +34,10 @@ FRAMES = 1024
 class TurnWaiter(Protocol):
     """Interface of a receiver that continues in the next turn, because its owner's share of this turn is used up."""
 
+    @property
+    def owner(self) -> Hashable:
+        """Owner to whom the time of the work is charged. The account reads it when the receiver begins to wait."""
+
     def proceed(self) -> None:
         """Continue to process the received data; called in the next turn."""
 
@@ -52,9 +56,10 @@ class TurnShare:
         self._used_by_wider: dict[str, float] = {}
         self._most_by_wider = 0.0
         self._share = MAX_SHARE
-        self._waiting: deque[TurnWaiter] = deque()
+        # The receivers are grouped by owner, because thousands may wait for an owner such as a reverse proxy. None of
+        # them is called once the share of the owner is used up.
+        self._waiting: dict[Hashable, deque[TurnWaiter]] = {}
         self._is_due = False
-        self._is_used = False
         self.waited = 0
 
     def allows(self, owner: Hashable) -> bool:
@@ -79,7 +84,6 @@ class TurnShare:
 
         :param now: time of the clock, if the caller has just read it.
         """
-        self._is_used = True
         if not self._is_due:
             # No receiver is waiting, so no callback will reset the account in the next turn. The clock shows whether a
             # new turn has begun.
@@ -95,11 +99,14 @@ class TurnShare:
 
     def wait(self, waiter: TurnWaiter) -> None:
         """Call ``waiter.proceed()`` in the next turn."""
+        self._waiting.setdefault(waiter.owner, deque()).append(waiter)
+        self.waited += 1
+        self._schedule()
+
+    def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
             self._reactor.callLater(0, self._run)
-        self._waiting.append(waiter)
-        self.waited += 1
 
     def _next(self, now: float) -> None:
         self._began = now
@@ -109,16 +116,28 @@ class TurnShare:
         self._most_by_wider = 0.0
 
     def _run(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting = self._waiting, {}
         self._is_due = False
         self._next(self.now())
-        passed_over: list[TurnWaiter] = []
-        for one in waiting:
-            self._is_used = False
-            call_isolated(one.proceed)
-            if not self._is_used and self._waiting and self._waiting[-1] is one:
-                # Another connection of the same owner has used up the owner's share of this turn. This receiver stays
-                # at the front of the queue. Otherwise the other connection could be served first in each turn, and this
-                # receiver would never continue.
-                passed_over.append(self._waiting.pop())
-        self._waiting.extendleft(reversed(passed_over))
+        passed_over: dict[Hashable, deque[TurnWaiter]] = {}
+        for owner, of_owner in waiting.items():
+            number = len(of_owner)
+            while of_owner and self.allows(owner):
+                call_isolated(of_owner.popleft().proceed)
+            self.waited += len(of_owner)
+            if len(of_owner) == number:
+                # Other owners have used up the share of a wider block. This owner stays at the front of the queue.
+                # Otherwise the others could be served first in each turn, and this owner would never continue.
+                passed_over[owner] = of_owner
+            elif of_owner:
+                # The receivers that were not called stay in front of those that were.
+                of_owner.extend(self._waiting.get(owner, ()))
+                self._waiting[owner] = of_owner
+        for owner, of_owner in self._waiting.items():
+            if owner in passed_over:
+                passed_over[owner].extend(of_owner)
+            else:
+                passed_over[owner] = of_owner
+        self._waiting = passed_over
+        if self._waiting:
+            self._schedule()

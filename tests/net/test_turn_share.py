@@ -68,19 +68,59 @@ class ShareTests(SynchronousTestCase):
         share = self.share
 
         class Insatiable(Waiter):
+            def __init__(self, name: str) -> None:
+                super().__init__(share, "nat", log, MAX_SHARE)
+                self.name = name
+
             def proceed(self) -> None:
-                if share.allows("nat"):
-                    share.wait(self)
-                    log.append(self.owner)
-                    share.used("nat", MAX_SHARE)
-                else:
-                    share.wait(self)
+                assert share.allows("nat")
+                share.wait(self)
+                log.append(self.name)
+                share.used("nat", MAX_SHARE)
 
         for name in "abc":
-            share.wait(Insatiable(share, name, log, MAX_SHARE))
+            share.wait(Insatiable(name))
         for _ in range(9):
             self.clock.advance(0)
         self.assertEqual("".join(log), "abc" * 3)
+        self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+
+    def test_owners_in_a_wide_block_take_turns(self) -> None:
+        """The share of a common block is too small for all owners in it: each is served as often as the others."""
+        log: list[str] = []
+        share = self.share
+
+        class Insatiable(Waiter):
+            def proceed(self) -> None:
+                share.wait(self)
+                log.append(self.owner)
+                share.used(self.owner, MAX_SHARE)
+
+        owners = [f"192.0.2.{number}" for number in range(20)]
+        for owner in owners:
+            share.wait(Insatiable(share, owner, log, MAX_SHARE))
+        for _ in range(10):
+            self.clock.advance(0)
+        served = [log.count(owner) for owner in owners]
+        self.assertLessEqual(max(served) - min(served), 1)
+        self.assertGreater(min(served), 1)
+
+    def test_waiters_of_an_owner_without_time_are_not_called(self) -> None:
+        """A thousand connections of one owner wait, and the turn has time for one of them."""
+        calls: list[str] = []
+
+        class Counted(Waiter):
+            def proceed(self) -> None:
+                calls.append(self.owner)
+                super().proceed()
+
+        log: list[str] = []
+        for _ in range(1000):
+            self.share.wait(Counted(self.share, "proxy", log, MAX_SHARE))
+        for turn in range(1, 4):
+            self.clock.advance(0)
+            self.assertEqual(len(calls), turn)
+        self.assertEqual(self.share.waited, 1000 + 999 + 998 + 997)
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
 
     def test_many_owners_get_smaller_parts(self) -> None:
@@ -96,6 +136,8 @@ class ShareTests(SynchronousTestCase):
         log: list[str] = []
 
         class Bad:
+            owner = "a"
+
             def proceed(self) -> None:
                 raise ValueError("ours")
 
