@@ -20,10 +20,9 @@ from dmsg.cli.config_file import (
 from dmsg.cli.config_writer import write_settings
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import say, tell
-from dmsg.errors import WrongUse
 
 
-class WrongSetting(ConfigError, WrongUse):
+class WrongSetting(ConfigError):
     """Error: a name or value cannot be a setting."""
 
 
@@ -130,7 +129,8 @@ def _parse(text: str) -> object:
 def _change(name: str, value: object) -> None:
     """Change a setting, or remove it if the value is None.
 
-    :raises ConfigError: the setting is invalid, or the file cannot be written.
+    :raises ConfigError: the setting is invalid.
+    :raises ConfigNotWritten: the file cannot be written.
     """
     *tables, last = name.split(".")
     if value is not None and not tables and last not in (*NETWORK, NAMES):

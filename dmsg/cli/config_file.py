@@ -16,7 +16,7 @@ from typing import cast
 import click
 
 from dmsg.directories import config_directory
-from dmsg.errors import DmsgError
+from dmsg.errors import WrongUse
 
 NETWORK = (
     "discovery",
@@ -39,7 +39,7 @@ NETWORKS = "networks"
 """Table of the networks that this user has joined.  It contains a table for each network."""
 
 
-class ConfigError(DmsgError):
+class ConfigError(WrongUse):
     """Error: the file cannot be read, or has an invalid setting."""
 
 

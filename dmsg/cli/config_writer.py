@@ -11,12 +11,17 @@ from dmsg.errors import DmsgError
 from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
 
+class ConfigNotWritten(DmsgError):
+    """Error: the configuration file cannot be written."""
+
+
 def write_settings(settings: Mapping[str, object]) -> None:
     """Change settings in the configuration file, all of them or none.  Their meaning is not checked.
 
     :param settings: new values by name; None removes a setting.  A setting in a table has the table's name and a dot
         before its own name.  A table from which the last setting was removed is removed, too.
-    :raises ConfigError: the file cannot be written, is not TOML, or does not contain a setting to remove.
+    :raises ConfigError: the file is not TOML, or does not contain a setting to remove.
+    :raises ConfigNotWritten: the file cannot be written.
     """
     # A removal does not check the other settings, so that an invalid one can be removed.
     _change_file(lambda: settings if all(value is None for value in settings.values()) else _check_settings(settings))
@@ -29,7 +34,7 @@ def change_settings(choose: Callable[[dict[str, object]], Mapping[str, object]])
 
     :param choose: function that gets the content of the file, and returns the settings as for :func:`write_settings`.
         If it raises an error, the file is not changed.
-    :raises ConfigError: for the same reasons as in :func:`write_settings`.
+    :raises ConfigError, ConfigNotWritten: for the same reasons as in :func:`write_settings`.
     """
     _change_file(lambda: choose(read_config()))
 
@@ -51,11 +56,13 @@ def _change_file(choose: Callable[[], Mapping[str, object]]) -> None:
                 _change(document, name, value, file)
             replace_file(file, tomlkit.dumps(document).rstrip("\n") + "\n")
     except FileBusy as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigNotWritten(str(error)) from None
     except DmsgError:
         raise
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise ConfigNotWritten(f"{file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def _change(document: MutableMapping[str, Any], name: str, value: object, file: Path) -> None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from dmsg.base.urls import check_url
 from dmsg.cli.config_file import NETWORKS, ConfigError, config_path, read_config
-from dmsg.errors import WrongUse
 
 
-class NoSuchNetwork(ConfigError, WrongUse):
+class NoSuchNetwork(ConfigError):
     """Error: the user has joined no network of this name."""
 
 

@@ -45,7 +45,7 @@ class ConfigTests(CodeCase):
         self.assertEqual((await self.config("unset", "send.words"))[0], 0)
         self.assertNotIn("words", file.read_text())
         status, _, err = await self.config("unset", "send.words")
-        self.assertEqual((status, err), (1, "dmsg: send.words is not set in config.toml\n"))
+        self.assertEqual((status, err), (2, "dmsg: send.words is not set in config.toml\n"))
 
     @asynchronous
     async def test_unusable_values_are_not_stored(self) -> None:
@@ -78,12 +78,12 @@ class ConfigTests(CodeCase):
     async def test_a_setting_that_breaks_all_commands_can_be_removed(self) -> None:
         file = self.directory / "config.toml"
         file.write_text("foo = 1\n[nope]\nx = 1\n[name]\nadd = 3\n")
-        for name, status in (("foo", 0), ("nope.x", 0), ("name.add", 0), ("name.add", 1)):
+        for name, status in (("foo", 0), ("nope.x", 0), ("name.add", 0), ("name.add", 2)):
             self.assertEqual((await self.config("unset", name))[0], status, name)
         self.assertEqual(file.read_text().strip(), "")
         file.write_text("[name]\nadd = 3\n")
         status, _, err = await self.config("set", "name.add.replace", "true")
-        self.assertEqual((status, err), (1, "dmsg: config.toml: add is not a table\n"))
+        self.assertEqual((status, err), (2, "dmsg: config.toml: add is not a table\n"))
         file.write_text("[nope]\nx = 1\n")
         self.assertEqual((await self.config())[2], "dmsg: config.toml: [nope] is not a command of dmsg\n")
 
@@ -114,7 +114,7 @@ class ConfigTests(CodeCase):
         ):
             file.write_text(text)
             status, out, err = await self.run_command("send", "--text", "x", "-d", "http://127.0.0.1:1")
-            self.assertEqual((status != 0, out), (True, ""))
+            self.assertEqual((status, out), (2, ""), err)
             self.assertIn(error, err)
             self.assertEqual((await self.run_command("send", "--help"))[0], 0, "help is there all the same")
         for arguments, error in (
@@ -123,10 +123,17 @@ class ConfigTests(CodeCase):
         ):
             file.unlink(missing_ok=True)
             status, _, err = await self.config(*arguments)
-            self.assertNotEqual(status, 0)
+            self.assertEqual(status, 2, err)
             self.assertIn(error, err)
         os.mkdir(file)
-        self.assertEqual((await self.config())[2], "dmsg: config.toml: Is a directory\n")
+        self.assertEqual(await self.config(), (2, "", "dmsg: config.toml: Is a directory\n"))
+
+    @asynchronous
+    async def test_a_file_that_cannot_be_written_is_no_wrong_use(self) -> None:
+        (self.directory / "file").touch()
+        status, _, err = await self.config("set", "min-servers", "4", DMSG_CONFIG="file/config.toml")
+        self.assertEqual((status, err.count("\n")), (1, 1), err)
+        self.assertIn("dmsg: file/config.toml: ", err)
 
     @asynchronous
     async def test_the_command_line_precedes_the_environment_and_the_file(self) -> None:

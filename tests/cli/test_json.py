@@ -133,7 +133,7 @@ class OutputTests(ToolCase):
             (("key", "new", "k1"), "KeyFileError", 1),
             (("key", "show", "absent"), "KeyFileError", 1),
             (("status",), "NoAgent", 3),
-            (("ping", "alice"), "ConfigError", 1),
+            (("ping", "alice"), "ConfigError", 2),
         ):
             environment = {"DMSG_AGENT": str(broken.with_name("absent.sock"))}
             if name == "ConfigError":
