@@ -48,12 +48,12 @@ def client_rows() -> list[dict[str, Any]]:
                         row["of_plain"] = row["per_second"] / plain[pairs, row["size"]]
                     else:
                         plain[pairs, row["size"]] = row["per_second"]
-                    # what a sender cannot do without: seal the message, open the ACK
+                    # The limit is the cost of sealing the message and opening the ACK, which a sender has to do.
                     limit = (aead(row["size"] + 7) + aead(7)) / 2
                     row["aead_us"] = limit * 1e6
                     row["share_of_aead"] = limit * row["per_sender_cpu_second"]
                 else:
-                    # two hops each way
+                    # Each of the two directions passes two hops.
                     row["tcp_echo_ms"] = 2 * tcp_echo() * 1e3
                     row["share_of_tcp"] = row["tcp_echo_ms"] / row["p50_ms"]
                 rows.append(row)
@@ -74,7 +74,7 @@ def _one_at_a_time(server: Entity, where: dict[str, Any]) -> dict[str, Any]:
     receiver.terminate()
     receiver.wait()
     row: dict[str, Any] = json.loads(out)
-    # a connection and a transport are in it too: 1 ms of all
+    # The CPU time includes a connection and a transport, which cost 1 ms in total.
     row["relay_cpu_us"] = used / row["one_at_a_time"] * 1e6
     return row
 

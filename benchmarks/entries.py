@@ -89,7 +89,7 @@ def size_rows(entries: int = ENTRIES) -> list[dict[str, Any]]:
     """Memory, times of look-ups and of a start; without signatures, which cost the same however many there are."""
     rows = []
     for kind in ("memory", "sqlite"):
-        # memory that another store had must not be counted
+        # Each store runs in a process of its own, so that the memory of another store is not counted.
         command = [sys.executable, "-m", "benchmarks.entries", str(entries), kind]
         rows.append(json.loads(subprocess.check_output(command, text=True)))
     return rows

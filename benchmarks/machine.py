@@ -29,7 +29,7 @@ CIPHER = preferred_cipher(os.environ.get("DMSG_BENCH_CIPHER", AUTO))
 """Cipher of connections, of transports and of the limit beside them; the variable forces one."""
 PR_SET_PDEATHSIG = 1
 
-# larger reads and writes cost ten times more when malloc gives them back each time
+# If malloc returned the memory to the system each time, larger reads and writes would cost ten times more.
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "4194304",
     "MALLOC_TRIM_THRESHOLD_": "16777216",
@@ -68,7 +68,7 @@ def pin(core: int) -> None:
 def scheduled(pid: int) -> tuple[float, float]:
     """CPU seconds of all threads of a process so far, and seconds for which they could have run and had no core."""
     used = waited = 0
-    # schedstat of the process itself is only that of its first thread
+    # The schedstat of the process itself covers only its first thread.
     for each in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError, ValueError):
             of_thread = each.read_text().split()

@@ -232,7 +232,7 @@ def _channels(server: Entity, address: tuple[str, int], key: PubKey, count: int 
     seconds, cpu = time.perf_counter() - begin, server.cpu() - before
     one.close()
     two.close()
-    limit = _bare(1, 8000, 60) / 2000  # four frames passed on
+    limit = _bare(1, 8000, 60) / 2000  # Four frames are relayed.
     return {
         "what": "channels opened and closed, server alone",
         "pairs": 1,
@@ -258,7 +258,7 @@ def _frames(server: Entity, address: tuple[str, int], key: PubKey, size: int, pa
         before, begin = server.cpu(), time.perf_counter()
         _pump(senders, receivers, frame * each)
         seconds = time.perf_counter() - begin
-        if run:  # the first warms up
+        if run:  # The first run warms up.
             costs.append((server.cpu() - before) / (each * pairs))
             rates.append(each * pairs / seconds)
     for connection in senders + receivers:
@@ -335,7 +335,7 @@ def _through_clients(address: tuple[str, int], key: PubKey, pairs: int) -> list[
         row = {"pairs": pairs, **json.loads(line)}
         size = row.pop("size", None)
         if size is not None:
-            # what a sender cannot do without: to seal the message
+            # The limit is the cost of sealing the message, which a sender has to do.
             limit = aead(size, kind=Cipher.CHACHA20_POLY1305) / 2
             row["limit_us"] = limit * 1e6
             row["share_of_limit"] = limit * row["per_sender_cpu_second"]

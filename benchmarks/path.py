@@ -40,7 +40,7 @@ def path_rows() -> list[dict[str, Any]]:
     """Bytes a second from the first byte to the last one acknowledged, slow start and all."""
     if problem := available():
         return [{"not measured": problem}]
-    # four programs and the wire share all cores; what this process is pinned to they would inherit
+    # Child processes inherit the CPU affinity. The four programs and the wire have to share all cores.
     here = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     try:

@@ -117,7 +117,7 @@ def _as_view(duck: duckdb.DuckDBPyConnection, name: str, files: list[str]) -> st
     """A silver table that is a view, as DuckDB selects it from the events."""
     view = VIEWS[name]
     ours = view.changed | {"at": "make_timestamp(ts * 1000)", "hour": "CAST(ts // 3600000 % 24 AS INT)"}
-    if name == "receipts":  # DuckDB needs no row for each end: its query takes the least of several receipts
+    if name == "receipts":  # DuckDB needs no row for each end, because its query takes the minimum of several receipts.
         ours = {"former": "false", "words": "1", "at": ours["at"], "dt": "CAST(dt AS DATE)"}
     events = f"read_parquet({files!r}, hive_partitioning = true, union_by_name = true)"
     # Arrow writes no columns in which a file has nothing.

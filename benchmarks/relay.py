@@ -46,7 +46,7 @@ def frames(
         senders = [(one, seal_frames(one, 2, size, each, coalesced, mixed)) for one in initiators]
         before = server.cpu()
         seconds, received = pump(senders, responders, each * pairs * (size + FRAME_OVERHEAD))
-        if run:  # the first warms up
+        if run:  # The first run warms up.
             costs.append((server.cpu() - before) / (each * pairs))
             rates.append(each * pairs / seconds)
             records.append(each * pairs / received)
@@ -145,7 +145,7 @@ def connect_row(count: int = 300) -> dict[str, Any]:
             before, start = server.cpu(), time.perf_counter()
             connections = [Connection(address, key) for _ in range(count)]
             seconds, cpu = time.perf_counter() - start, server.cpu() - before
-            if run:  # the first warms up
+            if run:  # The first run warms up.
                 costs.append(cpu / count)
                 rates.append(count / seconds)
             for connection in connections:
@@ -175,7 +175,7 @@ def transport_row(count: int = 3000) -> dict[str, Any]:
         seconds, cpu = time.perf_counter() - start, server.cpu() - before
         one.close()
         two.close()
-    # REQUEST, ACCEPT and CLOSE, each opened and sealed again
+    # The limit covers REQUEST, ACCEPT and CLOSE, each opened and sealed again.
     limit = 2 * aead(71) + aead(6)
     return {
         "opened_and_closed_per_second": count / seconds,

@@ -307,7 +307,7 @@ def _of_queue(twins: Twins, queue: str, kind: str, directory: Path, round_trips:
     relay = RunningRelay(twins, at("one"))
     with relay.entity:
         sender, receiver = _pair(twins, relay, relay, "m")
-        _rate(relay, sender, receiver, MESSAGES // 10)  # warms up
+        _rate(relay, sender, receiver, MESSAGES // 10)  # This run warms up.
         runs = [_rate(relay, sender, receiver, MESSAGES) for _ in range(RUNS)]
         rate, cpu = statistics.median(run[0] for run in runs), statistics.median(run[1] for run in runs)
         p50, p99 = _latency(sender, receiver, LATENCIES)
@@ -324,7 +324,7 @@ def _of_queue(twins: Twins, queue: str, kind: str, directory: Path, round_trips:
         sender.close()
         receiver.close()
         rows.append({"queue": kind, "way": "idle sessions", "sessions": IDLE, "kib_each": _memory(twins, relay)})
-    # each has a core, of which the second one's is the load's, too
+    # Each relay has a core. The second relay shares its core with the load generator.
     one = RunningRelay(twins, at("two"))
     two = RunningRelay(twins, at("three") if queue == "sqlite" else queue + "5", cores()[-1])
     with one.entity, two.entity:

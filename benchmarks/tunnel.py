@@ -68,7 +68,7 @@ def _measure(ways: dict[str, tuple[int, int, Callable[[], dict[str, float]]]]) -
             after = cpu()
             rates[name].append(size / SECONDS)
             costs[name].append({part: (after[part] - before[part]) / size * 1e9 for part in after})
-    # 64 KiB a record is what a stream has when much is to be sent
+    # A stream that sends much data fills records of 64 KiB.
     sealed = aead(60_000) / 2 / 60_000 * 1e9
     rows = []
     for name, (_, echo, _) in ways.items():
@@ -164,7 +164,7 @@ def _ssh(stack: ExitStack, directory: Path, target: int, echo: int) -> tuple[int
         f"AuthorizedKeysFile {directory}/authorized\nPasswordAuthentication no\nUsePAM no\nPermitRootLogin yes\n"
     )
     if os.getuid() == 0:
-        os.makedirs("/run/sshd", exist_ok=True)  # where it gives up its rights
+        os.makedirs("/run/sshd", exist_ok=True)  # sshd drops its privileges in this directory.
     daemon = stack.enter_context(_running(str(_program("sshd")), "-D", "-f", str(directory / "sshd_config")))
     _wait(port)
     here, there = _port(), _port()

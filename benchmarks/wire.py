@@ -142,7 +142,7 @@ class Connection:
 
     def skip(self) -> None:
         """Read what there is, and look at none of it."""
-        # MSG_DONTWAIT alone would wait all the same: a socket with a time-out is polled first
+        # With MSG_DONTWAIT alone, recv would wait, because Python polls a socket with a timeout first.
         while select.select([self.socket], [], [], 0)[0]:
             if not self.socket.recv(RECEIVE_SIZE):
                 raise ConnectionError("server closed the connection")
@@ -170,7 +170,7 @@ class Connection:
             return self.socket.send(data[:SEND_SIZE])
         sent, end = 0, min(len(data), SEND_SIZE)
         with suppress(ssl.SSLWantWriteError):
-            while sent < end:  # one call sends one record
+            while sent < end:  # One call sends one record.
                 sent += self.socket.send(data[sent:end])
         return sent
 

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 ROOT = Path(__file__).parents[1]
 FIRST = "from __future__ import annotations\n"
 PLANTED = (
-    # file, import to plant, contract that refuses the import
+    # Each row has a file, an import to plant, and the contract that refuses the import.
     ("dmsg/base/units.py", "from dmsg.net.retry import retry_delay", "Layers"),
     ("dmsg/v2019/dial.py", "from dmsg.messaging.core.wire import Profile", "Layers"),
     ("dmsg/streams/carrier.py", "from dmsg.v2019.core.state import ClientTransport", "Layers"),

@@ -65,7 +65,7 @@ def _import_all() -> None:
 
     import dmsg
 
-    # klein imports the reactor for a function that no program calls.
+    # The klein package imports the reactor for a function that no program calls.
     sys.modules[_REACTOR] = types.ModuleType(_REACTOR)
     for found in pkgutil.walk_packages(dmsg.__path__, "dmsg."):
         if not found.name.startswith(_NOT_IMPORTED):

@@ -183,7 +183,7 @@ class SessionTests(SecureCase):
 
     def poison(self, kind: int) -> None:
         """Insert invalid data behind the next data for B, in the same record."""
-        self.b.core.ping(bytes(8))  # from here on it reads DRAIN
+        self.b.core.ping(bytes(8))  # From here on, the core reads DRAIN.
         done: list[bool] = []
 
         def change(frames: list[Frame]) -> list[Frame]:

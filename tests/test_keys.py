@@ -88,7 +88,8 @@ class VectorTests(SynchronousTestCase):
             key.text[:-1]: "not 52",
             key.text + "=": "not 54",
             key.text[:-1]
-            + twin: "not valid base32: the last character has a spare bit set",  # the bit that the key does not have
+            # The changed bit is not part of the key.
+            + twin: "not valid base32: the last character has a spare bit set",
             key.text[:-1] + "1": "not base32",
             key.text[:-1] + "\u00e9": "not base32",
             "7" * 53: "not a point",
@@ -115,7 +116,7 @@ class VectorTests(SynchronousTestCase):
             payload = bytes.fromhex(case["payload"])
             signature = Signature(bytes.fromhex(case["sig"]))
             if not case["pk"].strip("0"):
-                continue  # the null key cannot be made into a PubKey at all
+                continue  # The null key cannot be made into a PubKey.
             key = PubKey.from_hex(case["pk"])
             if case["result"] == "ok":
                 key.verify(payload, signature)

@@ -237,7 +237,7 @@ class EntryTests(SignedCase):
         for bad in (replace(good, static=KEYS[2].public.hex()), Successor(good.static, "ff" + good.signature[2:])):
             self.assertRaises(EntrySignatureError, bad.verify, old.hex())
         self.all_differ((f"{one} {two}", Successor.signing_json(one, two)) for one in ("a", "b") for two in ("a", "b"))
-        # neither end can say it in the other's place
+        # Neither key can sign in the other's place.
         forged = Successor(good.static, KEYS[0].sign(Successor.signing_json(old.hex(), good.static)).hex())
         self.assertRaises(EntrySignatureError, forged.verify, old.hex())
 
@@ -305,7 +305,7 @@ class BusTests(SignedCase):
                     parsed.check_signature(alice.account)
                 except TokenError:
                     continue
-                # the last letter of a part has bits that say nothing
+                # The last character of a part has unused bits.
                 self.assertEqual(parsed.signature, token.parse(text).signature)
                 self.assertEqual(parsed.signed, token.parse(text).signed)
 

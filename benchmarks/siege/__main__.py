@@ -116,7 +116,7 @@ def _working(pid: int) -> float:
     while (took := time.perf_counter() - began) < GOES_ON:
         before = sum(scheduled(pid))
         time.sleep(WORKING_EVERY)
-        # what it waited for a core it wanted to work
+        # The time that the process waited for a core counts as work.
         if sum(scheduled(pid)) - before < WORKING * WORKING_EVERY:
             return took
     return took + WORKING_EVERY
@@ -142,7 +142,8 @@ def besiege(kind: str, name: str, seconds: float) -> Measured:
         bystander = subprocess.Popen([sys.executable, "-c", BYSTANDER], preexec_fn=begin_child)
         try:
             honest_cpu, began = scheduled(entity.process.pid)[0], time.perf_counter()
-            # newcomers too: what they cost the entity and its other clients is no doing of the enemy
+            # The clients without an attack include newcomers, because their cost for the entity and for other clients
+            # is not caused by the attacker.
             with Watch(scene):
                 p50_before, p99_before = innocents.act(seconds / 2)
                 honest_load = (scheduled(entity.process.pid)[0] - honest_cpu) / (time.perf_counter() - began)

@@ -111,7 +111,7 @@ class ChecksScene(Scene):
         self._connection = socket.create_connection(self._where, 30)
 
     def there_and_back(self) -> None:
-        time.sleep(0.005)  # below the limit of one address
+        time.sleep(0.005)  # The rate stays below the limit per address.
         if ask(self._connection, self._get)[0] != 200:
             raise ConnectionError("the entry is gone")
 

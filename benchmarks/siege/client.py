@@ -145,7 +145,7 @@ class ClientScene(Scene):
 
     def _opened(self) -> tuple[Connection, int]:
         one = Connection(self._where, PubKey.from_hex(self._server), timeout=NEWCOMER_TIMEOUT)
-        # plain transports are taken from clients of 2019, whose entries say so
+        # Only clients of 2019 may open plain transports, so the entry says that the client is of 2019.
         entry = Entry("0.0.1", 0, time.time_ns(), one.key.public.hex(), ClientMeta((self._server,))).sign(one.key)
         request = urllib.request.Request(f"{self._url}/discovery/entries", entry.to_json(), method="POST")
         with urllib.request.urlopen(request, timeout=10) as answer:

@@ -63,7 +63,7 @@ def _ending(addresses: int) -> Callable[..., None]:
 
     def attack(seconds: float, host: str, port: str, url: str) -> None:
         where = (host, int(port))
-        # all numbers that codes begin with, in an order of chance
+        # The attacker tries all nameplates in random order.
         shortest = list(range(1000, 10_000))
         shuffle(shortest)
         numbers = chain(shortest, iter(lambda: randrange(100_000, 1_000_000), None))
@@ -112,7 +112,7 @@ class CodesScene(Scene):
         self._connection = socket.create_connection(self._where, 30)
 
     def there_and_back(self) -> None:
-        time.sleep(0.005)  # below the limit of one address
+        time.sleep(0.005)  # The rate stays below the limit per address.
         if ask(self._connection, self._get)[0] != 200:
             raise ConnectionError("the entry is gone")
 

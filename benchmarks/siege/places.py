@@ -22,7 +22,7 @@ def _idle(addresses: int) -> Callable[[float, str, str, str], None]:
 
     def attack(seconds: float, host: str, port: str, key: str) -> None:
         where, server = (host, int(port)), PubKey.from_hex(key)
-        # each stays on its own address, as a machine does
+        # Each connection keeps its own address, as a machine does.
         crowd = Crowd(PLACES, lambda number: Connection(where, server, enemy(number % addresses), NEWCOMER_TIMEOUT))
         crowd.act(lambda one: None)
         ready()

@@ -76,7 +76,7 @@ class Visits:
             nameplate = await maker.claim_nameplate()
             code = Code.make(nameplate.number)
             offer = CodeFactory(reactor, code)
-            offer.agreed.addErrback(lambda _: None)  # the other end says what happened
+            offer.agreed.addErrback(lambda _: None)  # The other end reports the error.
             maker.listen(offer, PORT)
             await deferLater(reactor, SAID_AFTER)
             await taker.when_online()

@@ -141,7 +141,8 @@ class ProgramTests(AgentCase):
         await transport.send(b"hello")
         self.assertEqual(there.data, b"hello")
         self.assertEqual(transport.acknowledged_bytes, 5)
-        await transport.send(b"")  # the way to the peer, and no byte of the stream
+        # The empty frame measures the way to the peer. It does not count as a byte of the stream.
+        await transport.send(b"")
         there.transport.write(b"x" * 200_000)
         await self.until(lambda: len(here.data) == 200_000)
         self.assertEqual(transport.binding, there.transport.binding)
@@ -260,7 +261,7 @@ class ProgramTests(AgentCase):
         await self.until(lambda: here.lost)
         self.assertEqual(here.lost.value.close_reason, CloseReason.PEER_DISCONNECTED)
         await self.until(lambda: there.lost)
-        self.assertEqual(there.lost.value.close_reason, CloseReason.ABORTED)  # it had not said all
+        self.assertEqual(there.lost.value.close_reason, CloseReason.ABORTED)  # The program had not ended its output.
         connecting = self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder), port=7)
         self.agent = await self.start_agent(key)
         again: Any = await connecting
@@ -432,7 +433,7 @@ class StrangeTests(AgentCase):
                         answer += got
                     return answer
 
-                self.assertEqual(await deferToThread(talk), b"", sent)  # it ends
+                self.assertEqual(await deferToThread(talk), b"", sent)  # The connection ends.
         await self.until(lambda: not self.agent.bridges)
         self.assertFalse(self.flushLoggedErrors())
 
@@ -649,7 +650,7 @@ class StrangeTests(AgentCase):
             channel.sendall(request + encode_frame(Kind.DATA, b"early"))
             there = await self.until(lambda: accepting.built and accepting.built[0])
             await self.until(lambda: there.data == b"early")
-            # what fills the socket to the program keeps it not from being read
+            # The agent reads from a program even if it cannot write to this program.
             there.transport.write(bytes(900_000))
             bridge = next(iter(self.agent.bridges))
             await self.until(lambda: bridge.bytes_in == 900_000)
@@ -706,7 +707,7 @@ class StrangeTests(AgentCase):
         self.path.unlink()
         left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         left.bind(os.fspath(self.path))
-        left.close()  # as a killed agent leaves it
+        left.close()  # A killed agent leaves its socket file like this.
         self.assertIsNone(find_agent(self.path))
         port = self.agent._listen()
         self.addCleanup(port.stopListening)

@@ -51,31 +51,32 @@ class RunTests(LakeCase):
             if what == "gold: close_day" and not told:
                 told.append(str(self.assertRaises(TablesBusy, self.run_jobs)))
 
-        # first the next day and one server; then, a day late, the rest; each run is killed before it succeeds
+        # The first runs get the next day and one server. The other files come a day late. Each run is killed before it
+        # succeeds.
         for names in (("events-3.jsonl.gz", "one/events-1.jsonl.gz"), ("two/events-2.jsonl.gz", "events-d.jsonl.gz")):
             for name in names:
                 (self.spool / name).parent.mkdir(exist_ok=True)
                 shutil.copy(aside / name, self.spool / name)
             step = random.randrange(4, 30)
             self.assertRaises(Killed, self.run_jobs, progress=self.killed_at(step))
-            # who comes second meanwhile is told
+            # A second run at the same time fails with an error message.
             outcome = self.run_jobs(progress=at_work)
             begun.append(outcome.state)
-            # the checked receipts were there from the start
+            # The checked receipts were there from the start.
             self.assertIn(str(DAY), outcome.days)
         self.assertIn("another run writes to", told[0])
         self.assertEqual(self.tables(COMPARED), expected)
-        # what was there before can be read on
+        # The tables of an earlier run can still be read.
         then = self.pipeline().lake.read("gold", "uptime_day", begun[0]).collect()
         self.assertTrue(then)
         self.assertLess(len(then), len(expected["uptime_day"]))
 
-        # the same files again under other names, a part of one, and nothing new in it
+        # The run gets a copy of known files under other names, which contains a part of the events and nothing new.
         shutil.copy(self.spool / "one" / "events-1.jsonl.gz", self.spool / "events-copy.jsonl.gz")
         again = self.run_jobs()
         self.assertGreater(again.duplicates, 100)
         self.assertEqual(self.tables(COMPARED), expected)
-        # of days on which events came twice, views have rows of their own
+        # Views have stored rows of the days on which events came twice.
         lake = self.pipeline().lake
         self.assertIn(str(DAY), lake.stored_days("transports", lake.state()))
         for name in VIEWS:
@@ -94,10 +95,10 @@ class RunTests(LakeCase):
             },
         )
 
-        # a run with nothing new changes nothing
+        # A run without new files changes nothing.
         before = self.pipeline().lake.state()
         self.assertEqual(self.run_jobs().state, before)
-        # what no run that is kept names is gone from the disk
+        # Files that no kept run names are deleted from the disk.
         lake = self.pipeline().lake
         with lake.claim() as claim:
             lake.make_room(before, claim, 3)
@@ -108,7 +109,7 @@ class RunTests(LakeCase):
             self.assertEqual(there, named)
         listed = [row["file"] for row in self.table("files", "silver")]
         self.assertEqual(len(listed), len(set(listed)))
-        # three small files of a kind and day were made one of, and nothing was lost
+        # Three small files of a kind and day were merged into one, and nothing was lost.
         lines = lake.table("", "bronze").files()
         self.assertTrue([file for file in lines if not file.path.startswith("run=")])
         self.assertEqual(self.tables(COMPARED), expected)

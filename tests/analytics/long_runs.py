@@ -136,11 +136,11 @@ class KillTests(LongCase):
             try:
                 process.wait(whole * random.random())
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # Python and Java
+                os.killpg(process.pid, signal.SIGKILL)  # The signal ends Python and Java.
                 process.wait()
                 killed += 1
             else:
-                shutil.rmtree(out)  # it was faster this time: there is nothing left to kill
+                shutil.rmtree(out)  # The run ended before the signal, so there was nothing to kill.
             if killed == 10:
                 break
         self.assertEqual(killed, 10)
@@ -285,7 +285,6 @@ class ClusterTests(ProcessCase):
             check=False,
             env=self.environment,
         )
-        # spark-submit prints Python's warnings on standard output, such as that about a newer pandas.
         self.assertEqual(done.stdout.splitlines()[-1:], ["7 CET"], done.stderr[-2000:])
 
 
@@ -416,7 +415,7 @@ class TurnTests(LakeCase):
         (quality,) = [row for row in self.table("quality_day") if row["producer"] == S1]
         self.assertEqual((quality["duplicates"], quality["missing"]), (0, 0))
         self.assertEqual(self.pipeline().lake.quarantine().count(), 1)
-        # what a stream has read before it was killed a run takes up, and a stream with a new checkpoint leaves alone
+        # A run takes over the files that a killed stream has read. A stream with a new checkpoint leaves them alone.
         write_file(self.spool / "events-4.jsonl.gz", [], garbage=[b"hello"])
         self.assertRaises(StreamingQueryException, stream, killed=True)
         self.assertEqual(self.run_jobs().quarantined, 1)

@@ -46,7 +46,7 @@ class PlantedCase(LakeCase):
 
     def check(self, seed: int) -> None:
         """Check the network of one seed: all planted anomalies are found, and nothing else is reported."""
-        last = NOW.date() - timedelta(1)  # a whole one
+        last = NOW.date() - timedelta(1)  # The last day is complete.
         simulation = Simulation(spark(), Network(4500, SERVERS, 60, 4, seed, last, fleet=True))
         simulation.write(Path(self.root))
         self.run_jobs()
@@ -82,7 +82,7 @@ class PlantedCase(LakeCase):
         self.assertEqual(crashes, {(one["about"], one["day"]) for one in truth if one["kind"] == "crash"})
         missing = {row["producer"] for row in self.table("quality_day") if row["missing"]}
         self.assertEqual(missing, {server_key(LOSER)})
-        # percentiles of all servers are those of all samples, and no average of theirs
+        # Percentiles of all servers are computed from all samples. They are not averages of the servers' percentiles.
         (day,) = [row for row in self.table("network_day") if row["dt"] == last]
         parts = [row for row in self.table("latency_day") if row["dt"] == last]
         self.assertEqual(sum(row["rtt_samples"] for row in parts), day["rtt_samples"])
@@ -96,7 +96,7 @@ class PlantedCase(LakeCase):
         """Check attacks: exactly the planted kinds are found, over all servers together."""
         actors = self.table("actor")
         self.assertEqual({row["kind"] for row in actors}, {"scan", "flood", "handshakes", "entries", "lookups"})
-        # three scan; a tag of a network is another one each day
+        # Three clients scan. The pseudonym of a network changes each day, so it counts as another actor.
         of_kind = {kind: [row for row in actors if row["kind"] == kind] for kind in ("scan", "flood", "handshakes")}
         self.assertEqual([len(rows) for rows in of_kind.values()], [3, 1, 4])
         for rows in of_kind.values():

@@ -66,7 +66,7 @@ class RowsTests(SynchronousTestCase):
         found = self.only(boot=[boot(), gone])
         self.assertEqual((found.about, found.urgency, found.place), ("gone", Urgency.NOW, "Servers"))
         self.assertEqual(found.text, "server is silent since 10 Mar 09:00, for 3 h")
-        # who came again, and who has been away for more than four weeks
+        # A server that has started again, or has been away for more than four weeks, is not reported.
         again = gone | {"next_at": NOON}
         old = boot("old", NOON - timedelta(days=29), ended="silent")
         self.assertEqual(self.found(boot=[boot(), again, old]), [])
@@ -97,7 +97,7 @@ class RowsTests(SynchronousTestCase):
         full = row | {"refused_full": 12}
         self.assertIn("refused 12 connections", self.only(capacity_day=[full]).text)
         self.assertEqual(self.only(capacity_day=[full]).urgency, Urgency.NOW)
-        # one address had too many, the server has room
+        # The server has room: only one address had too many connections.
         self.assertEqual(self.only(capacity_day=[full | {"peak_share": 0.1}]).urgency, Urgency.SOON)
         self.assertIn("in 3 hours", self.only(capacity_day=[row | {"refused_full": 0, "busy_hours": 3}]).text)
         self.assertEqual(self.found(capacity_day=[row | {"refused_full": 0}]), [])
@@ -160,7 +160,7 @@ class RowsTests(SynchronousTestCase):
             "claims more than both ends on 10 Mar, by 3.1 %; 39 of 40 clients say so; on 2 days of the week",
         )
         self.assertEqual((found.urgency, found.kind), (Urgency.NOW, "claims"))
-        # what a few clients can make up wakes nobody
+        # A finding that a few clients can fake is not urgent.
         for verdict in ("claims more, as few of its clients say", "claims more, supported by one end"):
             self.assertEqual(self.only(settlement_day=[claim(0, verdict)]).urgency, Urgency.SOON)
         self.assertEqual(self.found(settlement_day=[claim(0, "uncertain: too much data was in transit")]), [])

@@ -121,7 +121,7 @@ class TablesTests(LakeCase):
         for one in conflicts:
             self.assertIn(f"transport {one['transport']}: {one['word']}", text)
         self.assertTrue(conflicts)
-        # down to events: how the server closed it, and what its ends signed
+        # The text goes down to the events: how the server closed a transport, and what its ends signed.
         self.assertRegex(text, r"\n  \d\d:\d\d:\d\d close, process ")
         self.assertRegex(text, r"\n  receipt of the initiator ")
 

@@ -261,7 +261,7 @@ class ListingTests(LakeCase):
         left = unreadable([*self.sources(), spool_source("s3a://bucket/spool"), spool_source(str(self.root / "gone"))])
         expected = [{Reason.DANGLING: {f"{self.spool}/receipts-1.jsonl.gz"}}, {}]
         self.assertEqual(left, [*expected, {Reason.UNREADABLE: {f"{self.root}/gone"}}])
-        # what was quiet and could be read is not listed each time
+        # A directory that was quiet and readable is not listed each time.
         quiet: dict[Path, Mapping[str, int]] = {}
         os.utime(self.checked, (1, 1))
         for _ in range(2):

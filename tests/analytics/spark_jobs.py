@@ -77,7 +77,7 @@ class TakenUpTests(LakeCase):
     def test_a_run_that_was_killed_is_taken_up(self) -> None:
         self.spoil(1)
         self.killed_at("bronze: receipts")
-        # what came meanwhile is read besides, and what was read is not read again
+        # A file that arrives meanwhile is read, too. A file that was read is not read again.
         self.spoil(2)
         self.killed_at("commit")
         told: list[str] = []
@@ -91,7 +91,7 @@ class TakenUpTests(LakeCase):
         self.assertEqual((first.events, first.quarantined, first.torn_files), (0, 2, 2))
         self.assertEqual(self.lines(), ["hello 1", "hello 2"])
         self.assertEqual(self.files(first.state), {"events-1.jsonl.gz", "events-2.jsonl.gz"})
-        # nothing new changes nothing; a directory that was quiet for a while is passed over until it changes
+        # Without new files, nothing changes. A directory that was quiet for a while is skipped until it changes.
         os.utime(self.spool, (1, 1))
         self.assertEqual(self.run_jobs().state, first.state)
         read = DirectoriesRead(self.out, first.state.run)
@@ -109,13 +109,13 @@ class TakenUpTests(LakeCase):
         second = self.run_jobs()
         counting.restore()
         self.assertEqual(second.quarantined, 1)
-        # the log of each table was read once
+        # The log of each table was read once.
         self.assertEqual(opened, Counter({uri: 1 for uri in opened}))
         self.assertIn(f"{self.out}/bronze", opened)
         self.assertEqual(len(self.files(second.state)), 3)
-        # what was there before can be read on
+        # The tables of the earlier run can still be read.
         self.assertEqual(len(self.files(first.state)), 2)
-        # three small files of a kind and day are merged by Spark, and nothing is lost
+        # Spark merges three small files of a kind and day, and nothing is lost.
         lake = self.pipeline().lake
         self.patch(delta, "MERGED_HERE", 0)
         with lake.claim() as claim:
@@ -153,7 +153,7 @@ class DoubledTests(SynchronousTestCase):
     def test_missing_and_duplicate_events_in_equal_number_are_found(self) -> None:
         """The number of events is right, but the sum or the sum of squares of their numbers is not."""
         rows = self.rows()
-        for gone, again in (([10], [20]), ([10, 12], [11, 11])):  # the second has the same sum, too
+        for gone, again in (([10], [20]), ([10, 12], [11, 11])):  # The second case also has the right sum.
             (quality,) = Memory([*(row for row in rows if row["seq"] not in gone), *(rows[n] for n in again)]).table(
                 "quality_day"
             )
@@ -263,7 +263,7 @@ class QuarantineTests(LakeCase):
         found = Counter((row.boot, row.type) for row in rows if row.type != "segment_end")
         expected = {("boot-1", "start"): 1, ("boot-1", "heartbeat"): 50}
         expected |= {("boot-2", "start"): 1, ("boot-2", "heartbeat"): 9}
-        # the file that was cut has some of the first one's again
+        # The file that was cut contains some events of the first file again.
         self.assertEqual(found.keys(), expected.keys())
         once = {(row.boot, row.seq) for row in rows if row.type != "segment_end"}
         self.assertEqual(len(once), sum(expected.values()))
@@ -293,7 +293,7 @@ class QuarantineTests(LakeCase):
         write_file(
             self.spool / "events-a.jsonl.gz",
             [*good, future, version, unknown, nobody, short, stranger, forged, *absurd],
-            # some programs take these two for events, and who looked at the file before did not
+            # Some JSON parsers accept these two lines as events. The program that checked the file before does not.
             garbage=[repr({**good[5], "seq": 1010}).encode(), b"x\r" + json.dumps({**good[5], "seq": 1011}).encode()]
             + [b"{", b"hello", b'{"v": "one", "type": "start"}', b"[]", b" ", b"\xff\xfe\x00", b'{"v": 1}'],
         )
@@ -304,7 +304,7 @@ class QuarantineTests(LakeCase):
         (self.spool / "events-cut.jsonl.gz").write_bytes(whole[: len(whole) * 2 // 3])
         (self.spool / "whole.gz").unlink()
         (self.spool / "events-text.jsonl.gz").write_bytes(packed)
-        # names are names, whatever is in them, and a line has a limit
+        # Names may contain any characters, and the length of a line is limited.
         odd = Boot(S1, "boot-2")
         odd.event("start", DAY, "10:00:00", capacity=5)
         for number, directory in enumerate(("a b", "a%20b", "a[1]", "a1", "{x,y}", "a:b", "h#1", "st*r", "x=1")):
@@ -352,7 +352,7 @@ class QuarantineTests(LakeCase):
         self.assertEqual(len([row for row in self.table("files", "silver") if "events-x" in row["file"]]), 9)
         self.odd = odd
         self.check_events()
-        # what the pipeline wrote itself has to be whole
+        # The pipeline fails if a file that the pipeline itself has written is incomplete.
         part = next((self.out / "bronze").rglob("family=beat/dt=*/*.parquet"))
         part.write_bytes(part.read_bytes()[:-100])
         (part.parent / f".{part.name}.crc").unlink(missing_ok=True)
@@ -381,7 +381,7 @@ class RoomTests(LakeCase):
         for name in ("uptime_day", "quality_day", "public_day"):
             self.assertLessEqual(self.days(name), {str(NEXT)}, name)
         self.assertIn("every day would be removed", self.command("forget", "--before", "2030-01-01"))
-        # the files are there still, and known
+        # The removed days' input files still exist, and the pipeline remembers them.
         before = self.pipeline().lake.state()
         self.assertEqual(Story.told().run_jobs(self.out).state, before)
         self.assertRegex(self.command("optimize"), r"\A\d+ files removed\n\Z")
@@ -417,7 +417,7 @@ class DirectoriesTests(SynchronousTestCase):
         first.add(source, {"/spool/a": 5})
         first.save(7)
         self.assertEqual(DirectoriesRead(out, 7, lambda: now[0]).of(source), {"/spool/a": 5})
-        # tables of before that run, and everything once a day
+        # Tables of before that run have no list of directories. Once a day, everything is listed.
         self.assertEqual(DirectoriesRead(out, 6, lambda: now[0]).of(source), {})
         now[0] += FULL_LISTING - 1
         again = DirectoriesRead(out, 8, lambda: now[0])
@@ -437,17 +437,17 @@ class TurnsTests(SynchronousTestCase):
     def test_half_of_the_time_at_most(self) -> None:
         now = [100.0]
         turns = RefinementSchedule(lambda: now[0])
-        self.assertTrue(turns.due())  # what was read before it began
+        self.assertTrue(turns.due())  # The lines were read before the refinement began.
         with turns.measure():
             now[0] += 5
         self.assertFalse(turns.due())
         now[0] += 60
-        self.assertFalse(turns.due())  # nothing came
+        self.assertFalse(turns.due())  # No file arrived.
         turns.wanted = True
         self.assertTrue(turns.due())
         with turns.measure():
             now[0] += 20
-            turns.wanted = True  # while it worked
+            turns.wanted = True  # Lines arrive during the refinement.
         for passed, due in ((19, False), (1, True)):
             now[0] += passed
             self.assertIs(turns.due(), due)

@@ -70,7 +70,7 @@ class RunsTests(SynchronousTestCase):
             self.assertEqual(self.runs.state().run, 0)
             claim.finish(State(run=1, at=5))
         self.assertEqual(self.runs.state(), State(run=1, at=5))
-        # one that gives up leaves nothing
+        # A claim that fails leaves nothing.
         with self.runs.claim() as claim:
             self.assertEqual(claim.number, 2)
         self.runs.check_free()
@@ -116,7 +116,7 @@ class RunsTests(SynchronousTestCase):
         second = self.runs.claim()
         self.assertRaisesRegex(LakeError, "another run has taken over", first.check)
         second.check()
-        # a check reads the list only if somebody has written
+        # A check reads the list only if another process has written.
         reads = self.patch(self.runs, "_read_rows", lambda: self.fail("the list was read"))
         second.check()
         reads.restore()
@@ -171,7 +171,7 @@ class RunsTests(SynchronousTestCase):
         self.assertEqual([state.run for state in kept[-3:]], [38, 39, 40])
         days = [state.at // 86_400_000 for state in kept]
         self.assertEqual(sorted(set(days)), list(range(109 - runs.KEPT_DAYS + 1, 110)))
-        # of each day the last run
+        # The last run of each day is kept.
         self.assertEqual(self.runs.state(datetime.fromtimestamp(day * 108 - 1, UTC)).at, int(day * 107.75 * 1000))
         self.assertRaisesRegex(
             LakeError, "no tables from before 1970-01-02", self.runs.state, datetime.fromtimestamp(day, UTC)
@@ -217,7 +217,7 @@ class DeltaTests(SynchronousTestCase):
         self.assertEqual(self.rows(), [(0, "2026-03-10"), (1, "2026-03-11"), (3, "2026-03-11")])
         self.add("run=3.a", 3, 1, replaced={})
         self.assertEqual(self.rows(), [(0, "2026-03-10")])
-        # a version that is no more
+        # This version has been deleted.
         self.delta.vacuum([])
         self.assertRaises(LakeError, self.delta.files, 99)
 
@@ -228,7 +228,7 @@ class DeltaTests(SynchronousTestCase):
         self.add("run=2.a", 2, earlier_attempt="2")
         self.assertEqual(len(self.rows()), 4)
         self.assertEqual(self.delta.transaction(APPLICATION), 2)
-        # who was taken over from comes too late
+        # A process whose claim was taken over cannot write any more.
         self.assertRaisesRegex(LakeError, "another run has written", self.add, "run=1.c", 1)
         self.assertEqual(len(self.rows()), 4)
 
@@ -249,7 +249,7 @@ class DeltaTests(SynchronousTestCase):
         self.assertIs(kept.open(kept.version()), snapshot)
         files = kept.files()
         self.assertIs(kept.files(), files)
-        # its own transactions are in it
+        # The snapshot contains the process's own transactions.
         (self.place / "run=2.a" / "dt=2026-03-12").mkdir(parents=True)
         rows = pa.table({"n": pa.array([7], pa.int64())})
         pq.write_table(rows, self.place / "run=2.a" / "dt=2026-03-12" / "part-0.parquet")
@@ -259,7 +259,7 @@ class DeltaTests(SynchronousTestCase):
         self.assertEqual((files, kept.files(0)), ([], []))
         kept.vacuum([1])
         self.assertEqual(kept.version(), self.delta.version())
-        # a transaction of somebody else fails the next one, and does not stay unseen
+        # A transaction of another process makes the next one fail.
         self.add("run=3.a", 3)
         self.assertRaisesRegex(LakeError, "another run has written", kept.commit, None, 3, replaced={})
         self.assertEqual(kept.version(), self.delta.version())
@@ -282,7 +282,7 @@ class DeltaTests(SynchronousTestCase):
             self.delta.commit(f"run={number}.a", number, replaced={})
             newest = self.delta.version()
             assert newest is not None
-            for log in (self.place / "_delta_log").iterdir():  # all of it is a month older than it was
+            for log in (self.place / "_delta_log").iterdir():  # The whole log becomes a month older.
                 os.utime(log, (log.stat().st_mtime - 30 * 86_400,) * 2)
             kept = [newest - 1] if number > 1 else []
             before = self.delta.read(kept[0]).column("n").to_pylist() if kept else []
@@ -318,7 +318,7 @@ class DeltaTests(SynchronousTestCase):
         self.assertEqual(self.rows(), before)
         self.assertEqual(self.delta.vacuum([]), 3)
         self.assertEqual(self.rows(), before)
-        # what a killed run left
+        # A killed run left this file.
         (self.place / "run=9.a" / "dt=2026-03-10").mkdir(parents=True)
         left = self.place / "run=9.a" / "dt=2026-03-10" / "part-0.parquet"
         left.write_bytes(b"x")

@@ -61,31 +61,32 @@ class LivesTests(RulesCase):
             boots.append(Boot(server, name))
             return boots[-1]
 
-        # in order, on all three days, and still there at the end
+        # The server runs in order on all three days, and still runs at the end.
         one = boot(steady, "steady")
         for day in (DAY, NEXT, THIRD):
             self.alive(one, day, 8, 60, start=day == DAY)
-        # killed on the first day and started again at once; killed on the second, and back on the third
+        # The server is killed on the first day and restarted at once. It is killed on the second day and back on the
+        # third.
         first, second, third = (boot(crashing, f"crashing-{number}") for number in range(3))
         self.alive(first, DAY, 8, 30, start=True)
         self.alive(second, DAY, 9, 30, start=True)
         self.alive(second, NEXT, 8, 20)
         self.alive(third, THIRD, 8, 60, start=True)
-        # for two days nothing is heard of it
+        # The server is silent for two days.
         self.alive(boot(silent, "silent"), DAY, 8, 60, start=True)
-        # it was there all the time, but the files of the second day, and the first events, are lost
+        # The server ran all the time, but the files of the second day and the first events are lost.
         two = boot(lossy, "lossy")
         for day in (DAY, NEXT, THIRD):
             self.alive(two, day, 8, 60, start=day == DAY)
-        # ended in order on the day after
+        # The server stops in order on the next day.
         self.alive(boot(over_midnight, "late"), DAY, 8, 60, start=True)
         self.alive(boots[-1], NEXT, 8, 5, stop=True)
-        # ahead of all others by so much that what it writes cannot be true; and one that is behind
+        # One clock is so far ahead that the timestamps cannot be true. Another clock is behind.
         self.alive(boot(ahead, "ahead"), DAY, 8, 60, start=True, clock_ms=3_600_000)
         for row in boots[-1].rows:
             row["ts"] += 10 * 86_400_000
         self.alive(boot(behind, "behind"), DAY, 8, 60, start=True, stop=True, clock_ms=-90_000)
-        # two programs with one key at the same time: neither has crashed
+        # Two programs use one key at the same time, and neither has crashed.
         for number in range(2):
             three = boot(twice, f"twice-{number}")
             self.alive(three, THIRD, 8, 60, start=True)
@@ -123,18 +124,18 @@ class LivesTests(RulesCase):
         self.assertEqual([days[silent, day]["state"] for day in (DAY, NEXT, THIRD)], ["up", "down", "down"])
         self.assertEqual([days[silent, day]["uptime"] for day in (NEXT, THIRD)], [0.0, 0.0])
         self.assertEqual([days[silent, day]["availability"] for day in (NEXT, THIRD)], [0.0, 0.0])
-        # discovery is the second witness: it was there, and what it wrote has not come
+        # Discovery is the second witness: the server ran, but its files have not arrived.
         self.assertEqual([days[lossy, day]["state"] for day in (DAY, NEXT, THIRD)], ["up", "unheard", "up"])
         self.assertEqual((days[lossy, NEXT]["uptime"], days[lossy, NEXT]["seen_minutes"]), (None, 60))
         self.assertEqual([days[over_midnight, day]["clean_stops"] for day in (DAY, NEXT)], [0, 1])
         self.assertIn("its clock is behind discovery's", days[behind, DAY]["flags"])
-        # nothing that it wrote is taken, but discovery saw it, and its clock
+        # The server's own files are rejected, but discovery saw the server and its clock.
         self.assertEqual(days[ahead, DAY]["state"], "unheard")
         self.assertIn("its clock is ahead of discovery's", days[ahead, DAY]["flags"])
         self.assertEqual({row["flags"] for (server, _), row in days.items() if server == steady}, {""})
         skews = {row["server"]: row["skew_ms"] for row in self.made("clock_day")}
         self.assertEqual((skews[steady], skews[ahead], skews[behind]), (-5, 3_600_000, -90_000))
-        # nobody is known before he was first heard of
+        # A server has no rows before its first event.
         self.assertNotIn((twice, NEXT), days)
 
         quality = {(row["producer"], row["dt"]): row for row in self.made("quality_day")}
@@ -203,7 +204,8 @@ class LostTransportTests(RulesCase):
         }
         self.assertEqual(self.lost(), expected)
         self.assertEqual({row["dt"] for row in self.made("lost_transport")}, {NEXT})
-        # what only an end speaks of, when the server has forgotten it, is no sign against the server
+        # Transports that only one end reports, because the server has forgotten them, are no evidence against the
+        # server.
         (day,) = [row for row in self.made("settlement_day") if row["dt"] == NEXT]
         self.assertEqual((day["unclaimed"], day["credited_bytes"], day["conflict"]), (4, 0, 0))
 

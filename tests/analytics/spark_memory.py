@@ -393,7 +393,7 @@ class TablesTests(LakeCase):
         write_file(self.spool / "events-2.jsonl.gz", boot.rows[2:])
         Pipeline(on_demand, str(self.out), now=NOW).run(self.sources())
         self.assertFalse(on_demand.has_started)
-        # lines that are no events are left to Spark's reader
+        # Lines that are no events are left to Spark's reader.
         write_file(self.spool / "events-3.jsonl.gz", [], garbage=[b"hello"])
         outcome = Pipeline(on_demand, str(self.out), now=NOW).run(self.sources())
         self.assertTrue(on_demand.has_started)

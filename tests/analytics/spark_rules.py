@@ -51,9 +51,9 @@ class AbuseTests(SynchronousTestCase):
             self.day(S1, "x"),
             self.day(S2, "x", score=70.0),
             self.day(S1, "x", NEXT, score=90.0),
-            # these two name clients each in its own way: who is called alike is not the same one
+            # The same name at two servers means two clients, because each server names clients in its own way.
             self.day(S3, "x", score=20.0),
-            # its sum over servers is too little
+            # The sum over both servers is below the limit.
             self.day(S1, "small", score=4.0),
             self.day(S2, "small", score=5.9),
             self.day(S1, "just", score=4.0),
@@ -64,7 +64,7 @@ class AbuseTests(SynchronousTestCase):
         together, alone = sorted(found["x"], key=lambda row: -row["servers"])
         self.assertEqual((together["names"], together["servers"], together["days"]), ("alike", 2, 2))
         self.assertEqual((together["first_day"], together["last_day"]), (DAY, NEXT))
-        # the worst day of all, and where it was worst
+        # The row names the worst day and the server of the worst score.
         self.assertEqual((together["score"], together["most_at"]), (130.0, S2))
         self.assertEqual((together["refused"], together["targets"]), (15, 180))
         self.assertEqual((alone["names"], alone["servers"], alone["most_at"]), (None, 1, S3))
@@ -105,7 +105,7 @@ class AbuseTests(SynchronousTestCase):
             self.refused(S1, "handshake", "net", 200),
             self.refused(S1, "entry", "poster", 500),
             self.refused(S1, "lookup", "asker", 3, targets=1000),
-            # less than a hundredth of the limit
+            # These counts are less than a hundredth of the limit.
             self.refused(S1, "request", "nobody", 9, reason="rate_limited"),
             self.refused(S1, "drop", None, 10_000),
         ]
@@ -153,7 +153,7 @@ class NetworkTests(SynchronousTestCase):
         self.assertEqual((day["rtt_samples"], day["accept_samples"], day["accept_p50"]), (100, 0, None))
         parts = {row["server"]: row for row in rows_of(traffic.latency_day(hours))}
         self.assertEqual((parts[S1]["rtt_samples"], parts[S2]["rtt_samples"]), (95, 5))
-        # bucket 4 ends at 0.4 ms, bucket 20 begins at 72.4 ms and ends at 102.4 ms
+        # Bucket 4 ends at 0.4 ms. Bucket 20 begins at 72.4 ms and ends at 102.4 ms.
         self.assertLess(day["rtt_p50"], 0.4)
         self.assertLess(day["rtt_p90"], 0.4)
         self.assertAlmostEqual(day["rtt_p99"], 72.4077 + 4 / 5 * (102.4 - 72.4077), 3)
@@ -238,13 +238,13 @@ class CapacityTests(SynchronousTestCase):
         row = self.forecast(60, 70, 80, 90)
         self.assertEqual((row["days"], row["peak_sessions"], row["growth_per_day"], row["fit"]), (4, 90, 10.0, 1.0))
         self.assertEqual((row["days_left"], row["full_on"]), (1.0, TODAY))
-        # it is full already; it shrinks; in more than ten years; of too few days
+        # The cases are: a full server, shrinking load, a limit more than ten years away, and too few days.
         self.assertEqual(self.forecast(110, 120, 130)["days_left"], 0.0)
         self.assertEqual([self.forecast(9, 8, 7)[name] for name in ("growth_per_day", "days_left")], [-1.0, None])
         late = self.forecast(1, 2, 3, capacity_of=100_000)
         self.assertEqual((late["days_left"], late["full_on"]), (99_997.0, None))
         self.assertEqual([self.forecast(1, 2)[name] for name in ("days", "growth_per_day", "fit")], [2, None, None])
-        # today is no whole day, and four weeks back are the last
+        # Today is not complete, so it does not count. Only the last four weeks count.
         self.assertEqual(self.forecast(1, 2, 3, 4, 500)["growth_per_day"], 1.0)
         self.assertEqual(self.forecast(9, 1, 2, 3, first=TODAY - timedelta(29))["days"], 3)
 
@@ -269,7 +269,7 @@ class CapacityTests(SynchronousTestCase):
     def test_the_quick_and_the_honest_come_first(self) -> None:
         found = self.placed({S1: counts(b4=9), S2: counts(b6=9)}, **{S2: "agrees"})
         factors = [found[one]["latency_factor"] for one in (S1, S2, S3)]
-        # of a server that nobody measured the half is assumed
+        # A server without measurements gets a default. A server with half as quick round trips gets half the factor.
         self.assertEqual((factors[0], factors[2]), (1.0, capacity.LATENCY_UNKNOWN))
         self.assertAlmostEqual(factors[1], 0.5, 3)
         slow = self.placed({S1: counts(b4=9), S2: counts(b30=9)})[S2]

@@ -108,16 +108,16 @@ class CutTests(Words):
         self.overflowing(liar, lie=1.03)
         self.left_early(early)
         self.left_early(early_liar, lie=1.03)
-        # the receiver was lost with 9 MB in its queue, and signs nothing
+        # The receiver was lost with 9 MB in its queue, and signs nothing.
         self.carried(peer_lost, (50 * MB, 41 * MB, None), dropped=8 * MB, by="dst", reason="peer_disconnected")
         self.carried(peer_lost, (50 * MB,) * 3)
-        # a sender that says more than its receiver has is no sender that has not heard
+        # A sender that counts more bytes than its receiver got does not merely lack an acknowledgement.
         for _ in range(3):
             self.carried(friend_sends, (12 * MB, 12 * MB, 10 * MB), by="server", reason="queue_full")
-        # nor does a receiver have what no window let go
+        # A receiver cannot have more bytes than a window lets pass.
         for _ in range(3):
             self.carried(friend_receives, (90 * MB, 40 * MB, 90 * MB), by="server", reason="queue_full")
-        # more than a window cannot have been on its way to one that closed
+        # More than one window cannot have been in transit to the end that closed.
         for _ in range(3):
             self.carried(generous, (100, 100, 100), (80 * MB, 30 * MB, 30 * MB), by="src", reason="aborted")
         day = self.verdicts()
@@ -125,7 +125,7 @@ class CutTests(Words):
         self.assertEqual(day[honest]["verdict"], "agrees")
         self.assertEqual((day[honest]["cut"], day[honest]["matched"], day[honest]["conflict"]), (4, 1, 0))
         self.assertEqual(day[honest]["inflation"], 0.0)
-        # what the senders had not heard of, and nothing of it is credited
+        # The senders had no acknowledgement for these bytes. None of these bytes is credited.
         self.assertEqual(day[honest]["uncertain_bytes"], 8_060_972 + 8_322_940 + 8_257_624 + 8_257_624)
         self.assertEqual(day[honest]["claimed_bytes"] - day[honest]["credited_bytes"], day[honest]["uncertain_bytes"])
 

@@ -83,7 +83,7 @@ class Story(LakeCase):
     def write(self) -> None:
         one, two = Boot(S1, "boot-1"), Boot(S2, "boot-2")
         discovery = Boot(DISCOVERY, "boot-d", "discovery", started=ms(DAY, "10:00:00"))
-        # 10:00:30 to 11:59:30; the hour from 11 with twice as many sessions
+        # Heartbeats last from 10:00:30 to 11:59:30. In the hour from 11 there are twice as many sessions.
         one.event("start", DAY, "10:00:00", capacity=100)
         one.beats(
             DAY,
@@ -114,7 +114,7 @@ class Story(LakeCase):
             lost=1,
         )
         one.event("stop", DAY, "11:59:59")
-        # a while later, when no discovery tells of itself
+        # Later, discovery sends no heartbeats.
         one.beats(DAY, "13:00:30", 1, sessions=1, transports=0, capacity=100)
         two.event("start", DAY, "10:00:00", capacity=10)
         two.beats(
@@ -132,7 +132,7 @@ class Story(LakeCase):
             lost=0,
         )
         discovery.beats(DAY, "10:00:30", 120, entries=5, requests=100)
-        # discovery sees S1 all the time, S2 for 20 of its 30 minutes
+        # Discovery sees S1 all the time, and S2 for 20 of its 30 minutes.
         for minute in range(120):
             discovery.event(
                 "entry",
@@ -160,7 +160,7 @@ class Story(LakeCase):
         )
         discovery.event("entry", DAY, "10:06:00", subject="c1", is_server=False, result="deleted", sequence=1)
         discovery.event("entry_refuse", DAY, "10:07:00", reason="signature", source="n1", n=60)
-        # sessions of S1: one ends, one is of the day before; of S2: one is lost in the crash
+        # Of the sessions of S1, one ends and one is of the day before. One session of S2 is lost in the crash.
         one.event("session_open", DAY, "10:10:00", peer="p1", session=1, handshake_ms=4)
         one.event(
             "session_close",
@@ -186,7 +186,6 @@ class Story(LakeCase):
         )
         two.event("session_open", DAY, "10:11:00", peer="p1", session=1, handshake_ms=4)
         self.transports(one, two)
-        # refusals
         one.event("transport_refuse", DAY, "10:40:00", src="a", reason="no_such_peer", n=1, targets=1)
         one.event("transport_refuse", DAY, "10:41:00", src="a", reason="no_such_peer", n=149, targets=149)
         one.event("transport_refuse", DAY, "11:41:00", src="b", reason="rate_limited", n=500, targets=1)
@@ -235,7 +234,7 @@ class Story(LakeCase):
                 delivered_in=received,
             )
 
-        # S1: matched, one-sided, nobody but the relay, a progress before the end
+        # The transports of S1 are matched, one-sided, known to the relay only, and in progress before the end.
         carried(one, "t1", "10:30:00", 10_000, 5_000, rtt=histogram(b10=3))
         signed(S1, "t1", True, 10_000, 5_000)
         signed(S1, "t1", False, 5_000, 10_000)
@@ -258,11 +257,11 @@ class Story(LakeCase):
             acks_ba=0,
         )
         carried(one, "t4", "11:32:00", 30, 0, dst="c", total_ab=100)
-        # a REQUEST that its remote refused
+        # The remote refuses this REQUEST.
         one.event(
             "transport_close", DAY, "11:33:00", src="a", dst="z", secure=True, reason="refused", by="dst", duration_ms=2
         )
-        # S2 claims 20 % more than both ends, once with one of them; and forgets one
+        # S2 claims 20 % more than both ends, once with the support of one end, and omits one transport.
         carried(two, "u1", "10:20:00", 1_200_000, 0)
         signed(S2, "u1", True, 1_000_000, 0)
         signed(S2, "u1", False, 0, 1_000_000)
@@ -270,16 +269,17 @@ class Story(LakeCase):
         signed(S2, "u2", True, 1_200_000, 0)
         signed(S2, "u2", False, 0, 1_000_000)
         signed(S2, "u3", True, 50, 0)
-        # a friend signs for both ends of what was never carried
+        # A friend signs for both ends of a transport that did not carry these bytes.
         carried(two, "u4", "10:22:00", 5_000_000, 0)
         signed(S2, "u4", True, 5_000_000, 0, who=("s-f", "s-x"))
         signed(S2, "u4", False, 0, 5_000_000, who=("s-f", "s-x"))
-        # of a word said twice the smaller one counts; a receipt just after midnight belongs to its transport's day
+        # Of two receipts of the same end, the smaller one counts. A receipt just after midnight belongs to its
+        # transport's day.
         signed(S1, "t1", True, 11_000, 5_000)
         carried(one, "t5", "23:59:59", 40, 0)
         signed(S1, "t5", True, 40, 0)
         signed(S1, "t5", False, 0, 40, NEXT, "00:00:01")
-        # not believed: it is not counted
+        # The receipt is rejected, and does not count.
         receipts.event(
             "receipt_checked", DAY, "11:00:00", reason="the receipt is not signed by the client that it names"
         )
@@ -338,12 +338,12 @@ class TableTests(LakeCase):
 
     def test_latency_hour(self) -> None:
         row = self.row("latency_hour", server=S1, hour=10)
-        # buckets 10 (2.26 to 3.2 ms) and 20 (72.4 to 102.4 ms) with 4 samples each
+        # Buckets 10 (2.26 to 3.2 ms) and 20 (72.4 to 102.4 ms) have 4 samples each.
         self.assertEqual(row["rtt_samples"], 8)
         self.assertAlmostEqual(row["rtt_p50"], 3.2, 6)
         self.assertAlmostEqual(row["rtt_p90"], 72.4077 + (7.2 - 4) / 4 * (102.4 - 72.4077), 3)
         self.assertAlmostEqual(row["rtt_p99"], 72.4077 + (7.92 - 4) / 4 * (102.4 - 72.4077), 3)
-        # 3 ms twice: bucket 10 too, its middle
+        # Both values are 3 ms, so the result is the middle of bucket 10.
         self.assertEqual(row["accept_samples"], 2)
         self.assertAlmostEqual(row["accept_p50"], 2.26274 + (3.2 - 2.26274) / 2, 4)
         self.check(self.row("latency_hour", server=S1, hour=11), rtt_samples=0, rtt_p50=None, accept_samples=2)
@@ -365,7 +365,7 @@ class TableTests(LakeCase):
             lost_events=0,
         )
         self.check(self.row("server_hour", server=S1, hour=11), alive_minutes=60, peak_sessions=20, lost_events=60)
-        # the last post, at 10:18, stands for 10:19 too
+        # The last POST, at 10:18, counts for 10:19, too.
         self.check(self.row("server_hour", server=S2, hour=10), alive_minutes=30, seen_minutes=20, agreed_minutes=20)
 
     def test_what_no_discovery_could_have_seen_is_not_known(self) -> None:
@@ -373,7 +373,7 @@ class TableTests(LakeCase):
         self.check(self.row("server_hour", server=S1, hour=13), alive_minutes=1, seen_minutes=None, agreed_minutes=None)
 
     def test_uptime_day(self) -> None:
-        # the day's first event is the first heartbeat's minute less one, its last is t5 at 23:59
+        # The day's first event is one minute before the first heartbeat. Its last event is t5 at 23:59.
         row = self.row("uptime_day", server=S1, dt=DAY)
         self.check(row, state="up", agreed_minutes=120, starts=1, clean_stops=1, crashes=0, flags="")
         self.assertAlmostEqual(row["uptime"], 123 / 840, 6)
@@ -385,7 +385,7 @@ class TableTests(LakeCase):
             flags="says it was up when discovery did not see it",
         )
         self.check(self.row("uptime_day", server=S3), alive_minutes=4, seen_minutes=None, availability=None)
-        # nothing came of the other two on a day of which something came
+        # Other servers have events on this day, but these two have none.
         for server in (S1, S2):
             self.check(
                 self.row("uptime_day", server=server, dt=NEXT),
@@ -410,7 +410,7 @@ class TableTests(LakeCase):
 
     def test_session_day(self) -> None:
         self.check(self.row("session_day", server=S1), sessions=2, clients=2, lost=0, mean_seconds=3900.0, bytes=5_010)
-        # S2's last event is at 10:29:30, its session began at 10:11
+        # The last event of S2 is at 10:29:30, and its session began at 10:11.
         self.check(self.row("session_day", server=S2), sessions=1, lost=1, mean_seconds=1110.0)
 
     def test_settlement_day(self) -> None:
@@ -422,7 +422,7 @@ class TableTests(LakeCase):
         liar = self.row("settlement_day", server=S2)
         self.check(liar, transports=4, matched=0, conflict=3, unclaimed=1, sided_with_one=1, inflated_bytes=5_400_000)
         self.check(liar, claimed_bytes=7_400_000, credited_bytes=2_000_000, verdict="claims more than both ends")
-        self.assertAlmostEqual(liar["inflation"], 0.2)  # of what its ends agree about
+        self.assertAlmostEqual(liar["inflation"], 0.2)  # The inflation covers the transports whose ends agree.
 
     def test_settlement_conflict_day(self) -> None:
         self.check(
@@ -474,15 +474,15 @@ class TableTests(LakeCase):
         self.check(self.row("capacity_forecast", server=S1), days=1, growth_per_day=None, days_left=None)
 
     def test_network_day(self) -> None:
-        # clients by server: p1 and p2 of S1, p1 of S2
+        # The clients by server are p1 and p2 of S1, and p1 of S2.
         row = self.row("network_day", dt=DAY)
         self.check(row, servers=2, transports=9, sessions=3, clients=3, bytes=7_416_240, refused=810, receipts=11)
 
     def test_placement(self) -> None:
         one, two = self.row("placement", server=S1), self.row("placement", server=S2)
-        # 80 places of S1 are free, 1 of S2; S1 alone has latency
+        # S1 has 80 free places, and S2 has 1. Only S1 has latency samples.
         self.check(one, headroom=1.0, latency_factor=1.0, honesty=1.0)
-        # it was down on the second of two days
+        # The server was down on the second of two days.
         self.assertAlmostEqual(one["weight"], (120 / 840 / 2) ** 2, 3)
         self.check(two, headroom=0.0125, latency_factor=0.5, honesty=0.1, weight=0.001)
         self.assertIn("claims more than it delivered", two["reasons"])

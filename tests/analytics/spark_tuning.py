@@ -113,5 +113,5 @@ class BroadcastTests(SynchronousTestCase):
         self.patch(broadcasts, "FEW_EVENTS", 1000)
         self.assertTrue(self.marked(100, 1001))
         self.assertFalse(self.marked(101, 1001))
-        # so few events cannot make too many rows, and counting would cost a job
+        # So few events cannot make too many rows. Counting the rows would cost a job.
         self.assertTrue(self.marked(101, 1000))

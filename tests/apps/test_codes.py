@@ -221,7 +221,9 @@ class PakeTests(SynchronousTestCase):
     def test_a_confirmation_before_there_is_a_key(self) -> None:
         _, sender = ends()
         self.assertRaises(CodeProtocolError, sender.receive_data, b"\x02\x00\x20" + bytes(32))
-        for end in ends():  # nor does anybody say that it was wrong, the receiver at no time
+        # A confirmation before there is a key, or at the receiver, is refused. The error does not say that the code was
+        # wrong.
+        for end in ends():
             self.assertRaises(CodeProtocolError, end.receive_data, b"\x03\x00\x00")
         receiver, sender = ends()
         sender.receive_data(receiver.data_to_send())

@@ -151,7 +151,7 @@ class ListenerTests(ChangeCase):
             getter = Get(name, self.there / "got", directories=directories)
             got, given = await self.carry(getter, self.peer(self.here))
             self.assertNotIsInstance(got, Exception)
-            await getter.closed  # by the listener, which knows by then that all has arrived
+            await getter.closed  # The listener closes, because it knows by then that all data has arrived.
             self.assertEqual(given.size, got.size)
             self.assertEqual(got.name, "got")
             got_to = self.there / "got"

@@ -92,7 +92,8 @@ class OwnFilesTests(HomeCase):
             self.assertRaises(OwnFile, check_target, name, self.at(public))
             self.assertRaises(OwnFile, find_replaced, name, self.at(public))
             self.assertRaises(OwnFile, Destination(public, overwrite=True).check, [(name, FILE)])
-        (public / "poem").write_text("the bottom of a lake " * 3)  # words, and nobody's
+        # The file contains words, but they are no twin's secret.
+        (public / "poem").write_text("the bottom of a lake " * 3)
         (public / "poem").chmod(0o600)
         open_regular(public / "poem", "poem").close()
         walked = walk([public])

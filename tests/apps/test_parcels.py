@@ -665,7 +665,7 @@ class LiarTests(TestCase):
                 checked.add(decode_item([path, FILE, 0, 0, 0]))
             except TransferError:
                 continue
-            self.assertEqual(path, "other")  # which was not offered, see below
+            self.assertEqual(path, "other")  # This path was not offered.
 
     def test_links_outside_the_directory_are_refused(self) -> None:
         for path, target, inside in (
@@ -706,7 +706,7 @@ class LiarTests(TestCase):
         for path in made:
             try:
                 found = (root / path).resolve()
-            except (OSError, RuntimeError):  # a circle
+            except (OSError, RuntimeError):  # The links form a circle.
                 continue
             self.assertTrue(found.is_relative_to(inside), (made, path))
 
@@ -716,7 +716,7 @@ class LiarTests(TestCase):
         if entries:
             liar.say(entries=[*entries])
         liar.say(whole=True)
-        for _ in range(100):  # what takes more than its part of a turn goes on in the next one
+        for _ in range(100):  # Work that exceeds its slice of a turn continues in the next turn.
             if liar.failed:
                 break
             await deferLater(reactor, 0)

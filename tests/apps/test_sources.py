@@ -176,7 +176,7 @@ class ParcelTests(ChangeCase):
         (self.here / "many").mkdir()
         for number in range(300):
             (self.here / "many" / f"{number:04}").write_bytes(b"1")
-        self.patch(ParcelReceiver._proceed, "__defaults__", (0.0,))  # after each step others have their turn
+        self.patch(ParcelReceiver._proceed, "__defaults__", (0.0,))  # Other work gets its turn after each step.
         ends = await self.parcel(self.here / "many", (self.here / "many" / "0299").unlink)
         self.both_are_told(ends, "many/0299 ")
 

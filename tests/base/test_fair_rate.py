@@ -66,7 +66,7 @@ class FairRateTests(SynchronousTestCase):
         self.crowd(5, greedy)
         for _ in range(100):
             self.crowd(0.1, greedy)
-            self.assertEqual(self.ask(1, ("modest",)), 1)  # 10 a second; a part is 22
+            self.assertEqual(self.ask(1, ("modest",)), 1)  # The source asks 10 times a second, and a fair share is 22.
 
     def test_many_keys_at_one_address_have_one_part(self) -> None:
         keys = [("192.0.2.0/24", "192.0.2.1", number) for number in range(1000)]
@@ -75,7 +75,7 @@ class FairRateTests(SynchronousTestCase):
         let_in = 0
         for _ in range(100):
             self.crowd(0.05, keys)
-            let_in += self.ask(10, other)  # 200 a second
+            let_in += self.ask(10, other)  # This is a rate of 200 a second.
         self.assertGreater(let_in, 0.8 * KNOWN_FRACTION**3 * RATE / 2 * 5)
 
     def test_fresh_keys_at_an_address_gain_no_rate(self) -> None:
@@ -93,7 +93,7 @@ class FairRateTests(SynchronousTestCase):
         self.ask(int(BURST), ("a",))
         self.ask(100, *[(f"{number}",) for number in range(100)])
         self.assertEqual(self.rate.sources, 8)
-        # whoever was silent for long is forgotten, and all are when it was quiet
+        # Sources that were silent for long are forgotten. All sources are forgotten after a quiet time.
         self.patch(fair_rate, "FORGET_AFTER", 1.0)
         self.now += 1.5
         self.ask(120, ("last",))
@@ -120,7 +120,7 @@ class FairRateTests(SynchronousTestCase):
             self.assertTrue(COMMON_FRACTION * BURST <= taken < BURST)
         self.assertEqual(len(crowds), MAX_CROWDED)
         self.assertEqual([bool(rate.remembered) for rate in rates], [False] * MAX_CROWDED + [True] * MAX_CROWDED)
-        # what was used up is not given back with that
+        # Forgetting a source does not refill its bucket.
         self.assertLess(sum(rates[0].take(("other",), RATE, BURST, 0.0) for _ in range(int(BURST))), BURST)
         for rate in rates:
             crowds.take(rate, ("here", 0), RATE, BURST, 100.0)

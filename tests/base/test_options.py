@@ -67,7 +67,8 @@ class OneRowTests(SynchronousTestCase):
         self.file.write_text("max_transports = 9\nmax_streams = 5\n")
         config = f"--config={self.file}"
         self.assertEqual(self.parse(config).limits().max_streams, 5)
-        for arguments in (("--max-streams=6",), ("--max-str=6",)):  # an abbreviation goes before the file, too
+        # An abbreviated option also takes precedence over the file.
+        for arguments in (("--max-streams=6",), ("--max-str=6",)):
             self.assertEqual(self.parse(config, *arguments).limits().max_streams, 6)
         self.file.write_text("max-streams = 0\n")
         error = self.assertRaises(UsageError, self.parse, config)

@@ -42,7 +42,7 @@ class SixServicesTests(AgentCase):
             await self.service("nc", "-l", "9", "-w", "30", says="listening"),
         ]
         self.assertEqual([one["port"] for one in (await self.asked())["services"]], [0, 7, 9, 24, 80, 5201])
-        # one that asks for a port that another has
+        # A second service that asks for an occupied port fails.
         status, _, err = await self.run_command("serve", "inbox", **self.environment)
         self.assertEqual(status, 1)
         self.assertRegex(err, r"^dmsg: port 80 of the agent's key is in use by .*serve \(process \d+\)")
@@ -132,7 +132,7 @@ class FromPeerToPeerTests(ToolCase):
         self.assertEqual((theirs / "film").read_bytes(), (ours / "film").read_bytes())
         self.assertEqual((theirs / "photos" / "one.jpg").read_bytes(), b"1" * 1000)
         self.assertEqual(list((self.directory / "cache" / "dmsg" / "cp").iterdir()), [])
-        # killed on its way on: the same command does not fetch it again
+        # The command is killed after it resumed. The next run does not fetch the complete part again.
         (theirs / "film").unlink()
         copying = self.tool("cp", "alice:film", "bob:")
         part = theirs / ".film.dmsg-part"
@@ -182,7 +182,7 @@ class FromPeerToPeerTests(ToolCase):
         await self.said(self.tool("cp", "--listen", "ours", "-k", "alice.key"), "is at")
         copy = ("cp", "-r", "alice:photos", "alice:film", "bob:")
         status, _, err = await self.run_command(*copy, **self.environment)
-        self.assertEqual(status, 3, err)  # bob is not there
+        self.assertEqual(status, 3, err)  # Bob is not there.
         await self.said(self.tool("cp", "--listen", "theirs", "--writable", "--anyone", "-k", "bob.key"), "is at")
         (ours / "photos" / "two.jpg").write_bytes(b"new")
         status, out, err = await self.run_command(*copy, "--json", **self.environment)

@@ -25,7 +25,7 @@ class AgentCase(ToolCase):
 
     async def network(self) -> None:
         await super().network()
-        self.home = Path(tempfile.mkdtemp(prefix="dmsg-agent-"))  # a socket's path is short
+        self.home = Path(tempfile.mkdtemp(prefix="dmsg-agent-"))  # The path of a socket must be short.
         self.addCleanup(lambda: os.system(f"rm -rf {self.home}"))
         self.environment |= {
             "DMSG_AGENT": str(self.home / "run" / "agent.sock"),
@@ -125,7 +125,7 @@ class UpTests(AgentCase):
         self.assertFalse((self.home / "run" / "agent.sock").exists())
         status, _, err = await self.run_command("down", **self.environment)
         self.assertEqual((status, err), (3, "dmsg: no agent is up; start it with: dmsg up\n"))
-        # a person's own key stays
+        # A person's own key does not change.
         self.assertEqual((await self.up())["up"], told["up"])
 
     @asynchronous

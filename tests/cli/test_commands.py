@@ -341,7 +341,7 @@ class NetworkCommandTests(CommandCase):
             self.assertEqual(await command.ended, expected, arguments)
             self.assertNotIn(b"Traceback", command.out + command.err)
         listed = await self.discovery._running.store.count()
-        self.assertEqual(listed, 1)  # the server
+        self.assertEqual(listed, 1)  # The server is listed.
 
     @asynchronous
     async def test_the_demo_prints_its_table(self) -> None:

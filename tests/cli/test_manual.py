@@ -59,7 +59,7 @@ class PageTests(CommandCase):
         self.assertEqual((status, out, err), (1, "", "dmsg: full/dmsg.1: No space left on device\n"))
         if shutil.which("man") is None:
             raise SkipTest("there is no man here")
-        for path in written[::7]:  # each takes man a quarter of a second
+        for path in written[::7]:  # Each call of man takes a quarter of a second.
             done = await deferToThread(
                 subprocess.run,
                 ["man", "-l", "--warnings", "-E", "UTF-8", "-P", "cat", str(path)],
@@ -113,7 +113,7 @@ class TerminalTests(ToolCase):
         for width in (30, 60, 120):
             said = await deferToThread(self.on_terminal, width, "cp", name, "alice:")
             self.assertIn("sha256", said)
-            # what is drawn between two moves of the cursor is as wide as the terminal at most
+            # Text that is drawn between two moves of the cursor is at most as wide as the terminal.
             for drawn in re.split(r"\r|\n|\x1b\[\d*[AK]", said.partition("sha256")[0]):
                 text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn)
                 if "%" in text or "MB" in text:

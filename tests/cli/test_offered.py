@@ -52,14 +52,14 @@ class HomeTests(AgentCase):
         for command in (("serve", home), ("receive", "--listen", "--anyone", "--dir", home), ("serve", "/")):
             status, _, err = await self.run_command(*command, **self.environment)
             self.assertEqual((status, "--anything" in err), (2, True), err)
-        # what is fetched by URL is no way round
+        # Fetching by URL is no way around the checks.
         own = str(self.home / "config" / "dmsg" / "key")
         by_url: tuple[tuple[str, ...], ...] = ((".bash_profile", "-O"), ("x", "-o", own), ("x", "-d", f"@{own}"))
         for url, *given in by_url:
             status, out, err = await self.run_command("curl", f"dmsg://{key}/{url}", *given, **self.environment)
             self.assertIn(status, (1, 2))
             self.assertRegex(out + err, "begins with a dot|dmsg's own")
-        # and with all of it said
+        # With all options given, these files are refused all the same.
         listening = self.at_home(*listen, "--anything", "--anyone")
         await self.said(listening, "is at")
         await self.said(listening, OPEN)
@@ -82,7 +82,7 @@ class HomeTests(AgentCase):
         self.assertFalse((self.directory / "config" / "dmsg").exists())
         self.assertEqual(sorted(os.listdir(self.home)), before)
         self.assertFalse((self.home / "config" / "dmsg" / "config.toml").exists())
-        # the command that says that names with dots are wanted gives these, and dmsg's own still not
+        # With --hidden, the command gives names with dots, but still no file of dmsg's own.
         listening.transport.signalProcess("INT")  # type: ignore[union-attr]
         await listening.ended
         (self.home / ".plan").write_text("to be read")
@@ -121,11 +121,11 @@ class HomeTests(AgentCase):
         self.assertRegex(text, r"port 80 +\S+ serve \(process \d+\) +files of \S+ +open to anyone who knows the key ")
         receiver = await self.service("receive", "--listen", "--anyone", "--dir", public, says="receiving at")
         (self.directory / "notes").mkdir()
-        await self.run_it("send", "notes", key)  # through the agent, whose client this command does not have
+        await self.run_it("send", "notes", key)  # The command sends through the agent, and has no client of its own.
         await self.run_it("send", "--text", "the door is open", key)
         await self.said(receiver, "the door is open")
         self.assertTrue((self.home / "public" / "notes").is_dir())
-        # the agent refuses others, and lets in whom the group has
+        # The agent refuses other keys, and accepts the members of the group.
         status, said = await self.stranger("cp", f"{key}:notes.txt", "got")
         self.assertNotEqual(status, 0, said)
         status, said = await self.stranger("cp", f"{key}:notes.txt", "got", "-k", "alice.key")
@@ -133,7 +133,7 @@ class HomeTests(AgentCase):
         for one in (serving, copying, receiver):
             one.transport.signalProcess("INT")  # type: ignore[union-attr]
             await one.ended
-        # a group of nobody is not everybody
+        # An empty group does not mean everybody.
         await self.run_it("name", "group", "remove", "friends", "alice")
         status, _, err = await self.run_command("serve", public, "--allow", "@friends", **self.environment)
         self.assertEqual(status, 2)
@@ -245,7 +245,7 @@ class ReceiveTests(CodeCase):
         await self.said(receiver, "'guitar' perhaps")
         begun, _, last = code.rpartition("-")
         typed.write(f"{begun}-{last[:4]}\t\n".encode())
-        # the shell rings where other words begin with the whole word, as "youth" with "you"
+        # The shell rings the bell if other words begin with the whole word, as "youth" begins with "you".
         await self.ends(receiver, 0, "received inbox/film")
         self.assertRegex((receiver.out + receiver.err).decode(), f"{last}\a?\r\n")
         await self.ends(sender, 0)

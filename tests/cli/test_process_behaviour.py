@@ -73,7 +73,7 @@ class KeyInUseTests(ToolCase):
         status, out, err = await self.run_command("cp", "--listen", ".", "-k", "bob.key", **self.environment)
         self.assertEqual((status, out), (1, ""))
         self.assertRegex(err, r"^dmsg: .*bob\.key is in use by .*receive \(process \d+, since .*--share.*\n$")
-        # the first is reached as before
+        # The first program can still be reached.
         status, _, err = await self.run_command("ping", self.key.public.hex(), "-c", "1", **self.environment)
         self.assertEqual((status, err), (0, ""))
 
@@ -154,7 +154,7 @@ class PingTests(ToolCase):
             self.assertEqual((status, err), (0, ""), arguments)
         self.assertNotIn(b"connected", listening.err)
         listening.transport.closeStdin()  # type: ignore[union-attr]
-        # it still takes the one stream that it is there for
+        # The command still accepts the one stream that it is for.
         status, _, err = await self.shell(f"echo hello | dmsg connect {key}")
         self.assertEqual(status, 0, err)
         self.assertEqual(await listening.ended, 0)
@@ -224,7 +224,7 @@ class WaitingTests(ToolCase):
         command = self.start("ping", SecKey.generate().public.hex(), **self.environment)
         began = time.monotonic()
         await self.until(lambda: command.err)
-        # a busy machine starts a command late; what matters is that it is not at the end
+        # A busy machine starts a command late. Only the end of the wait matters.
         self.assertLess(time.monotonic() - began, 12)
         self.assertRegex(
             command.err.decode(),

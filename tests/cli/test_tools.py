@@ -323,7 +323,7 @@ class PipeTests(ToolCase):
             f"Subsystem sftp internal-sftp\n"
         )
         if os.geteuid() == 0:
-            os.makedirs("/run/sshd", exist_ok=True)  # where it gives up its rights
+            os.makedirs("/run/sshd", exist_ok=True)  # sshd drops its privileges in this directory.
         daemon = Command()
         process = reactor.spawnProcess(
             daemon, str(SSHD), [str(SSHD), "-D", "-e", "-f", str(here / "sshd_config")], env=os.environ
@@ -423,7 +423,7 @@ class TreeTests(ToolCase):
             copying = self.tool("cp", *first, "alice:")
             await self.until(lambda begun=begun: begun.exists() and begun.stat().st_size > 1_000_000)
             copying.transport.signalProcess("STOP")  # type: ignore[union-attr]
-            # of another key, and so of somebody else
+            # Another key belongs to another person.
             status, _, err = await self.run_command(
                 "cp", *second, "alice:", "--retry=0", "-k", "again.key", **self.environment
             )
@@ -496,7 +496,7 @@ class CopyTests(ToolCase):
         ):
             status, _, err = await self.run_command("cp", *arguments, **self.environment)
             self.assertIn(text, err)
-            # a name that is none is a wrong argument; what the other side says is a refusal
+            # A malformed name is a usage error. An error that the other side reports is a refusal.
             refused = "by the other side" in err or "the other side gave up" in err
             wrong = text in ("nor a name", "at a peer")
             self.assertEqual(status, 2 if wrong else 4 if refused else 1, arguments)
@@ -737,7 +737,7 @@ class MeasureTests(ToolCase):
         self.assertEqual(status, 0, err)
         self.assertIn("(alice) offers secure transports", out)
         self.assertRegex(out, r"\* +[a-z2-7]{8}\.\.\. +127\.0\.0\.1:\d+ +\d+ +tcp +[\d.]+ ms +[\d.]+ ms")
-        # without a port nobody has to listen; with one somebody must, and the cell says so in short
+        # Without a port, nobody has to listen. With a port, somebody must listen, and the cell contains a short error.
         status, out, err = await self.run_command("trace", "alice", **self.environment)
         self.assertEqual((status, err), (0, ""))
         status, out, err = await self.run_command("trace", "alice:7", **self.environment)

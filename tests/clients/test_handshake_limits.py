@@ -52,7 +52,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
     def test_a_handshake_is_counted_once(self) -> None:
         self.assertIsNone(self.here(A, request(1)))
         self.assertIs(self.here(A, request(1)), CloseReason.NOT_AUTHENTIC)
-        # by whomever, and at whichever server, it is said again
+        # A repeated ephemeral key is refused, whoever sends it and at whichever server.
         self.assertIs(self.there(B, request(1)), CloseReason.NOT_AUTHENTIC)
         self.assertEqual(self.handshake_limits.refused, 2)
 
@@ -73,12 +73,12 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.assertIs(self.here(A, request(0)), CloseReason.RATE_LIMITED)
         self.clock.advance(1)
         self.assertEqual(self.asked(ONE_KNOWN_RATE + 10, A), ONE_KNOWN_RATE)
-        # what came through another server was counted there
+        # Handshakes through another server were counted for that server.
         self.assertEqual(self.asked(10, A, at=self.there), 10)
 
     def test_strangers_do_not_displace_known_keys(self) -> None:
         self.handshake_limits.remember(A)
-        # as many as there are places, each under a name of its own
+        # There are as many strangers as places, each with a key of its own.
         names = [bytes([2]) + number.to_bytes(32, "big") for number in range(int(ALL_STRANGERS_BURST) + 50)]
         self.assertEqual(self.asked(len(names), *names), ALL_STRANGERS_BURST)
         self.assertIs(self.here(B, request(0)), CloseReason.RATE_LIMITED)
@@ -93,7 +93,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
             let_in = newcomers = refused = 0
             for turn in range(600):
                 self.clock.advance(0.02)
-                let_in += self.asked(100, *names)  # 5000 a second
+                let_in += self.asked(100, *names)  # This is a rate of 5000 a second.
                 names = [*names[100:], *names[:100]]
                 if not turn % 6:
                     newcomers += 1

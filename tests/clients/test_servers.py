@@ -97,7 +97,7 @@ class HintTests(SynchronousTestCase):
         self.clock.pump([0, 0.1, 0.1])
         self.assertEqual(self.lookups.asked, [one.public for one in KEYS[1 : 1 + MAX_HINTS]])
         self.assertTrue(any(one.public in self.set.links for one in KEYS[1:]))
-        # and after a time as if it had said nothing
+        # After a time, the hint no longer counts.
         self.lookups.asked.clear()
         self.clock.advance(HINTS_FOR)
         for link in list(self.set.links.values()):

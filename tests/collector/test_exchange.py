@@ -63,7 +63,7 @@ class ExchangeTests(SynchronousTestCase):
             self.assertEqual(self.answer(name, data, stream), Answer(Kind.KEPT))
         self.assertEqual(kept_files(self.root), files)
         self.assertEqual((self.factory.file_count, self.factory.byte_count), (5, sum(map(len, files.values()))))
-        # a sender that was killed before it could remove them
+        # The sender was killed before it could remove the files.
         for name, data in files.items():
             self.assertEqual(self.answer(name, data, stream), Answer(Kind.KEPT))
         self.assertEqual((self.factory.file_count, kept_files(self.root)), (5, files))

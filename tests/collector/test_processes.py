@@ -112,14 +112,14 @@ class ProcessTests(TestCase):
         part.write_bytes(b"half of one")
         server.signal("KILL")
         await server.ended
-        server = self.server("S1", url)  # with what the first has left, while nobody takes it
+        server = self.server("S1", url)  # The second collector starts with the files that the first has left.
         await self.until(lambda: len(list((self.directory / "S1").glob("events-*.gz"))) >= 1, "files that wait")
         await self.collector(url)
         self.assertFalse(part.exists())
         await self.until(lambda: len(self.numbers()) == 2, "files of both boots")
         server.signal("TERM")
         await server.ended
-        self.assertEqual(list((self.directory / "S1").glob("*.gz")), [])  # its last one is there, too
+        self.assertEqual(list((self.directory / "S1").glob("*.gz")), [])  # Its last file has arrived, too.
         for boot, found in self.numbers().items():
             self.assertEqual(found, list(range(len(found))), boot)
         said = b"".join(gzip.decompress(path.read_bytes()) for path in self.kept())

@@ -110,7 +110,7 @@ class SenderTests(SynchronousTestCase):
 
     def test_an_unreadable_file_does_not_delay_others(self) -> None:
         self.add(1).unlink()
-        (self.spool / spool_name(1)).mkdir()  # a directory cannot be opened, whoever runs the test
+        (self.spool / spool_name(1)).mkdir()  # Nobody can open a directory as a file, not even root.
         self.add(2), self.add(3)
         unlink = Path.unlink
 

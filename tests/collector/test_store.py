@@ -67,7 +67,7 @@ class StoreTests(SynchronousTestCase):
                     gzip.compress(b'{"producer": "a"}\n%b\n{"producer": "a"}\n' % line),
                     "not a JSON object that names its producer",
                 )
-                # what some readers take for an event, and others for none
+                # Some JSON parsers accept these lines as events, and others do not.
                 for line in (
                     b'{"v": 1}',
                     b"[]",
@@ -120,7 +120,7 @@ class StoreTests(SynchronousTestCase):
         self.bring(spool_name(1), packed("02ab"))
         self.bring(spool_name(2), packed("02ab"))
         self.assertRaisesRegex(FileRejected, "02ab belongs to", self.bring, spool_name(3), packed("02ab"), BOB)
-        (self.root / "producers" / "02ab").unlink()  # it has moved
+        (self.root / "producers" / "02ab").unlink()  # The producer has moved.
         self.bring(spool_name(3), packed("02ab"), BOB)
         for number in range(PRODUCERS_LIMIT):
             self.bring(spool_name(10 + number), packed(f"a{number}"))
@@ -138,8 +138,8 @@ class StoreTests(SynchronousTestCase):
         for_alice = server.sign(statement(server.public, ALICE)).hex()
         self.assertRaisesRegex(FileRejected, "signed", self.bring, spool_name(1), packed(name), BOB, voucher=for_alice)
         self.bring(spool_name(1), packed(name), voucher=for_alice)
-        self.bring(spool_name(2), packed(name))  # it is known
-        # it has moved to another machine
+        self.bring(spool_name(2), packed(name))  # The producer is known.
+        # The producer has moved to another machine.
         for_bob = server.sign(statement(server.public, BOB)).hex()
         self.bring(spool_name(3), packed(name), BOB, voucher=for_bob)
         self.assertRaisesRegex(FileRejected, "signed no voucher", self.bring, spool_name(4), packed(name))

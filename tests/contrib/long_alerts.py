@@ -58,7 +58,7 @@ class FiringTests(EntityCase):
         starts = 0
         running: subprocess.Popen[bytes] | None = None
         while waiting and time.monotonic() < deadline:
-            # one that is killed and started, again and again; in the end it has hardly a descriptor left
+            # One server is killed and restarted repeatedly. At the end, it has hardly any free descriptors.
             if starts < 5 and (running is None or await self.scraped(port, restarting, starts)):
                 starts += 1
                 running = await deferToThread(self.restart, running, restarting, starts == 5)
@@ -188,7 +188,7 @@ class FiringTests(EntityCase):
         if last:
             deadline = time.monotonic() + 30
             held: list[socket.socket] = []
-            # so many that Prometheus has its place
+            # The loop leaves enough descriptors for Prometheus.
             while time.monotonic() < deadline and len(os.listdir(f"/proc/{process.pid}/fd")) < FEW - 2:
                 try:
                     held.append(socket.create_connection(("127.0.0.1", port)))
@@ -211,7 +211,7 @@ class FiringTests(EntityCase):
         directory.mkdir(parents=True)
         rules = RULES.read_text()
         rules = re.sub(r"for: \d+m", "for: 1s", rules)
-        rules = rules.replace("[30m]", "[60s]")  # restarts need that long
+        rules = rules.replace("[30m]", "[60s]")  # The restarts take that long.
         rules = re.sub(r"\[\d+m\]", "[8s]", rules)
         (directory / "alerts.yml").write_text(rules)
         config = {
@@ -219,7 +219,7 @@ class FiringTests(EntityCase):
             "rule_files": ["alerts.yml"],
             "scrape_configs": [{"job_name": "dmsg", "static_configs": [{"targets": targets}]}],
         }
-        (directory / "prometheus.yml").write_text(json.dumps(config))  # YAML is that, too
+        (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is also YAML.
         port = free_port()
         process = subprocess.Popen(
             [

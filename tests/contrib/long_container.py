@@ -53,7 +53,7 @@ class ImageTests(SynchronousTestCase):
         if os.geteuid():
             raise SkipTest("needs root, for a root of its own")
         self.base()
-        # where this machine's pip finds packages; nothing of it stays in the image
+        # The files tell pip where this machine gets its packages. None of them stays in the image.
         options = [f"--env={name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")]
         for path in ("/etc/pip.conf", "/etc/ssl/certs"):
             if os.path.exists(path):

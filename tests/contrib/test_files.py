@@ -24,7 +24,7 @@ def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
     """A program; skips where there is none."""
     if shutil.which(command[0]) is None:
         raise SkipTest(f"there is no {command[0]} here")
-    # trial's workers have the modules of their Python on PYTHONPATH, at which a program in another Python breaks
+    # trial's workers have the modules of their Python on PYTHONPATH. A program in another Python could not import them.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(  # type: ignore[call-overload]
         command, capture_output=True, text=True, check=False, env=environment, **options
@@ -127,7 +127,8 @@ class FilterTests(SynchronousTestCase):
             os.utime(logs / name, (time.time() - days * 86400,) * 2)
         done = run("systemd-tmpfiles", "--clean", f"--root={root}", str(CONTRIB / "tmpfiles" / "dmsg.conf"))
         self.assertEqual(done.returncode, 0, done.stderr)
-        # times of change are of today, whatever utime said: only that it is understood can be seen
+        # systemd-tmpfiles also checks the time of the inode's change, which utime cannot set. So the test only shows
+        # that the file is understood.
         self.assertTrue((logs / "server.log").exists())
 
 

@@ -34,14 +34,14 @@ def _never(why: str) -> str:
 
 
 NEEDS = {
-    # word in a block's mark -> function that returns why the condition cannot be met here, or None
+    # Maps each word of a block's mark to a function. The function returns why the condition is not met here, or None.
     "curl": lambda: _program("curl"),
     "java": _java,
     "redis": lambda: None if redis_server() else "there is no redis-server",
     "clone": lambda: None if CLONE else "runs where DMSG_DOCS_CLONE names a clone in which only README was followed",
     "bare-clone": lambda: ".ci/run runs it in a bare clone",
     "spool": lambda: "needs what servers wrote over days: its commands are only parsed",
-    # conditions that no test machine meets
+    # No test machine meets these conditions.
     "wheel": lambda: _never("the wheel of a release, which .ci/dist installs"),
     "cluster": lambda: _never("a Spark cluster"),
     "domain": lambda: _never("a host name of one's own"),

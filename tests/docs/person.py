@@ -196,7 +196,7 @@ class Person:
             (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_bytes(random.Random(name).randbytes(size))
 
-    # text of the page -> text that is typed
+    # Maps text of the page to the text that is typed.
 
     def adapt(self, text: str) -> str:
         """Replace ports, keys and directories of a page by those of this run."""
@@ -271,7 +271,7 @@ class Person:
         terminals.
         """
         if text.startswith(". .venv/bin/activate"):
-            return  # the directory is in PATH
+            return  # The directory is already in PATH.
         said = subprocess.run(
             ["bash", "-c", f"{text}\nenv -0"],
             cwd=self.directory,

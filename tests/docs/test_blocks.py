@@ -140,7 +140,7 @@ class BlockTests(SynchronousTestCase):
         for word in words[1:]:
             if not word.startswith("-"):
                 if word in ("redis",):
-                    continue  # of other projects, for services of their own
+                    continue  # These pages belong to other projects, for services of their own.
                 # A clone, or the wheel of a release, each perhaps with extras.
                 match = re.fullmatch(r"(?:\.|dmsg-\*\.whl)(?:\[([a-z,-]+)\])?", word)
                 self.assertIsNotNone(match, where)

@@ -53,7 +53,7 @@ class PictureTests(SynchronousTestCase):
         texts = [html.unescape(path.read_text()).replace("\xa0", " ") for path in PICTURES.glob("*.svg")]
         texts += [block.text for page in all_pages() for block in page.blocks]
         found = {code for text in texts for code in re.findall(r"(?:code: |receive |pair \w+ )(\d+-[a-z-]+)", text)}
-        self.assertGreaterEqual(len(found), 3)  # two in the session, one in pages
+        self.assertGreaterEqual(len(found), 3)  # Two pictures are in the session, and one is in pages.
         for code in found:
             self.assertEqual((len(Code.parse(code).words), str(Code.parse(code))), (WORDS, code))
 

@@ -136,7 +136,7 @@ class C_ManagementTests(ChannelCase):
         self.assertIn("no free channel id", str(error.value))
         self.network.settle()
         self.assertEqual(self.network.relay.frames, frames)
-        # a third client, to one whose ids are all taken
+        # A third client connects to a client whose ids are all in use.
         refused = c.open(B.public, Accepting())
         self.network.settle()
         self.failureResultOf(refused, TransportRefused)
@@ -147,7 +147,7 @@ class C_ManagementTests(ChannelCase):
         mine.transport.loseConnection()
         self.network.settle()
         self.assertEqual((self.ids(self.a), self.ids(self.b)), ([], []))
-        # more often than there are ids
+        # The loop opens more channels than there are ids.
         for _ in range(260):
             again, _ = self.pair()
             again.transport.loseConnection()
@@ -155,19 +155,19 @@ class C_ManagementTests(ChannelCase):
         self.assertEqual((self.ids(self.a), self.ids(self.b)), ([], []))
         self.pair()
         there = self.ids(self.a)
-        # rejected
+        # The remote rejects the channel.
         opening = self.a.open(X.public, Accepting())
         self.network.settle()
         self.failureResultOf(opening, TransportRefused)
         self.assertEqual(self.ids(self.a), there)
-        # not answered
+        # The remote does not answer.
         raw = self.network.raw(X)
         opening = self.a.open(X.public, Accepting(), timeout=5)
         self.network.settle()
         self.network.advance(5)
         self.failureResultOf(opening, DmsgTimeout)
         self.assertEqual(self.ids(self.a), there)
-        # Go takes an id back only when it gets CloseChannel
+        # The Go client frees an id only when it receives CloseChannel.
         more = [CLOSE_CHANNEL] if self.profile is Profile.SKYWIRE else []
         self.assertEqual([frame for frame, _ in raw.take()], [OPEN_CHANNEL, CHANNEL_CLOSED, *more])
         self.assertEqual(self.network.relay.channel_count, 1)
@@ -214,7 +214,7 @@ class O_OpeningTests(ChannelCase):
             raw.send(OPEN_CHANNEL, b"\7" + remote + bytes(49))
             self.network.settle()
             self.assertEqual(raw.take(), [(CHANNEL_CLOSED, b"\7")])
-        # an id in use: both of it end, for that is what the answer says
+        # If an id is in use, both channels with this id end, because the answer says so.
         other = self.network.raw(KEYS["S"])
         raw.send(OPEN_CHANNEL, b"\7" + other.key.public + bytes(49))
         raw.send(OPEN_CHANNEL, b"\7" + other.key.public + bytes(49))
@@ -269,7 +269,7 @@ class O_OpeningTests(ChannelCase):
         self.network.raw(X)
         opening = self.a.open(X.public, Accepting(), timeout=2)
         self.network.settle()
-        silent = self.network.pumps.pop(0)  # nothing passes between A and the server
+        silent = self.network.pumps.pop(0)  # Nothing passes between A and the server.
         self.network.advance(1.9)
         self.assertNoResult(opening)
         self.network.advance(0.2)
@@ -277,7 +277,7 @@ class O_OpeningTests(ChannelCase):
         self.assertEqual(self.ids(self.a), [0])
         self.network.advance(CLOSE_TIMEOUT)
         self.assertEqual(self.ids(self.a), [])
-        # the answer of before may still come: another id is taken meanwhile
+        # The answer to the earlier OpenChannel may still arrive, so another id is used meanwhile.
         self.a.open(X.public, Accepting()).addErrback(lambda _: None)
         self.assertEqual(self.ids(self.a), [1])
         self.network.pumps.append(silent)
@@ -294,7 +294,7 @@ class O_OpeningTests(ChannelCase):
         more = [CLOSE_CHANNEL] if self.profile is Profile.SKYWIRE else []
         self.assertEqual([frame for frame, _ in raw.take()], [OPEN_CHANNEL, CHANNEL_CLOSED, *more])
         self.assertEqual(self.ids(self.a), [])
-        # its answer, which was on the way, opens nothing
+        # The answer was already under way, and opens nothing.
         raw.send(CHANNEL_OPENED, b"\xff" + bytes(49))
         self.network.settle()
         self.assertEqual(self.network.relay.channel_count, 0)
@@ -365,7 +365,7 @@ class K_ClosingTests(ChannelCase):
         self.network.advance(CLOSE_TIMEOUT - 0.1)
         self.assertIsNone(mine.lost)
         self.network.advance(0.2)
-        # nobody knows whether the other end has it all
+        # Nobody knows whether the other end has received all data.
         self.assertEqual(mine.lost.check(StreamLost) and mine.lost.value.close_reason, CloseReason.UNCONFIRMED)
         self.assertEqual(raw.take(), [(CLOSE_CHANNEL, b"\xff"), (CHANNEL_CLOSED, b"\xff")])
         self.assertEqual((self.ids(self.a), self.network.relay.channel_count), ([], 0))
@@ -389,12 +389,12 @@ class K_ClosingTests(ChannelCase):
         mine, raw = self.raw_pair()
         raw.send(CHANNEL_CLOSED, b"\xff")
         self.network.settle()
-        # without a CloseChannel before it nobody can know what is missing
+        # Without an earlier CloseChannel, nobody can know which data is missing.
         mine.lost.trap(StreamLost)
         mine.transport.write(b"nobody is there")
         self.network.settle()
         self.assertEqual(raw.take(), [])
-        # and as the answer to OpenChannel, and while closing
+        # ChannelClosed is also valid as the answer to OpenChannel, and while a channel is closing.
         opening = self.a.open(X.public, Accepting())
         self.network.settle()
         raw.send(CHANNEL_CLOSED, bytes((raw.take()[0][1][0],)))
@@ -411,7 +411,7 @@ class K_ClosingTests(ChannelCase):
         theirs.lost.trap(ConnectionDone)
         self.network.advance(CLOSE_TIMEOUT)
         self.assertEqual((self.ids(self.a), self.ids(self.b), self.network.relay.channel_count), ([], [], 0))
-        # the one that the server did not tell any more waits a second for its id
+        # The id whose end the server has not reported is reserved for a second.
         self.pair()
 
     def test_K7_send_after_close_is_dropped(self) -> None:
@@ -591,7 +591,7 @@ class X_DisconnectionTests(ChannelCase):
         self.a.link.transport.abortConnection()
         self.network.settle()
         told = [(CHANNEL_CLOSED, b"\xff")]
-        if self.profile is Profile.SKYWIRE:  # Go frees the id of an open channel for this alone
+        if self.profile is Profile.SKYWIRE:  # The Go client frees the id of an open channel only after CloseChannel.
             told.append((CLOSE_CHANNEL, b"\xff"))
         self.assertEqual(second.take(), [*told, (CHANNEL_CLOSED, b"\xfe")])
         self.failureResultOf(opening)

@@ -47,22 +47,22 @@ class D_DiscoveryTests(APICase):
         for name, (status, word) in self.reasons.items():
             self.assertEqual(differ[name][0], status, name)
             self.assertIn(word, differ[name][1], name)
-        # who posts a client entry is a server no more, so it is not listed
+        # A key that posts a client entry is no longer a server, so it is not listed.
         self.assertEqual(
             len(json.loads(differ["available servers: includes servers with 0 available_connections"][1])), 1
         )
         self.assertGreater(len(exchanges), 30)
 
     reasons = {
-        # the service that dmsg's client of 2019 spoke to says that of the same request
+        # The service for which dmsg's client of 2019 was written gives this answer to the same request.
         "get with empty key": (404, b"entry of public key is not found"),
-        # a redirect without a page
+        # The answer is a redirect without a page.
         "get without trailing slash": (301, b""),
-        # errors are JSON
+        # Errors are in JSON.
         "unknown path": (404, b'{"message":"not found","code":404}'),
-        # the seed documents' paths are served
+        # The paths of the seed documents are served.
         "path of the extended spec text": (200, b'"sequence":1'),
-        # servers that take nobody are not listed
+        # Full servers are not listed.
         FULL: (200, b'"available_connections":10'),
     }
 

@@ -120,7 +120,8 @@ class LeavingDiallerTests(SynchronousTestCase):
             network = OldNetwork()
             stock = network.stock(KEYS["B"], era)
             relay_peer = network.relay.newest[KEYS["B"].public]
-            for number in range(35):  # with eight channels each: more than there are ids
+            # Each session opens eight channels, so that together there are more channels than ids.
+            for number in range(35):
                 session = network.client(KEYS["A"])
                 openings = [session.open(stock.key.public, Accepting(), acks=ERAS[era][1]) for _ in range(8)]
                 network.settle()
@@ -130,7 +131,7 @@ class LeavingDiallerTests(SynchronousTestCase):
                 network.settle()
                 self.assertEqual((stock.channels, stock.panics), ({}, []), (era, number))
             self.assertEqual((relay_peer.answers_due, relay_peer.doubtful), ({}, {}))
-            # what it answered is not counted as if it had sent it unasked
+            # The client's answers do not count as unrequested frames.
             self.assertEqual(network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 0)
             self.assertTrue(all(one.over for one in stock.accepted))
 
@@ -349,7 +350,7 @@ class EndTests(SynchronousTestCase):
         network, mine, channel = self.reach(True)
         mine.transport.write(b"under way")
         network.settle()
-        channel.pending.clear()  # its own acknowledgement comes later
+        channel.pending.clear()  # The client's own acknowledgement comes later.
         channel.write(b"taken")
         network.settle()
         self.assertEqual((mine.data, channel.writes), (b"taken", 0))
@@ -440,7 +441,8 @@ class TwoIdsTests(SynchronousTestCase):
             for two in ERAS:
                 if ERAS[one][1] != ERAS[two][1]:
                     continue
-                # who has accepted before is known; for others there is the option
+                # The relay knows whether a client that has accepted before uses two ids. For other clients, there is
+                # the option.
                 network = OldNetwork(two_ids=ERAS[one][0])
                 dialler, acceptor = network.stock(KEYS["A"], one), network.stock(KEYS["B"], two, got=echo)
                 acceptor_of_many = [acceptor]
@@ -530,7 +532,8 @@ class OfferTests(RelayCase):
             offered = self.ports[b].take()[-1][1][0]
             self.say(a, (CLOSE_CHANNEL, b"\0"))
             told = self.ports[b].take()
-            # by the server's id it would be told of another channel, so nothing is said once that is known
+            # The client would take the server's id for another channel. So the relay sends nothing once it knows the
+            # client's kind.
             self.assertEqual(bool(told), not known)
             self.say(b, (CHANNEL_OPENED, bytes((offered, 7)) + bytes(49)))
             self.assertEqual(self.ports[b].take(), [(CLOSE_CHANNEL, b"\7")])

@@ -66,7 +66,8 @@ class Session:
             else:
                 note = event["note"]
         if name == "simultaneous_close":
-            # both ChannelClosed crossed on their way; the relay took A's first, as its one answer shows
+            # The two ChannelClosed frames crossed on their way. The single answer shows that the relay processed A's
+            # first.
             first, second = (n for n, e in enumerate(self.events) if e["kind"] == "ChannelClosed" and e["dir"] == UP)
             self.events[first], self.events[second] = self.events[second], self.events[first]
 
@@ -131,7 +132,7 @@ class ServerReplayTests(SynchronousTestCase):
             else:
                 expected[who] += event["data"]
                 if "disconnect" in session.name and event["kind"] == "ChannelClosed":
-                    # the relay of the recording was written for it, and says less than Go needs to free an id
+                    # The recorded relay sends less than a Go client needs to free an id.
                     expected[who] += encode_close(Profile.SKYWIRE, event["channel_id"])
             clock.advance(0)
             factory.relay.check()
@@ -175,7 +176,7 @@ class ClientReplayTests(SynchronousTestCase):
         sessions: list[ClientSession] = []
 
         def make(server: PubKey) -> ClientSession:
-            # only asked for what is answered: an offer that is refused draws no key
+            # The callback is asked only for offers that are accepted. An offer that is refused draws no key.
             made = ClientSession(
                 clock,
                 turn,
@@ -247,6 +248,6 @@ class ClientReplayTests(SynchronousTestCase):
 
     def test_the_client_reproduces_every_recorded_session(self) -> None:
         for name in SESSIONS:
-            # B of this one was made not to answer CloseChannel, which no client of ours can be
+            # B of this recording was changed to leave CloseChannel unanswered. No client of this package can do this.
             for who in "A" if name == "close_timeout" else "AB":
                 self.assertGreater(self.replay(Session(name), who), 1000, name)

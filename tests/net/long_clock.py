@@ -213,7 +213,7 @@ class SteppedClockTests(TestCase):
         for number, step in enumerate(STEPS):
             self.step(step)
             kept = set(self.kept())
-            # for longer than discovery lists a server that posts no more
+            # This is longer than discovery lists a server that no longer posts.
             for second in range(int(TTL * 1.5)):
                 self.assertEqual(await self.listed(), 2, f"{second} s after a step by {step} s")
                 await self.answers(stream, b"step %d second %d" % (number, second))
@@ -226,7 +226,7 @@ class SteppedClockTests(TestCase):
             self.assertEqual([said.count(one) for one in words], [1, 1, 1], (child.name, said[-3000:]))
             self.assertNotIn("Traceback", said)
         self.assertEqual(self.times_go_on(), set())
-        # a server drains, and its clients go to the other one
+        # A server shuts down, and its clients move to the other one.
         self.first.signal("TERM")
         self.assertEqual(await self.soon(self.first.ended), 128 + 15, self.first._output[-2000:])
         await self.answers(stream, b"after the drain")

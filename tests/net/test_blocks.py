@@ -96,7 +96,7 @@ class BlocksTests(SynchronousTestCase):
         """A stranger with a /48 has 65536 blocks of /64; a neighbour in the /24 has a rate of its own."""
         limit = RateLimit(1.0, 10.0, blocks_of)
         allowed = sum(limit.allow(f"2600:1:2:{block:x}::1", 0.0) for block in range(256) for _ in range(10))
-        self.assertEqual(allowed, 40)  # all of one /56
+        self.assertEqual(allowed, 40)  # All addresses are in one /56.
         allowed = sum(
             limit.allow(f"2600:1:2:{block:x}::1", 0.0) for block in range(0x100, 0x4000, 8) for _ in range(10)
         )
@@ -105,7 +105,7 @@ class BlocksTests(SynchronousTestCase):
         self.assertFalse(limit.is_exhausted("2600:1:3::1", 0.0))
         self.assertEqual(sum(limit.allow("8.8.8.8", 0.0) for _ in range(100)), 10)
         self.assertTrue(limit.allow("8.8.8.9", 0.0))
-        # eight times as much comes back, too
+        # The network's bucket also refills eight times as fast.
         self.assertEqual(sum(limit.allow(f"2600:1:2:{block:x}::1", 1.0) for block in range(0x8000, 0xA000, 0x100)), 8)
         self.assertGreater(limit.charge("8.8.8.8", 100.0, 1.0), 0.0)
 

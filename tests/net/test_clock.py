@@ -52,7 +52,7 @@ class MonotonicReactorTests(SynchronousTestCase):
         first = self.reactor.callLater(1.0, self.fired.append, "cancelled")
         for delay in (5.0, 2.0, 3.0):
             self.reactor.callLater(delay, self.fired.append, f"after {delay:g}")
-        self.pass_time(0.0)  # now they are in the reactor's heap
+        self.pass_time(0.0)  # The timers are now in the reactor's heap.
         later = self.reactor.callLater(9.0, self.fired.append, "put off")
         first.cancel()
         use_monotonic_clock(self.reactor)

@@ -137,7 +137,7 @@ class NetworkTests(EntityCase):
         bob.listen(Accepting(Echo))
         connecting = [alice.connect(bob.public_key, Accepting()) for _ in range(3)]
         protocols: list[Any] = await gatherResults(connecting)
-        self.assertEqual(len(second.factory.sessions), 2)  # one visit for three connects
+        self.assertEqual(len(second.factory.sessions), 2)  # Three connects share one visit.
         for protocol in protocols:
             protocol.transport.loseConnection()
         await self.until(lambda: alice._set._visited[second._key.public].transports == 0)
@@ -167,7 +167,7 @@ class NetworkTests(EntityCase):
         server.registration._register()
         bob._publisher.publish()
         await self.until(lambda: not server.registration.is_busy and not bob._publisher.is_busy)
-        # it has to answer at its address before it is listed
+        # The server is listed only after it has answered at its address.
         while not (listed := await alice._lookups.available_servers()):
             pass
         self.assertEqual(len(listed), 1)
@@ -247,7 +247,7 @@ class TLSTests(EntityCase):
         agent = Agent(reactor, BrowserLikePolicyForHTTPS(trust), pool=pool)
         lookup = Lookup(reactor, f"https://localhost:{port}", http=treq.client.HTTPClient(agent))
         self.assertEqual(await lookup.available_servers(), [])
-        # and one that is not trusted is an error of one line
+        # An untrusted certificate gives an error of one line.
         stranger = Lookup(reactor, f"https://localhost:{port}")
         try:
             await stranger.available_servers()
@@ -322,7 +322,7 @@ class EndpointTests(EntityCase):
         protocol: Any = await client.connect(Accepting())
         await protocol.transport.send(b"by string")
         await self.until(lambda: protocol.data == b"by string")
-        # and each port has its own
+        # Each port has its own client.
         accepting = Accepting()
         other = await serverFromString(reactor, f"dmsg:80:discovery={escaped}:key={key_file}").listen(accepting)
         self.assertEqual(str(other.getHost()), f"dmsg:{bob.public_key}:80")

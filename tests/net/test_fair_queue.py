@@ -34,7 +34,8 @@ class FairQueueTests(SynchronousTestCase):
         for number in range(10):
             self.successResultOf(self.ask(f"9.9.{number}.9"))
         crowd = [self.ask(host) for host in CROWD]
-        self.assertEqual(self.queue.waiting, 32)  # four times that of one address: all are of one /56
+        # The limit is four times that of one address, because all addresses are in one /56.
+        self.assertEqual(self.queue.waiting, 32)
         self.failureResultOf(crowd[-1], QueueCrowded)
         honest = [self.ask("8.8.8.8"), self.ask("8.8.4.4")]
         for number in range(3):

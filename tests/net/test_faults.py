@@ -276,9 +276,9 @@ class ReceiverTests(FaultCase):
     @asynchronous
     async def test_6_a_flood_of_useless_frames_ends_its_sender(self) -> None:
         """Answers that are not read end the flooder, not the server."""
-        # the bound itself is tested in test_relay; twenty megabytes of answers take a slow machine too long
+        # The limit itself is tested in test_relay. A slow machine takes too long for twenty megabytes of answers.
         self.patch(congestion, "PEER_QUEUE_MAXIMUM", 1024 * 1024)
-        # and on one that is busy the kernel would give up the flooder, who does not read, before the bound does
+        # On a busy machine, the kernel would drop the flooder, which does not read, before the limit is reached.
         patient = [(*option[:2], 0 if option[1] == "TCP_USER_TIMEOUT" else option[2]) for option in socketopts._OPTIONS]
         # The kernel would otherwise hold megabytes of answers before the bound is reached.
         self.patch(socketopts, "_OPTIONS", [(socket.SOL_SOCKET, "SO_SNDBUF", 64 * 1024), *patient])
@@ -396,15 +396,15 @@ class RandomTests(SynchronousTestCase):
             network.pumps[-1].clientIO.write(data)
         else:
             network.join(client)
-            if state == 1:  # in the middle of the handshake
+            if state == 1:  # The connection ends in the middle of the handshake.
                 network.pumps[-1].clientIO.write(data)
             network.settle()
             if state >= 2 and client.opener is not None:
-                if state == 2:  # instead of a record
+                if state == 2:  # The data are not a record.
                     network.pumps[-1].clientIO.write(data)
-                elif state == 3:  # in a record
+                elif state == 3:  # The data are a record, but not of the expected content.
                     client.send(data)
-                else:  # a record that was changed
+                else:  # The record was changed.
                     record = bytearray(client.sealer.seal(data))
                     record[where % len(record)] ^= 0x55
                     network.pumps[-1].clientIO.write(bytes(record))

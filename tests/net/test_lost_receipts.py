@@ -94,7 +94,8 @@ class LostReceiptTests(TestCase):
         server.signal("TERM")
         await server.ended
         opened = [row for row in self.events("events") if row["type"] == "transport_open"]
-        killed = min(opened, key=lambda row: row["ts"])  # files are in no order: their names begin with the boot
+        # The order of the files is undefined, because their names begin with the boot id.
+        killed = min(opened, key=lambda row: row["ts"])
         self.assertNotIn(
             killed["transport"],
             [row.get("transport") for row in self.events("events") if row["type"].endswith("close")],

@@ -57,7 +57,7 @@ class NetworkTests(MessagingCase):
     async def test_two_clients_and_a_megabyte(self) -> None:
         for profile in Profile:
             url = await self.start_discovery()
-            # servers of the other family are in the same discovery, and are passed over
+            # Servers of the other family are in the same discovery, and are ignored.
             await self.start_server(f"--discovery={url}")
             server = await self.start_messaging_server(f"--discovery={url}", f"--profile={profile.value}")
             alice, bob = await gatherResults(
@@ -99,18 +99,18 @@ class NetworkTests(MessagingCase):
         bob.listen(Accepting(Echo))
         mine: Any = await alice.connect(bob.public_key, Accepting())
         self.assertEqual(mine.transport.server, two._key.public)
-        # the server of the remote is in the entry too, as long as there is a link
+        # While there is a link to the remote's server, the entry names that server, too.
         both = tuple(sorted(server._key.public.hex() for server in (one, two)))
         await self.until(lambda: alice._publisher.published == both)
         alice._entries.forget()
         entry = await alice.entry(alice.public_key)
         assert entry.client is not None
         self.assertEqual((entry.sequence, entry.client.delegated_servers), (1, both))
-        # a shared server is used again
+        # A shared server is used again.
         again: Any = await alice.connect(bob.public_key, Accepting())
         self.assertEqual(again.transport.server, two._key.public)
         self.assertEqual(two.factory.connections_opened, 2)
-        # nobody, and somebody without servers: an error and no frame
+        # For an unknown key and for a client without servers, there is an error and no frame.
         frames = one.factory.relay.frames + two.factory.relay.frames
         with self.assertRaises(EntryNotFound):
             await alice.connect(SecKey.generate().public, Accepting())
@@ -149,7 +149,7 @@ class NetworkTests(MessagingCase):
         (server,) = [one for one in servers if one._key.public == mine.transport.server]
         await server.stop_for_test()
         await self.until(lambda: mine.lost)
-        # visits are made where the other one is found; the entry says where that is
+        # Visits are made to the server where the remote is. The entry names that server.
         await self.until(lambda: server._key.public not in bob.servers and bob.servers)
         await bob.when_published(TIMEOUT)
         alice._entries.forget()
@@ -309,7 +309,7 @@ class MessagingCommandTests(CommandCase, MessagingCase):
                 "messaging", "listen", "--key-file", f"{profile.value}.key", "--create", "-w", "30", *common
             )
             found = await self.until(lambda one=listening: re.search(rb"listening: ([a-z2-7]{53})", one.err))
-            # which does not see it
+            # The command does not see the other family.
             key = found[1].decode()
             status, out, _ = await self.run_command("messaging", "ping", key, "-c", "2", "-i", "0", *common)
             self.assertEqual((status, listening.ended.called), (0, False), out)

@@ -47,7 +47,7 @@ class OldServerTests(EntityCase):
         await self.until(lambda: client._plain_servers)
         await self.until(lambda: client.status == "online")
         self.assertEqual((server.factory.connections_opened, server.factory.relay.pings), (2, 1))
-        # it would speak PING to another server at once
+        # On another server, the client would send PING at once.
         other = await self.start_client(url, encryption="off", min_servers=1)
         await other.stopService()
         self.assertEqual((client.status, server.factory.relay.pings), ("online", 2))

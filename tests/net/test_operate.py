@@ -102,7 +102,7 @@ class OperateTests(EntityCase):
         await child.line("settings and lists were reloaded")
         await self.until(lambda: first.status == "searching")
         await self.start_client(self.url, key=bob)
-        # and without a signal; a broken list is refused
+        # The list is also read without a signal. A broken list is rejected.
         (self.directory / "allow").write_text("nonsense\n")
         await child.line("stays in use: allow, line 1")
         (self.directory / "allow").write_text(f"{bob.public}\n{alice.public}\n")
@@ -199,7 +199,8 @@ class OperateTests(EntityCase):
         self.assertLess(len(said), 8, said)
         expressions = failregex()
         for line in lines(child):
-            # many may share an address: it is banned for what nobody's key answers for, and for nothing else
+            # Many clients may share an address. So an address is banned only for failures that no proved key accounts
+            # for.
             expected = line in said and "handshake_failed" in line
             self.assertIs(any(one.search(line) for one in expressions), expected, line)
 

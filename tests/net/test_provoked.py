@@ -42,7 +42,7 @@ class ProvokedTests(EntityCase):
                     )
                 self.fail("the flood ended nobody")
             number += 25
-            # 10,000 a second, with a point where one belongs and no tag that fits
+            # The rate is 10,000 a second. Each frame has a valid point and an invalid tag.
             for enemy in enemies:
                 if not enemy.closed:
                     body = bytes(enemy.key.public + key.public + SERVER_POINT) + os.urandom(144)
@@ -52,7 +52,7 @@ class ProvokedTests(EntityCase):
         drops = server.factory.relay.drops
         self.assertEqual(drops[DropReason.FLOOD], CONNECTIONS)
         self.assertGreater(drops[DropReason.DESTINATION_RATE], 0)
-        # the client is where it was, its address is not refused, nor is that of the enemy for others
+        # The client stays connected. Neither its address nor, for others, the attacker's address is refused.
         self.assertIn(session, server.factory.sessions)
         await self.raw_client(server)
         await self.raw_client(server, source=ENEMY)

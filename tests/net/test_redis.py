@@ -184,7 +184,7 @@ class DiscoveryTests(RedisCase):
             seconds, response = await self.seconds_of(treq.get(f"{url}/metrics", persistent=False))
             self.assertEqual(200, response.code)
             self.assertIn(b"dmsg_discovery", await response.content())
-            # who asks and goes leaves nothing behind
+            # A client that disconnects early leaves nothing behind.
             gone = treq.get(f"{url}/discovery/entries/{key.public}", persistent=False, timeout=0.05)
             await self.seconds_of(gone)
             again()

@@ -78,7 +78,7 @@ class ResumeTests(EntityCase):
                     memory.seek(low)
                     parts.append(memory.read(high - low))
                 except (OSError, OverflowError, ValueError):
-                    continue  # vvar and the like
+                    continue  # Special mappings such as vvar cannot be read.
         return b"".join(parts)
 
     async def stream(self, url: str) -> tuple[Any, Any]:
@@ -132,11 +132,11 @@ class ResumeTests(EntityCase):
             accepting = Accepting(Hashing)
             bob.listen(accepting)
             one: Any = await alice.connect(bob.public_key, Accepting())
-            # as one frame, in many small ones, and at the end of much else
+            # The marker is sent as one frame, in many small frames, and at the end of a large frame.
             for data in (marker, marker * 1000, bytes(300_000) + marker, *[marker] * 50):
                 await one.transport.send(data)
             memory = await self.memory_of(child)
-            self.assertIn(bytes(bob.public_key), memory)  # so this is the right memory
+            self.assertIn(bytes(bob.public_key), memory)  # The key shows that this is the right memory.
             found[encryption] = memory.count(marker)
         self.assertEqual(found["require"], 0)
         self.assertGreater(found["off"], 0)

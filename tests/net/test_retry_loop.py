@@ -162,7 +162,7 @@ class LoopTests(SynchronousTestCase):
                 for _ in range(120):
                     clock.advance(1)
                     if publisher.published and not publisher.is_busy:
-                        publisher.soon(0)  # as often as a client looks whether its entry is there
+                        publisher.soon(0)  # The call stands for the client's regular check of its entry.
                 self.flushLoggedErrors()
                 self.assertGreater(questions.asked, bad, (bad, error))
                 self.assertTrue(questions.posted and publisher.published, (bad, error))

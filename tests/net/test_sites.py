@@ -41,7 +41,7 @@ class AiohttpThread:
         from aiohttp import web
 
         async def answer(request: Any) -> Any:
-            # a URL of the host that was asked for, as redirections have it
+            # The answer has a URL with the requested host, as redirects have.
             return web.json_response({"host": request.host, "url": str(request.url), "peer": request.remote})
 
         app = web.Application()

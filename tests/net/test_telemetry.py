@@ -104,7 +104,7 @@ class TelemetryTests(EntityCase):
         text = json.dumps(events(of_discovery))
         for secret in (*(key.hex() for key in absent), "127.0.0.1"):
             self.assertNotIn(secret, text)
-        # both clocks are this machine's
+        # Both clocks are this machine's.
         self.assertTrue(all(-60_000 < entry["clock_ms"] <= 0 for entry in entries if entry.get("is_server")))
 
     @asynchronous

@@ -276,7 +276,7 @@ class LinkTests(SynchronousTestCase):
         self.assertIsNotNone(self.end("203.0.113.8", KEYS["A"], DropReason.HANDSHAKE_FAILED))
         self.clock.advance(1 / FAILED_RATE + 0.01)
         self.assertIsNotNone(self.end("203.0.113.7", KEYS["A"], DropReason.HANDSHAKE_FAILED))
-        # behind a proxy all have one address
+        # Behind a proxy, all clients have one address.
         factory.limits = Limits(max_per_address=0)
         for _ in range(2 * int(FAILED_BURST)):
             self.assertIsNotNone(self.end("203.0.113.9", KEYS["A"], DropReason.HANDSHAKE_FAILED))

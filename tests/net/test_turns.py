@@ -64,7 +64,7 @@ class Worker(TurnTaker):
             self._spend(self._piece)
         if self.pieces:
             self._next_turn()
-            self._next_turn()  # once is enough
+            self._next_turn()  # The second call has no effect.
 
     def _piece(self) -> None:
         self._clock.rightNow += 0.001

@@ -70,7 +70,7 @@ class VectorTests(SynchronousTestCase):
                 self.assertGreaterEqual(len(records), 6)
                 for record in records:
                     size = record["plaintext_len"]
-                    # long ones are the pattern 3, 10, 17, ... and only their hash is kept
+                    # A long plaintext is the pattern 3, 10, 17, ..., and only its hash is recorded.
                     plaintext = (
                         bytes.fromhex(record["plaintext"])
                         if record.get("plaintext")
@@ -184,7 +184,7 @@ class LinkTests(SynchronousTestCase):
         except HandshakeError:
             pass
         else:
-            # a longer length just waits for bytes that never come
+            # The server waits for bytes that never come, because the changed length is larger.
             self.assertIsNone(server.remote)
 
     def test_longer_messages_where_a_family_asks(self) -> None:

@@ -140,7 +140,7 @@ class SharedTemplateTests(SynchronousTestCase):
         for pattern in Pattern:
             one, two = sides(Handshake, pattern, KEYS, b"")
             two.read_message(one.write_message())
-            try:  # assertRaises() would keep the frames
+            try:  # The method assertRaises() would keep the frames alive.
                 one.read_message(bytes(49))
             except HandshakeError:
                 pass

@@ -88,7 +88,7 @@ class RecordTests(SynchronousTestCase):
     def test_replays_and_old_sequences_are_refused(self) -> None:
         sealer = RecordSealer(KEY)
         one, two, three = (bytes(sealer.seal(text)) for text in (b"1", b"2", b"3"))
-        self.assertEqual(opened(one + three, []), b"13")  # a gap is no attack
+        self.assertEqual(opened(one + three, []), b"13")  # A gap is not treated as an attack.
         for stream in (one + one, one + two + one, three + two):
             error = self.assertRaises(RemoteProtocolError, opened, stream, [])
             self.assertIs(error.reason, DropReason.REPLAYED_RECORD)

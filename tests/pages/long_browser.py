@@ -41,14 +41,14 @@ class BrowserTests(PageCase):
             self.assertEqual(browser.value("document.getElementById('lost').hidden"), True)
 
         await deferToThread(first)
-        # what changes from here on comes by the script
+        # Later changes arrive through the script.
         self.server.factory.relay.drops[DropReason.FLOOD] += 4711
         await deferToThread(browser.until, "document.getElementById('reasons').innerText.includes('4.7 k')")
 
         def pictures() -> None:
             for width, height, dark in ((1400, 1400, False), (1400, 1400, True), (380, 3000, False), (380, 3000, True)):
                 browser.look(width, height, dark=dark)
-                # nothing is wider than the window: no page that has to be pushed to and fro
+                # No page is wider than the window, so nobody has to scroll sideways.
                 self.assertLessEqual(browser.value("document.documentElement.scrollWidth"), width)
                 ground = browser.value("getComputedStyle(document.body).backgroundColor")
                 light = sum(int(part) for part in re.findall(r"\d+", ground)[:3]) > 380
@@ -87,11 +87,11 @@ class BrowserTests(PageCase):
         await deferToThread(browser.until, "document.getElementById('lost').hidden")
         watchers = some(self.server._status._sampling)._watchers
         await self.until(lambda: watchers)
-        # it hangs: nothing is said any more, and its connection stays; and there is no place for another one
+        # The connection hangs: it stays open, without further updates. There is no place for another one.
         self.patch(sampler, "MAX_WATCHERS", 0)
         next(iter(watchers)).send_changes = lambda content: None
         await deferToThread(browser.until, "!document.getElementById('lost').hidden")
-        await self.until(lambda: not watchers)  # the script has asked anew
+        await self.until(lambda: not watchers)  # The script has connected again.
         self.patch(sampler, "MAX_WATCHERS", 16)
         await deferToThread(browser.until, "document.getElementById('lost').hidden")
         self.assertFalse(await deferToThread(browser.value, "document.body.classList.contains('lost')"))

@@ -58,7 +58,7 @@ class PageTests(PageCase):
             "<svg",
         ):
             self.assertIn(expected, text)
-        # nothing comes from elsewhere, nothing stands in it that the policy forbids
+        # The page loads nothing from elsewhere, and contains nothing that the policy forbids.
         self.assertEqual(set(re.findall(r'(?:src|href)="([^"]*)"', text)), {"page.css", "page.js"})
         self.assertNotRegex(text, r"<script>|<style|style=|onclick|https?://")
         for name in ("page.css", "page.js"):
@@ -75,7 +75,7 @@ class PageTests(PageCase):
     async def test_the_page_of_discovery_shows_its_state(self) -> None:
         await self.network()
         client = await self.start_client(self.url)
-        # what the store says is as old as the last look
+        # The numbers of the store are as old as the last check.
         text = ""
         while "listed</td>" not in text:
             _, text = await self.get(self.base(self.discovery) + "/")
@@ -145,11 +145,12 @@ class PageTests(PageCase):
             for path in ("/", "/live") if code != 200 else ("/",):
                 response, _ = await self.get(self.base(self.server) + path, headers=headers)
                 self.assertEqual(response.code, code, (path, headers))
-        # what Prometheus and others ask is open, as before
+        # Paths for Prometheus and other monitors stay open.
         for path in ("/metrics", "/health"):
             response, _ = await self.get(self.base(self.server) + path, headers={"Host": "evil.example"})
             self.assertEqual(response.code, 200)
-            # but no page in a browser, whose name may lead here since it was loaded
+            # A page in a browser gets no answer, because its host name may have been pointed here since the page was
+            # loaded.
             response, text = await self.get(self.base(self.server) + path, headers={"Sec-Fetch-Mode": "cors"})
             self.assertEqual((response.code, text), (403, "requests from pages of other sites are refused\n"))
             response, _ = await self.get(self.base(self.server) + path, headers={"Sec-Fetch-Mode": "navigate"})
@@ -272,7 +273,7 @@ class PageTests(PageCase):
                 await deferLater(reactor, 0.2)
 
         await shows("listed</td>")
-        server.registration.stop()  # as if it was killed: nothing is said, until it is missed
+        server.registration.stop()  # The server sends nothing more, as if it were killed, until it is missed.
         self.discovery._running.api._now = lambda: time.time() + 600
         text = await shows(f"Server {key.short}… at 127.0.0.1:[0-9]+ last posted .* ago: check whether it runs")
         self.assertRegex(text, f'title="{key.text}, in logs and JSON: {key}".*missing</td>')

@@ -103,7 +103,8 @@ class RecentEventsTests(SynchronousTestCase):
         self.assertEqual(
             recent_events.events, [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")]
         )
-        # what goes on is one event with the sum, at the time of the last; each reason has one
+        # Repeated facts form one event with their sum, and the time of the last one. Each reason has an event of its
+        # own.
         recent_events.update(20.0, [Fact("State", "ok", is_event=True)], {"flood": 10})
         self.assertEqual(
             recent_events.events[1:],
@@ -196,11 +197,11 @@ class AccessTests(SynchronousTestCase):
             Asking("192.0.2.1"),
             Asking("10.0.0.1"),
             Asking("2001:db8::1"),
-            Asking(named="evil.example"),  # a name of somebody else's that leads here
+            Asking(named="evil.example"),  # Somebody else's host name points here.
             Asking(named="evil.example:9100"),
             Asking(named="localhost.evil.example"),
             Asking(named=""),
-            Asking(x_forwarded_for="127.0.0.1"),  # a proxy on this machine
+            Asking(x_forwarded_for="127.0.0.1"),  # The request comes through a proxy on this machine.
             Asking(forwarded="for=127.0.0.1"),
             Asking(via="1.1 proxy"),
             Asking(x_forwarded_proto="https"),

@@ -357,7 +357,7 @@ class SeenTests(MemoryCase):
         self.assertEqual(3, len(seen))
         full = ReplayWindow(limit=3, of_twin=9)
         self.assertEqual([True, True, True], [full.add(1, str(n), "request", 100 + n, 0) for n in range(3)])
-        # the twin with most loses the one that ends first; it itself gets no more
+        # The twin with most ids loses the one that expires first. The same twin gets no further id.
         self.assertTrue(full.add(2, "u", "request", 100, 0))
         self.assertTrue(full.add(1, "0", "request", 100, 0) is None)
         self.assertIs(False, full.add(1, "2", "request", 100, 0))

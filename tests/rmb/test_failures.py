@@ -211,12 +211,12 @@ class UploadTests(SynchronousTestCase):
                 raise OSError(28, "No space left on device")
 
             self.say("write", b"abc", "offset=0")
-            if step == "close":  # the descriptor goes, and says that something is wrong
+            if step == "close":  # The descriptor is closed, although an error is reported.
                 real = os.close
                 self.patch(os, step, lambda number: (real(number), fail()))
             else:
                 self.patch(os, step, fail)
-                if step == "rename":  # a hard link would make it unnecessary
+                if step == "rename":  # A hard link would make the rename unnecessary.
                     self.patch(os, "link", fail)
             self.say("close", b"")
             self.doCleanups()

@@ -152,7 +152,8 @@ class DiskTests(RmbCase):
         self.patch(reserve, "RESERVE", 512 * 1024)
         self.patch(removals, "MAX_BATCH", 50)
         relay = await self.named_relay(queue=f"sqlite:{directory}/queue")
-        relay.switch.queue._db.execute("PRAGMA wal_autocheckpoint=50")  # as small a part of the reserve as usual
+        # The log stays as small a part of the reserve as usual.
+        relay.switch.queue._db.execute("PRAGMA wal_autocheckpoint=50")
         self.twin("A", relay.domain), self.twin("B", relay.domain)
         a = await self.raw("A", relay)
         taken = 0
@@ -164,7 +165,7 @@ class DiskTests(RmbCase):
             await a.pongs.get()
         kept = len(relay.switch.queue)
         self.assertLess(kept, taken)
-        # and somebody else takes what is left
+        # Another program takes the remaining space.
         with contextlib.suppress(OSError), open(directory / "other", "wb", buffering=0) as other:
             while True:
                 other.write(bytes(4096))

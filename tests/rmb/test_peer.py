@@ -126,7 +126,7 @@ class PeerCase(RmbCase):
 
     def setUp(self) -> None:
         super().setUp()
-        # on a busy machine a message may wait for another try several times: half a minute, after a few
+        # On a busy machine, a message may be retried several times. After a few retries, the delay is half a minute.
         self.patch(federation, "RETRY_MOST", 2.0)
         self.databases: dict[str, int] = {}
         self.started: set[str] = set()
@@ -409,7 +409,7 @@ class DistrustTests(PeerCase):
     async def test_a_redis_that_is_full(self) -> None:
         """Messages that Redis refuses are written again later; none is lost."""
         await self.pair()
-        # only a database of its own may be full
+        # The test may fill only a database of its own.
         calls: list[str] = []
         run = self.gateway._running_parts.store._redis.eval
 
@@ -471,13 +471,14 @@ class DistrustTests(PeerCase):
         caller = self.client("C", self.one, session="caller")
         await caller.when_online()
         twin = self.ids["B"]
-        # the SDK's direct client: a session with a name, no field of ours, a payload that anybody of the twin reads
+        # The session behaves as the SDK's direct client: it has a name and no field of this package. Its payload can be
+        # read by all programs of the twin.
         sdk = await self.raw("B", self.one, "sdk")
         request = sdk.envelope(Session(self.ids["C"], "caller"), "echo", b"plain words")
         caller.serve("echo", lambda received: received.payload)
         sdk.send(request, self.now())
         self.assertEqual(b"plain words", _opened(self, await sdk.messages.get()))
-        # and it is called, beside the peer, which goes on as before
+        # The session is also called, while the peer continues as before.
         calling = Deferred.fromCoroutine(caller.call(twin, "x", b"question", session="sdk", timeout=10))
         asked = await sdk.messages.get()
         self.assertEqual("cipher", asked.WhichOneof("payload"))
@@ -546,7 +547,7 @@ class DistrustTests(PeerCase):
         self.assertEqual("ok", await ask("negotiate", "long", size))
         self.a.send(self.a.envelope(self.to, "file.write", b"abcde", uid="long"), self.now())
         self.assertIn("agreed size of 4 bytes", (await self.a.messages.get()).error.message)
-        # a file that somebody puts there after the negotiation
+        # Somebody creates the file after the negotiation.
         self.assertEqual("ok", await ask("negotiate", "late", size))
         (directory / "late").write_text("mine")
         await ask("write", "late", b"abcd", "offset=0")
@@ -560,7 +561,7 @@ class DistrustTests(PeerCase):
             body = json.dumps({"size": 1, "cmd": command}).encode()
             self.assertIn("cmd must have", await ask("negotiate", "cmd", body))
         self.assertIn("data is not", await ask("negotiate", "deep", b"[" * 100_000))
-        # what is sent again: a close, and a write without an offset
+        # A close and a write without an offset are sent again.
         self.a.send(self.a.envelope(self.to, "file.close", b"", uid="good", expiration=61), self.now())
         self.assertEqual(json.dumps(str(directory / "good")).encode(), (await self.a.messages.get()).plain)
         self.assertEqual("ok", await ask("negotiate", "again", json.dumps({"size": 6}).encode()))
@@ -683,7 +684,7 @@ class LocalSideTests(PeerCase):
         uid = (await b.messages.get()).uid
         await peer.stopService()
         self.assertEqual(1, a.redis.hlen(REQUESTS))
-        a.redis.rpush("msgbus.system.local.taken", json.dumps({"junk": 1}))  # read, and not yet named
+        a.redis.rpush("msgbus.system.local.taken", json.dumps({"junk": 1}))  # The message is read, but has no name yet.
         b.answers_pings = True
         await self.peer("A", relay)
         self.assertEqual(uid, (await b.messages.get()).uid)

@@ -135,7 +135,7 @@ class MessageTests(PairCase):
     @asynchronous
     async def test_A8_twins_are_rate_limited(self) -> None:
         """Per twin over its sessions, pings counted; the connection stays; a fresh minute is a fresh start."""
-        self.offset = 60 - self.now() % 60  # a window begins
+        self.offset = 60 - self.now() % 60  # A new window begins.
         a, b = await self.pair(limit=(3, 10_000))
         other = await self.raw("A", self.one, "other")
         a.send(a.envelope(b.session), self.now())
@@ -267,7 +267,7 @@ class DurableTests(PairCase):
             await b.messages.get()
             self.assertEqual(kept, len(self.one.switch.queue))
             if not resends:
-                # it learns from a ping behind messages that this one asks after all
+                # The ping after messages shows the client that this relay asks for confirmations.
                 a.socket.ping(b"8 bytes!")
                 await a.pongs.get()
                 a.send(a.envelope(b.session), self.now())
@@ -280,7 +280,7 @@ class DurableTests(PairCase):
 
     @asynchronous
     async def test_only_a_durable_relay_waits_for_the_disk(self) -> None:
-        for durable, synchronous in ((False, 1), (True, 2)):  # NORMAL and FULL
+        for durable, synchronous in ((False, 1), (True, 2)):  # The values mean NORMAL and FULL.
             relay = await self.relay(durable=durable, queue=f"sqlite:{self.mktemp()}")
             queue: Any = some(relay.switch).queue
             self.assertEqual((synchronous,), queue._db.execute("PRAGMA synchronous").fetchone())
@@ -378,7 +378,8 @@ class SessionTests(PairCase):
         began = self.reactor.seconds()
         raw = await self.raw("C", self.one)
         first = await raw.messages.get()
-        self.assertLess(self.reactor.seconds() - began, 1.0)  # 100 ms is measured by the benchmark, on a quiet machine
+        # The benchmark measures the goal of 100 ms on a quiet machine.
+        self.assertLess(self.reactor.seconds() - began, 1.0)
         got = [first] + [await raw.messages.get() for _ in range(499)]
         self.assertEqual([str(number) for number in range(500)], [one.uid for one in got])
         await self.until(lambda: not len(self.one.switch.queue))
@@ -440,7 +441,7 @@ class SessionTests(PairCase):
         a.socket.ping(b"kept?")
         self.assertEqual(b"kept?", await a.pongs.get())
         self.assertEqual(1, len(self.one.switch.queue))
-        # and a late confirmation takes it out again
+        # A late confirmation removes the message from the queue.
         await self.until(lambda: len(b.pings) == 2)
         b.socket.pong(b.pings[-1])
         await self.until(lambda: not len(self.one.switch.queue))
@@ -725,7 +726,7 @@ class SocketTests(SocketPairCase):
         server = self.one.switch.sessions[a.session].socket
         assert server is not None
         transport = server.transport
-        server.send(bytes(16_000_000))  # more than the kernel takes
+        server.send(bytes(16_000_000))  # The data exceed the kernel's buffers.
         server.flush()
         server.send(b"later in this turn")
         self.assertGreater(queued_bytes(transport) or 0, 0)
@@ -763,7 +764,7 @@ class SocketTests(SocketPairCase):
             await self.until(lambda raw=raw: b"\r\n\r\n" in raw.data)
             self.assertTrue(raw.data.startswith(b"HTTP/1.1 " + status), (headers, raw.data[:200]))
             if status == b"101":
-                self.assertIn(b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", raw.data)  # RFC 6455, section 1.3
+                self.assertIn(b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", raw.data)  # The value is from RFC 6455, section 1.3.
             raw.transport.abortConnection()
 
 
@@ -837,7 +838,7 @@ class HTTPTests(SocketPairCase):
                 raw = RawTwin(self.identities["A"], session, relay.url, self.reactor)
                 self.raws.append(raw)
                 await raw.connect(self.now(), query=query)
-        # another signature over the same claims is another token
+        # Another signature over the same claims makes another token.
         old = int(self.now()) - site.TOKEN_REUSE_TIME - 1
         session = Session(self.ids["A"])
         one, two = (
@@ -922,7 +923,7 @@ class HTTPTests(SocketPairCase):
             self.assertIn(line, metrics)
         status, health = await self.status_of(f"{url}/health")
         self.assertEqual((200, 2), (status, json.loads(health)["sessions"]))
-        # from elsewhere: probes of rmb-rs' charts ask for /metrics, and only want to know whether it answers
+        # The charts of rmb-rs probe /metrics from another host, and only check whether it answers.
         status, metrics = await self.status_of(f"{url}/metrics", X_Forwarded_For="192.0.2.1")
         self.assertEqual((200, "#"), (status, metrics[0]))
         self.assertNotIn("relay_", metrics)
@@ -947,13 +948,13 @@ class HTTPTests(SocketPairCase):
         """
         a, _ = await self.pair(max_sessions=7)
         crowd = [await self.raw("A", self.one, f"crowd {number}") for number in range(5)]
-        self.one.switch.sessions[crowd[-1].session].lookups = 1  # a message of it is on its way
+        self.one.switch.sessions[crowd[-1].session].lookups = 1  # A look-up for one of its messages is under way.
         newcomer = await self.raw("B", self.one, "newcomer")
         self.assertEqual(self.drops(Drop.CROWDED_OUT), 1)
         sessions = self.one.switch.sessions
         self.assertIn(newcomer.session, sessions)
         self.assertEqual([one.session in sessions for one in crowd], [True] * 3 + [False, True])
-        # and the one that went does not come back, nor does B take all that is left
+        # The evicted session does not come back, and B does not get all remaining places.
         for twin, name in (("A", "crowd 3"), ("B", "another"), ("B", "one more")):
             raw = RawTwin(self.identities[twin], Session(self.ids[twin], name), self.one.url, self.reactor)
             self.raws.append(raw)

@@ -86,7 +86,7 @@ class SwallowedTests(SecureCase):
         relay = self.network.factory.relay
         port = relay.newest[KEYS["A"].public].port
         self.silence(3 * PROBE_AFTER)
-        self.assertEqual(searched, [])  # it was asked, and answered
+        self.assertEqual(searched, [])  # The other end was asked, and has answered.
         relay.newest[KEYS["A"].public].port = _Mute(port)
         theirs.transport.write(b", and goes on")
         self.silence(PROBE_AFTER + STALL_TIME + 3 * STALL_CHECK)
@@ -136,7 +136,7 @@ class SuspendedTests(SecureCase):
         self.assertEqual(ended, theirs[:2])
         other.link.transport.abortConnection()  # type: ignore[attr-defined]
         self.network.settle()
-        # one more than may be in all: the one that waits longest
+        # The limit of all streams is exceeded by one, so the stream that has waited longest ends.
         self.assertEqual(self.streams["B"].suspended, 4)
         self.assertEqual([one.lost is None for one in others], [True, True])
         self.assertIsNotNone(theirs[2].lost)
@@ -178,7 +178,7 @@ class AccountTests(SecureCase):
         streams.add(second.transport)
         self.assertIsNone(second.transport.end.token)
         self.assertEqual(streams.all, [first.transport])
-        second.transport.end.token = before  # of one that has ended
+        second.transport.end.token = before  # The token belongs to a stream that has ended.
         streams.add(second.transport)
         self.assertIsNone(second.transport.end.token)
         first.transport.abortConnection()
@@ -337,8 +337,8 @@ class SpliceEndTests(TestCase):
         while half.partner is None:
             await deferLater(reactor, 0.01)
         sent = 0
-        # until neither of them reads, and the kernel takes no more: the service waits to be read, and so does what
-        # is for it
+        # The loop ends when neither side reads and the kernel's buffers are full. Then the service and its input are
+        # both paused.
         stuck = 0
         while stuck < 500:
             if stream.producerState == "producing":
@@ -348,7 +348,8 @@ class SpliceEndTests(TestCase):
             stuck = stuck + 1 if waits else 0
             await deferLater(reactor, 0)
         self.assertGreater(sent, 100_000)
-        # the peer closes: first its consumer hears of it, then all that came before is delivered, then it is over
+        # When the peer closes, its consumer learns it first. Then all earlier data is delivered, and then the stream
+        # ends.
         assert stream.producer is not None
         stream.has_ended = True
         stream.producer.stopProducing()

@@ -135,7 +135,7 @@ class LossTests(StreamsCase):
         self.assertEqual([stream for stream, _ in self.searches], [one])
         self.assertEqual((self.table.suspended, self.table._waiting_of), (2, {one.getPeer(): 2}))
         self.assertIs(one.end.transport, None)
-        # what an end without a transport says of itself
+        # The end has no transport, so its carrier answers without one.
         nowhere = one.carrier
         self.assertFalse(nowhere.may_send())
         self.assertEqual((nowhere.in_flight(), other.carrier.in_flight()), (1, 0))
@@ -199,7 +199,7 @@ class StandingTests(StreamsCase):
     def test_stalls_are_not_detected_early(self) -> None:
         stream = self.add()
         stream.end.in_flight.append("frame")
-        stream.end.acknowledged = 10**9  # more bytes than seconds have passed
+        stream.end.acknowledged = 10**9  # The number of acknowledged bytes exceeds the number of seconds.
         for _ in range(int(STALL_TIME // STALL_CHECK)):
             self.clock.advance(STALL_CHECK)
         self.assertEqual(self.searches, [])
@@ -383,7 +383,7 @@ class WatchTests(StreamsCase):
         for stream in (one, other, moves):
             stream.end.in_flight.append("x")
         for acknowledged in range(int(STALL_TIME / STALL_CHECK) + 2):
-            moves.end.acknowledged = -acknowledged  # another number than before is what counts
+            moves.end.acknowledged = -acknowledged  # Any change of the number counts as progress.
             self.look(STALL_CHECK)
         self.assertEqual([stream for stream, _ in self.searches], [one])
         self.assertEqual((carrier.left, self.table.suspended), ([CloseReason.STALLED], 1))

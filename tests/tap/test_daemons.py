@@ -110,7 +110,7 @@ class DaemonTests(TestCase):
             await self.gone()
             last = await self.logged("Server Shut Down")
             self.assertNotIn("Server Shut Down", (self.directory / "log.old").read_text(), last)
-            # twistd by itself would have renamed the new one
+            # Without this package's code, twistd would have renamed the new log.
             self.assertEqual(sorted(path.name for path in self.directory.glob("log*")), ["log", "log.old"])
             (self.directory / "log").unlink()
 

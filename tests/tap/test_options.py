@@ -156,7 +156,7 @@ class OptionTests(SynchronousTestCase):
             ("--discovery=nonsense", "--public-address=h:1"),
             ("--discovery=ftp://x", "--public-address=h:1"),
             ("--discovery=http://user:secret@h:1", "--public-address=h:1"),
-            ("--discovery=http://h",),  # and no public address
+            ("--discovery=http://h",),  # The public address is missing.
             ("--public-address=nonsense",),
             ("--public-address=h:99999",),
             ("--public-address=h:0",),
@@ -172,8 +172,8 @@ class OptionTests(SynchronousTestCase):
             ("--telemetry=t", f"--telemetry-secret={public}"),
             ("--telemetry=t", "--telemetry-rotate=0"),
             ("--telemetry=t", "--telemetry-limit=much"),
-            (f"--telemetry-to={KEY}", "--discovery=http://h", "--public-address=h:1"),  # of which directory?
-            ("--telemetry=t", f"--telemetry-to={KEY}"),  # found where?
+            (f"--telemetry-to={KEY}", "--discovery=http://h", "--public-address=h:1"),  # The directory is missing.
+            ("--telemetry=t", f"--telemetry-to={KEY}"),  # The discovery is missing.
             ("--telemetry=t", "--telemetry-to=02ab", "--discovery=http://h", "--public-address=h:1"),
             ("--telemetry=t", f"--telemetry-to={KEY}:0", "--discovery=http://h", "--public-address=h:1"),
             ("--unknown",),

@@ -82,7 +82,7 @@ class RelayOptionsTests(SynchronousTestCase):
             (86400, False, 10_000), (settings.max_token_ttl, settings.token_reuse, settings.queue_limits.messages)
         )
         self.assertIsNone(parse(rmb_relay, URL, "--token-ttl=0").settings().max_token_ttl)
-        # one word or two, with a comma and a blank as the reference's document writes it
+        # The option accepts one word or two, with a comma and a blank as in the reference's document.
         for words in (
             ["--limit=7,8"],
             ["--limit", "7,8"],

@@ -179,7 +179,7 @@ class EnemyTests(CreditCase):
         self.file(*map(line, both(3, 2**63 - 1, 2**63 - 1)))
         self.assertEqual(self.credited(), 2 * LARGEST)
         self.file(*(one for number in range(4, 14) for one in map(line, both(number, LARGEST, LARGEST))))
-        self.assertEqual(self.credited(), 22 * LARGEST)  # beyond 2^53, and exact
+        self.assertEqual(self.credited(), 22 * LARGEST)  # The sum is above 2^53, and exact.
 
     def test_lines_that_two_programs_might_read_differently(self) -> None:
         good, other = (line(one) for one in both(1, 100, 0))
@@ -213,7 +213,7 @@ class EnemyTests(CreditCase):
             path.write_bytes(bad)
             found = self.credits()
             self.assertEqual((found.servers, found.inputs, list(found.damaged)), ({}, {}, [path]))
-        path.write_bytes(whole + whole)  # two members of gzip, which are whole
+        path.write_bytes(whole + whole)  # The file has two complete gzip members.
         self.assertEqual(self.credited(), 100)
 
     def test_sizes_are_bounded(self) -> None:

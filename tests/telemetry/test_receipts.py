@@ -135,7 +135,7 @@ class VerifyTests(SynchronousTestCase):
         self.assertEqual((first.files, first.believed, first.refused), (1, 1, 1))
         again = verify_spool(spool, target, NAMES)
         self.assertEqual((again.files, again.believed), (0, 0))
-        # the same file, brought twice
+        # The same file arrives twice.
         (spool / "receipts-copy.jsonl.gz").write_bytes((spool / "relay" / "receipts-aa-000001.jsonl.gz").read_bytes())
         self.assertEqual(verify_spool(spool, target, NAMES).files, 0)
         (path,) = target.glob("receipts-*.jsonl.gz")
@@ -151,7 +151,7 @@ class VerifyTests(SynchronousTestCase):
         (spool / "receipts-b.jsonl.gz").write_bytes(gzip.compress(self.row(first.sign(A)) + self.row(second.sign(A))))
         again = verify_spool(spool, target, NAMES)
         self.assertEqual((again.believed, again.reasons), (1, {"the receipt was submitted before": 1}))
-        # who was killed before the file had its name looks at it again
+        # A run that was killed before the file had its name checks the file again.
         for path in target.glob("receipts-*"):
             path.unlink()
         self.assertEqual(verify_spool(spool, target, NAMES).believed, 2)
@@ -185,7 +185,7 @@ class VerifyTests(SynchronousTestCase):
         reads = self.patch(verify, "_check_file", lambda target, names, path: self.fail(f"{path} was read"))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 0)
         reads.restore()
-        # one that has changed is another file
+        # A changed file counts as another file.
         path.write_bytes(gzip.compress(self.row(replace(RECEIPT, transport=bytes(16)).sign(A)) * 2))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 1)
 

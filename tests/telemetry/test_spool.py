@@ -131,7 +131,7 @@ class RecorderTests(SpoolCase):
             name = some(real).name
 
             def write(self, data: bytes) -> int:
-                some(real).write(data[:7])  # as a disk does that has little left
+                some(real).write(data[:7])  # A nearly full disk writes a part like this.
                 return 7
 
             def __getattr__(self, name: str) -> Any:
@@ -267,7 +267,7 @@ class RecorderTests(SpoolCase):
         self.now = 150.0
         recorder.flush()
         self.assertEqual(len(list(self.directory.glob("*.gz"))), 1)
-        # an empty file is not sealed
+        # An empty file is not sealed.
         self.now = 1000.0
         recorder.flush()
         self.assertEqual(len(list(self.directory.glob("*.gz"))), 1)
@@ -345,7 +345,7 @@ class RecoverTests(SpoolCase):
         self.leave(gzip.decompress(before))
         recover(self.directory)
         self.assertEqual([path.read_bytes() for path in self.directory.glob("*.gz")], [before])
-        # or before: its last line is there, and no other is written
+        # The program was killed earlier: the last line is there, and no further line is written.
         for path in self.directory.glob("*.gz"):
             path.unlink()
         self.leave(gzip.decompress(before))
@@ -495,7 +495,7 @@ class TelemetryTests(SpoolCase):
     def test_lag_is_how_late_a_timer_was(self) -> None:
         telemetry, clock = self.start()
         clock.advance(1)
-        clock.advance(4)  # a turn of the reactor took three seconds too long
+        clock.advance(4)  # A reactor turn took three seconds too long.
         telemetry.write_heartbeat()
         self.successResultOf(telemetry.stop())
         self.assertEqual([row["lag_ms"] for row in rows(self.directory) if row["type"] == "heartbeat"], [3000, 0])

@@ -199,7 +199,7 @@ class QuietTests(SynchronousTestCase):
         self.assertEqual(files, ["a/2026-03-10/events-1.jsonl.gz", "a/2026-03-11/events-1.jsonl.gz"])
         self.assertEqual({Path(path).name for path in quiet}, {"2026-03-10", "2026-03-11"})
         self.assertEqual(self.listed(quiet), ([], quiet))
-        # a late file, a new directory
+        # The spool gets a late file, and a new directory.
         (self.spool / "a/2026-03-10/events-0.jsonl.gz").touch()
         (self.spool / "b/2026-03-12").mkdir(parents=True)
         (self.spool / "b/2026-03-12/events-3.jsonl.gz").touch()
@@ -208,7 +208,7 @@ class QuietTests(SynchronousTestCase):
             files,
             ["a/2026-03-10/events-0.jsonl.gz", "a/2026-03-10/events-1.jsonl.gz", "b/2026-03-12/events-3.jsonl.gz"],
         )
-        # they changed just now, so that they are listed again
+        # The directories changed just now, so they are listed again.
         self.assertEqual({Path(path).name for path in after}, {"2026-03-11"})
         self.settle()
         self.assertEqual(len(self.listed(after)[1]), 3)

@@ -22,14 +22,14 @@ class CodeTests(NamespaceCase):
         mistyped = self.dmsg("stranger", "receive", f"{code}"[:-1] + "?", "--yes", "--dir", "stolen")
         self.assertEqual(mistyped.wait(), 2, mistyped.output)
         for number in range(TRIES):
-            wrong = str(Code.make(code.nameplate))  # its words fit the number, as those of a guess have to
+            wrong = str(Code.make(code.nameplate))  # The words fit the nameplate, as those of a guess have to.
             self.assertNotEqual(wrong, str(code))
             guessing = self.dmsg("stranger", "receive", wrong, "--yes", "--dir", "stolen")
             self.assertEqual(guessing.wait(), 4, (number, guessing.output))
         self.assertNotEqual(sending.wait(), 0)
         self.assertRegex(sending.output, "wrong|guess")
         self.assertFalse((self.lab.directory / "stolen" / "film").exists())
-        # the right words are of no use any more either
+        # The right words no longer work, either.
         late = self.dmsg("bob", "receive", str(code), "--yes", "--dir", "inbox")
         self.assertIn(late.wait(), (3, 4))
         again = self.dmsg("alice", "send", "film", "--no-qr")

@@ -123,7 +123,7 @@ class NetworkTests(SynchronousTestCase):
         self.failureResultOf(late, TimeoutError)
 
     def test_timers_of_a_host_that_is_paused(self) -> None:
-        # in any reactor what was due in a pause can still be cancelled or put off by what is made before it
+        # In any reactor, a timer that was due during a pause can still be cancelled or postponed by an earlier timer.
         made: list[str] = []
         first = self.one.callLater(1, lambda: (cancelled.cancel(), put_off.reset(3)))
         cancelled = self.one.callLater(2, made.append, "cancelled")
@@ -174,7 +174,7 @@ class LabTests(SynchronousTestCase):
             bob.listen(Accepting(), 7)
             one = lab.result(alice.connect(bob.public_key, Accepting(), port=7))
             lab.network.run(15)
-            # discovery takes the question and does not answer
+            # Discovery receives the request and does not answer.
             lab.network.host("discovery").pause()
             alice._entries.mark_stale(bob.public_key)
             name = next(n for n, server in lab.servers.items() if server._key.public == one.transport.server)
@@ -325,7 +325,7 @@ class LabTests(SynchronousTestCase):
         forged = Successor(new.public.hex(), old.sign(Successor.signing_json(old.public.hex(), new.public.hex())).hex())
         with self.assertRaises(DiscoveryError):
             name(old, forged)
-        # two keys that follow each other lead nowhere
+        # Two keys that name each other as successors lead nowhere.
         for one_key, other in ((lab.key("x"), lab.key("y")), (lab.key("y"), lab.key("x"))):
             name(one_key, Successor.make(one_key.public, other))
         with self.assertRaises(ConnectFailed):
@@ -440,12 +440,12 @@ class PromiseTests(SynchronousTestCase):
         assert two is not None
         data = Pattern(2).take(100)
         two.dataReceived(data[:50])
-        self.assertRaises(PromiseBroken, two.dataReceived, data[:50])  # again
+        self.assertRaises(PromiseBroken, two.dataReceived, data[:50])  # These data arrive again.
         one.sent = one.acknowledged = 50
         two.received = 49
-        self.assertRaises(PromiseBroken, talkers.check)  # lost
+        self.assertRaises(PromiseBroken, talkers.check)  # The data are lost.
         two.received = 51
-        self.assertRaises(PromiseBroken, talkers.check)  # from nowhere
+        self.assertRaises(PromiseBroken, talkers.check)  # Nobody has sent these data.
 
 
 class DiscoveriesTests(SynchronousTestCase):

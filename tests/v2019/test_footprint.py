@@ -103,7 +103,7 @@ class WaitingTests(ResumeCase):
         before = len(self.network.clock.getDelayedCalls())
         self.cut("A")
         self.assertEqual((self.streams["A"].suspended, self.streams["B"].suspended), (20, 20))
-        # one for each end
+        # Each end has one timer.
         self.assertLessEqual(len(self.network.clock.getDelayedCalls()), before + 2)
         for protocol in (one for pair in pairs for one in pair):
             stream = protocol.transport

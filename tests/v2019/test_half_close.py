@@ -100,7 +100,7 @@ class EndTests(SecureCase):
             one.attach(Carrier(), accepted, hello, 1000)
             two.resume_over(Carrier(), answer)
             if not data:
-                self.assertEqual(two.open_data(one.seal_end(None)), b"")  # told already
+                self.assertEqual(two.open_data(one.seal_end(None)), b"")  # The end was already announced.
                 self.assertTrue(two.remote_ended)
                 continue
             with self.assertRaises(SecureError) as caught:
@@ -280,7 +280,7 @@ class HalfWalkTests(HalfCase):
         for protocol, other in ((one, two), (two, one)):
             self.assertEqual(protocol.data, sent[other])
             ends = [one for one in protocol.told if not isinstance(one, bytes)]
-            # a program that was paused until both ends had ended hears of the end of all alone
+            # A program that was paused until both ends had ended learns only of the end of both.
             self.assertEqual(ends[-1], ConnectionDone)
             self.assertLessEqual(ends.count("no more comes"), 1)
         self.assert_empty()

@@ -72,7 +72,7 @@ class CallbackTests(StepCase):
             pair = self.open()
             mine, other = pair[sender], pair[1 - sender]
             mine.transport.send(b"x" * 1000).addCallback(lambda _, mine=mine: mine.transport.abortConnection())
-            # it arrives, and its ACK does not come back
+            # The data arrive, but the ACK does not come back.
             self.until_received(other)
             self.cut("AB"[1 - sender])
             self.find()
@@ -91,7 +91,7 @@ class CallbackTests(StepCase):
         self.a.reopen(one.transport)
         self.until_answered()
         three.transport.write(b"kill")
-        three.transport.flush()  # leaves before the confirmation
+        three.transport.flush()  # The data leave before the confirmation.
         for _ in range(3):
             self.network.settle()
             for stream in [one.transport] if self.streams["A"].suspended else []:

@@ -123,7 +123,8 @@ class CountTests(RelayCase):
     def test_bytes_of_a_run_that_a_control_frame_ends(self) -> None:
         there = self.open(0, 1, 2)
         fwd, ack = Frame(FWD, 2, b"\0\0data"), Frame(ACK, 2, b"\0\0")
-        before = Frame(FWD, 4, b"\0\0")  # of no transport, so that the run does not begin at 0
+        # The first frame belongs to another transport, so that the run does not begin at 0.
+        before = Frame(FWD, 4, b"\0\0")
         feed(self.relay, self.peers[0], before, fwd, ack, Frame(PING, 0, b""), fwd)
         route = self.peers[0].routes[2]
         self.assertEqual((route.frames, route.acks), (3, 1))

@@ -126,7 +126,7 @@ class AgreementTests(SynchronousTestCase):
             head + bytes((OPTION_RESUME, 59)) + bytes(61),
             head + b"\xff\0" + bytes(120),
             head.ljust(HELLO_SIZE - 1, b"\1") + b"\1",
-            # an option whose length would be behind the end
+            # This option's length is beyond the end.
             head + b"\x7f\x77".ljust(2 + 0x77, b"x") + b"\x7f",
         ):
             self.assertRaises(HandshakeError, Hello.decode, data)
@@ -142,7 +142,7 @@ class AgreementTests(SynchronousTestCase):
             self.assertEqual(Hello.decode(Hello(probe=probe).encode()).probe, probe)
         unknown = head + b"\x7f\3abc"
         self.assertEqual(Hello.decode(unknown.ljust(HELLO_SIZE, b"\0")), Hello())
-        # a later version's may be longer; an option without a value may be its end
+        # The Hello of a later version may be longer. An option without a value may be the last one.
         self.assertEqual(Hello.decode(unknown.ljust(HELLO_SIZE + 9, b"\0")), Hello())
         last = (head + b"\x7f\x76").ljust(HELLO_SIZE - 2, b"x") + b"\x7e\0"
         self.assertEqual(Hello.decode(last), Hello())
@@ -237,7 +237,7 @@ class EndTests(SynchronousTestCase):
                 self.assertEqual(bytes(frame[end:]), b"\xff" * (len(frame) - end))
                 self.assertEqual((one.in_flight_bytes, len(one.in_flight)), (size, 1))
                 received = two.open_data(memoryview(frame)[HEADER_SIZE:end])
-                frame[:] = bytes(len(frame))  # the buffers are used again
+                frame[:] = bytes(len(frame))  # The buffers are reused.
                 self.assertEqual(received, data)
                 self.assertEqual(one.open_ack(two.seal_ack()), (1, ["ticket"]))
 
@@ -271,7 +271,7 @@ class EndTests(SynchronousTestCase):
             changed = bytearray(frames[1])
             changed[at] ^= 1
             self.assert_error(CloseReason.NOT_AUTHENTIC, two.open_data, bytes(changed))
-        # one kind of frame cannot stand for another
+        # A frame of one kind cannot replace a frame of another kind.
         self.assert_error(CloseReason.NOT_AUTHENTIC, two.open_ack, frames[1])
         self.assertIsNone(two.open_close(b"\0" + frames[1]))
 
@@ -592,7 +592,7 @@ class ReplayTests(SecureCase):
         self.open()
         built = self.listeners[7].built  # type: ignore[attr-defined]
         self.assertEqual((len(requests), len(built)), (1, 1))
-        liar = RawClient(A, SERVER_KEY.public)  # as a server could, it speaks in A's name
+        liar = RawClient(A, SERVER_KEY.public)  # The client sends in A's name, as a server could.
         self.network.join(liar)
         self.network.settle()
         liar.send(Frame(REQUEST, 2, requests[0]).encode())
@@ -793,11 +793,11 @@ class PlainTests(SecureCase):
             self.network.clock.advance(0.1)
             self.network.settle()
         self.assertTrue(LOOK_UP_BURST < asked.total() <= LOOK_UP_BURST + 10 * LOOK_UP_RATE, asked.total())
-        # a newcomer has its part
+        # A newcomer gets its share.
         self.a.open(B.public, Accepting()).addErrback(lambda _: None)
         self.network.settle()
         self.assertEqual(asked[A.public], 1)
-        # whose entry is kept is no question to discovery
+        # A cached entry causes no request to discovery.
         self.streams["B"].is_known = lambda remote: True
         for _ in range(50):
             self.a.open(B.public, Accepting()).addErrback(lambda _: None)

@@ -289,7 +289,7 @@ class ResumeTests(ResumeCase):
         self.network.settle()
         liar.send(Frame(1, 2, request).encode())
         self.network.settle()
-        # its ephemeral key was used once: it is not even looked at
+        # The ephemeral key was used before, so the handshake is not computed.
         self.assertEqual(liar.take()[-1].payload, bytes((CloseReason.NOT_AUTHENTIC,)))
         self.streams["B"].handshake_limits._seen.clear()
         liar.send(Frame(1, 4, request).encode())

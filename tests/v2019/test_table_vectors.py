@@ -22,7 +22,7 @@ from tests.support import KEYS, Draws, vectors
 def _payload(frame: dict[str, Any]) -> bytes:
     if "payload" in frame:
         return bytes.fromhex(frame["payload"])
-    size = frame["payload_len"]  # a long one: its sequence, then the pattern 3, 10, 17, ...
+    size = frame["payload_len"]  # A long payload consists of its sequence, and then the pattern 3, 10, 17, ...
     return b"\0\0" + bytes((3 + 7 * n) & 0xFF for n in range(size - 2))
 
 
@@ -55,7 +55,7 @@ class _Client:
         return self._frames.feed(self.core.data_to_send())
 
 
-# scenario -> reasons of the client's own CLOSE frames, which are all 0 in the reference
+# Maps each scenario to the reasons of the client's own CLOSE frames, which are all 0 in the reference.
 REASONS: dict[str, list[int]] = {
     "connect_ok_plain": [],
     "connect_ok_with_id_and_payload": [],
@@ -77,11 +77,12 @@ REASONS: dict[str, list[int]] = {
     "dial_ids": [],
     "seq_and_id_wrap": [],
 }
-# those with an action of the application in the middle, or bettered: a test each
+# These scenarios have an action of the application in the middle, or another result than the reference. Each has a test
+# of its own.
 OTHERS = {
     "connect_first_frame_close",
     "connect_first_frame_unknown",
-    "connect_no_first_frame",  # the wait is limited: tests/v2019/test_protocol.py
+    "connect_no_first_frame",  # The wait is limited; see tests/v2019/test_protocol.py.
     "request_refused",
     "accept_buffer_full",
     "write_waits_for_ack",
@@ -90,7 +91,7 @@ OTHERS = {
     "local_close",
     "dial_timeout",
     "large_writes",
-    "reconnect",  # with a growing delay, and to other servers: tests/net/test_entities.py
+    "reconnect",  # The delay grows, and other servers are tried; see tests/net/test_entities.py.
 }
 
 

@@ -155,7 +155,7 @@ class RelayTelemetryTests(ObservedCase):
         for one, count in ((2, 3), (4, 1)):
             for _ in range(count):
                 feed(self.relay, self.peers[0], Frame(FWD, one, bytes(2 + 993)))
-        self.ports[1].left_behind = 2000  # half of it
+        self.ports[1].left_behind = 2000  # This is half of the bytes.
         self.relay.remove(self.peers[1])
         closed = self.memory.of("transport_close")
         self.assertEqual([one["total_ab"] for one in closed], [7979, 5993, 5000])
@@ -194,7 +194,7 @@ class RelayTelemetryTests(ObservedCase):
             self.second()
         feed(self.relay, self.peers[0], Frame(FWD, 2, bytes(3)), Frame(CLOSE, 2, b"\0"))
         progress, (closed,) = self.memory.of("transport_progress"), self.memory.of("transport_close")
-        self.assertEqual([event["data_ab"] for event in progress], [100, 10])  # nothing passed in the third
+        self.assertEqual([event["data_ab"] for event in progress], [100, 10])  # Nothing passed in the third second.
         self.assertEqual((closed["data_ab"], closed["total_ab"]), (1, 111))
 
     def test_growing_drop_counts_are_reported(self) -> None:
@@ -241,7 +241,7 @@ class RelayTelemetryTests(ObservedCase):
         feed(self.relay, self.peers[0], Frame(FWD, 2, bytes(10)))
         self.clock.advance(0.003)
         feed(self.relay, self.peers[1], Frame(ACK, there, bytes(2)))
-        # at once another: what its ACK is for is not certain
+        # Another frame follows at once, so it is uncertain which frame the ACK is for.
         feed(self.relay, self.peers[0], Frame(FWD, 2, bytes(10)))
         self.clock.advance(0.5)
         feed(self.relay, self.peers[1], Frame(ACK, there, bytes(2)))
@@ -253,14 +253,16 @@ class RelayTelemetryTests(ObservedCase):
         feed(self.relay, self.peers[0], Frame(ACK, 2, bytes(2)))
         feed(self.relay, self.peers[0], Frame(CLOSE, 2, b"\0"))
         (closed,) = self.memory.of("transport_close")
-        # 3 ms: upper bounds 0.1 * 2 ** (i / 2): 3.2 ms is number 10; 100 ms: 102.4 is number 20
+        # The upper bounds are 0.1 * 2 ** (i / 2) ms. The first one above 3 ms is number 10 (3.2 ms), and above 100 ms
+        # number 20 (102.4 ms).
         self.assertEqual({index: count for index, count in enumerate(closed["rtt"]) if count}, {10: 1, 20: 1})
 
     def test_malformed_receipts_are_counted_and_not_written(self) -> None:
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(198)))
         self.assertEqual((self.memory.of("receipt"), self.relay.drops[DropReason.BAD_RECEIPT]), ([], 1))
         self.relay.observer = None
-        feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(198)))  # one who keeps none takes them all the same
+        # A server that stores no receipts accepts all of them.
+        feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(198)))
         self.assertEqual(self.ports[0].take(), [])
 
 
@@ -312,7 +314,7 @@ class ReceiptTests(ReceiptCase):
         self.assertEqual((closed["total_ab"], closed["total_ba"]), (100_000, 777))
         self.assertEqual({first.transport.hex(), second.transport.hex()}, {closed["transport"]})
         self.assertEqual(first.server, SERVER_KEY.public)
-        # each once, whoever says it again
+        # Each receipt is written once, whoever repeats it.
         written = [fields["receipt"] for fields in self.memory.of("receipt")]
         self.assertEqual(written, [data.hex() for data in self.receipts])
         relay = self.network.factory.relay

@@ -110,7 +110,7 @@ class RoomTests(SecureCase):
         protocol = self.successResultOf(opening)
         full = bytes((CloseReason.TOO_MANY_TRANSPORTS,))
         self.assertEqual([(frame.type, frame.id, frame.payload) for frame in raw.take()], [(CLOSE, 0, full)])
-        # what is confirmed stays, whoever comes
+        # Confirmed transports stay, whoever else connects.
         for number in range(3, 6):
             self.ask_raw(raw, KEYS["C"], range(number, number + 1))
         self.assertFalse(cast(Any, protocol).transport.has_ended)
@@ -137,7 +137,7 @@ class RoomTests(SecureCase):
             self.assertEqual(self.streams["B"].suspended, 0)
         self.ask_raw(raw, KEYS["C"], range(1, 2))
         self.assertEqual([frame.type for frame in raw.take()], [ACCEPT])
-        # a second one takes the place of the first, which was not confirmed
+        # A second transport takes the place of the first one, which was not confirmed.
         self.ask_raw(raw, KEYS["C"], range(2, 3))
         self.assertEqual([(frame.type, frame.id) for frame in raw.take()], [(CLOSE, 2), (ACCEPT, 4)])
         self.assertEqual(self.streams["B"].suspended, 1)

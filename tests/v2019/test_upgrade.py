@@ -96,7 +96,7 @@ class UpgradeTests(OldServerCase):
         self.assertNotIn(b"x" * 16, b"".join(frame.payload for frame in seen))
         one.transport.loseConnection()
         self.network.settle()
-        # CLOSE, too, is authentic: a server of 2019 passes on payloads of any size
+        # CLOSE is authenticated, too, because a server of 2019 passes on payloads of any size.
         self.assertTrue(one.lost.check(ConnectionDone) and two.lost.check(ConnectionDone))
         self.assertEqual((self.a.transports, self.b.transports, self.relay.route_count), (0, 0, 0))
 
@@ -238,7 +238,7 @@ class WhoMayTests(OldServerCase):
         client.take()
         client.send(Frame(FWD, 2, message).encode())
         self.network.settle()
-        # its ephemeral key was used once
+        # The ephemeral key was used before.
         self.assertEqual(client.take()[-1].payload, bytes((CloseReason.NOT_AUTHENTIC,)))
         self.streams["B"].handshake_limits._seen.clear()
         client = self.request()
@@ -343,7 +343,7 @@ class AllReconnecting(AllUpgraded):
 
 
 APART = {
-    # those that make their frames by hand, and one that Hypothesis wants to run in one place only
+    # Some of these tests make their frames by hand, and Hypothesis allows one of them to run in one place only.
     "test_a_replayed_resumption_has_no_effect",
     "test_only_the_peer_can_resume_a_stream",
     "test_a_resumption_that_is_never_confirmed_can_be_repeated",

@@ -87,7 +87,7 @@ class _Peer:
 def _pattern(head: bytes, size: int) -> bytes:
     """Recorded long payloads count up by 7 from 3; only their start is kept."""
     start = head.find(b"\x03\x0a\x11")
-    if start < 0:  # the second piece of a frame goes on where the first ended
+    if start < 0:  # The second piece continues where the first one ended.
         return bytes((head[0] + 7 * n) & 0xFF for n in range(size))
     return head[:start] + bytes((3 + 7 * n) & 0xFF for n in range(size - start))
 
@@ -150,7 +150,7 @@ class Replay:
             packet = bytes.fromhex(event["packet"])
         else:
             head = bytes.fromhex(event["packet_head"])
-            if event["plain_len"] > 65515:  # the reference cut the length to 16 bits
+            if event["plain_len"] > 65515:  # The reference truncated the length to 16 bits.
                 packet = head
             else:
                 assert sealer is not None
@@ -164,7 +164,7 @@ class Replay:
 
     def _compare(self, peer: _Peer, event: dict[str, Any]) -> None:
         if peer.gone:
-            return  # the reference goes on writing to a rule that it left behind, its defect 5
+            return  # The reference continues to send by a rule that no longer exists (its defect 5).
         expected = event.get("frames")
         packet = None
         if not peer.backlog:
@@ -177,7 +177,7 @@ class Replay:
         assert expected is not None
         if packet is not None:
             peer.backlog += peer.opened(packet)
-        # frames that this server puts into one record were several records once
+        # This server puts frames into one record that were several records in the recording.
         together = len(peer.backlog) > len(expected)
         frames, peer.backlog = peer.backlog[: len(expected)], peer.backlog[len(expected) :]
         self.test.assertEqual(
@@ -199,10 +199,10 @@ class Replay:
                 self.test.assertEqual(len(packet), event["packet_len"])
             self.exact += 1
         elif changed or together or packet is None:
-            peer.exact = False  # its later records have other sequences or contents
+            peer.exact = False  # Its later records have other sequences or contents.
 
 
-# scenario -> reasons of the server's own CLOSE frames, which are all 0 in the reference
+# Maps each scenario to the reasons of the server's own CLOSE frames, which are all 0 in the reference.
 REASONS: dict[str, list[int]] = {
     "request_accept": [],
     "request_unknown_responder": [R.NO_SUCH_PEER],
@@ -227,7 +227,7 @@ REASONS: dict[str, list[int]] = {
     "damaged_record": [R.PEER_DISCONNECTED],
     "server_closes": [R.SHUTTING_DOWN, R.SHUTTING_DOWN],
 }
-# those in which this server does something else; each has a test of its own
+# This server behaves differently in these scenarios. Each has a test of its own.
 BETTERED = {
     "request_odd_id",
     "request_same_id_twice",
@@ -237,7 +237,7 @@ BETTERED = {
     "frame_of_65516_split",
     "replayed_record",
 }
-# scenarios in which the offender's connection ends
+# In these scenarios, the offender's connection ends.
 ENDED = {name for name in REASONS if name.startswith("unknown_frame_type")} | {"largest_frame", "damaged_record"}
 
 
@@ -275,7 +275,7 @@ class ServerRuleTests(SynchronousTestCase):
                 for position, event in enumerate(self.scenarios[name]["events"]):
                     if name in ENDED and event["hop"] == "A->S":
                         ends_at = position + 1
-                if name == "damaged_record":  # whose offending packet is in its description only
+                if name == "damaged_record":  # The offending packet of this scenario is only in its description.
                     ends_at = len(self.scenarios[name]["events"]) - 1
                 replay.run(0, ends_at)
                 if name in ENDED:

@@ -114,7 +114,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(one.verifier, two.verifier)
         here, there = Recorder(b"from bob"), Recorder(b"from alice")
         one.proceed(here)
-        # what came before there was anybody to take it is not lost
+        # Data that arrives before the application takes the stream is not lost.
         self.lab.network.run(5.0)
         two.proceed(there)
         self.run_until(lambda: here.got == b"from alice" and there.got == b"from bob")
@@ -284,7 +284,7 @@ class CodeStreamTests(CodeStreamCase):
                 one.other, two.other = two, one
                 opening = eve.connect(alice.public_key, factory_of(two), port=PORT)
                 opening.addErrback(lambda _: None)
-                # Bob's first message waits until there is somebody to give it to
+                # Bob's first message waits until the application takes the stream.
                 waiting: list[bytes] = []
                 one.dataReceived = waiting.append  # type: ignore[method-assign,assignment]
 
@@ -359,7 +359,7 @@ class CodeStreamTests(CodeStreamCase):
         protocol = Pauses()
         agreed.proceed(protocol)
         self.assertEqual(protocol.got, b"early")
-        self.assertFalse(transport.producing)  # as it wants
+        self.assertFalse(transport.producing)  # The transport is paused, as the application wants.
         sender, transport = end(Role.SENDER)
         known = Agreement(Role.RECEIVER, CODE.password, local=BOB.public, remote=ALICE.public, binding=bytes(32))
         sender.dataReceived(known.data_to_send())

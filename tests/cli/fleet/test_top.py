@@ -139,7 +139,7 @@ class TopTests(CommandCase):
         for width in (40, 80, 160):
             text, status = await deferToThread(self.on_terminal, width, ["top", "--every", "0.5", *urls])
             self.assertEqual(status, 130)
-            self.assertIn("\x1b[?1049h", text)  # a screen of its own, and back
+            self.assertIn("\x1b[?1049h", text)  # The program switches to the alternate screen and back.
             self.assertIn("\x1b[?1049l", text)
             self.assertIn("3 watched", text)
             self.assertEqual("bytes/s" in text, True)
@@ -154,7 +154,7 @@ class TopTests(CommandCase):
             text, status = await deferToThread(self.on_terminal, 80, told)
             self.assertEqual(status, 130)
             self.assertIn("no answer", text)
-        # and while it asks for the first time, when nothing is shown yet
+        # The exit status is the same if Ctrl-C arrives during the first request, when nothing is shown yet.
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"
             text, status = await deferToThread(self.on_terminal, 80, ["top", "--timeout", "60", url], asked=silent)

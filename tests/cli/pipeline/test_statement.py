@@ -78,7 +78,7 @@ class StatementTests(CommandCase):
         (self.here / "edited.jsonl").write_bytes(data.replace(b'"credited":5010', b'"credited":9010'))
         _, err = await self.say("verify-statement", "edited.jsonl", status=1)
         self.assertEqual(err, "dmsg: the statement was changed, or was not signed by the key that it names\n")
-        # An operator who signs other numbers
+        # The operator signs other numbers.
         from dmsg.telemetry.statements import sign_statement
 
         body = b"".join(data.splitlines(keepends=True)[:-1])
@@ -88,12 +88,12 @@ class StatementTests(CommandCase):
         _, err = await self.say("verify-statement", "lie.jsonl", *everything, status=1)
         self.assertIn("credited 9,010, by the receipts 5,010", err)
         self.assertIn("a statement computed from the named files of receipts differs from this statement", err)
-        # Somebody else's signature under the same lines
+        # Somebody else signs the same lines.
         (self.here / "other.jsonl").write_bytes(sign_statement(body, OTHER))
         await self.say("verify-statement", "other.jsonl", *everything)
         _, err = await self.say("verify-statement", "other.jsonl", "--operator", OPERATOR.public.text, status=1)
         self.assertIn(f"signed by {OTHER.public.text}, not by", err)
-        # Files that the operator left out, and files that are missing here
+        # The operator has left out some files, and some files are missing here.
         write(
             self.spool / "two" / "receipts-2.jsonl.gz",
             [line(one, server=OTHER) for one in both(6, 4000, 0, server=OTHER)],

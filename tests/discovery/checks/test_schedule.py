@@ -121,7 +121,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.listed(), 1)
         self.assertLess(len(self.reached), 3600 / (TTL / 3) + 2)
         self.assertEqual(self.proofs, 1)
-        # it is kept for so long after it was seen
+        # After its last successful check, the entry is kept for this time.
         self.assertEqual(self.successResultOf(self.store.sweep(self.clock.seconds() + 900.0, 10)), 0)
         self.there = False
         self.advance(TTL + 10)
@@ -149,7 +149,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.proofs, 2)
         self.advance(TTL)
         self.assertEqual(self.proofs, 4)
-        # another has its address now
+        # Another server has the address now.
         self.proves = False
         self.advance(PROVED_FOR + 5 * MAX_INTERVAL_REFRESHED)
         self.assertEqual(self.listed(), 0)

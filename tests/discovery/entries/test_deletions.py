@@ -44,7 +44,7 @@ class DeletionTests(SynchronousTestCase):
             body = Deletion(KEY.public.hex(), 0, 0).sign(KEY).to_json()
             body = body.replace(b'"sequence":0', b'"sequence":%d' % sequence)
             body = body.replace(b'"timestamp":0', b'"timestamp":%d' % timestamp)
-            # the signature is of other numbers: only what can be a number comes so far
+            # The signature covers other numbers. Only bodies with numbers get this far.
             self.assertRaises(EntrySignatureError if good else EntryDecodeError, decode_deletion, body)
 
     def test_another_key_cannot_delete(self) -> None:

@@ -99,7 +99,7 @@ class FormTests(SynchronousTestCase):
         try:
             entry = entry.sign(KEY)
         except UnicodeEncodeError:
-            return  # a lone surrogate is no text
+            return  # A lone surrogate is not valid text.
         self.assertEqual(decode_verified(entry.to_json()), entry)
         self.assertEqual(decode_verified(entry.to_json(), Dialect.GO2019), entry)
 

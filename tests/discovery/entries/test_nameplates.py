@@ -97,7 +97,7 @@ class RuleTests(SynchronousTestCase):
             (None, 0, [], NONE_FREE),
             (None, 1, [3], 3),
             (None, 2, [3], TOO_MANY),
-            # its own, which counts for the place already
+            # The key's own nameplate already counts for its place.
             (here, 2, [3], 7),
             (elsewhere, 1, [3], 7),
             (elsewhere, 2, [3], TOO_MANY),

@@ -81,16 +81,16 @@ class PostTests(SynchronousTestCase):
     def test_decisions_follow_the_table(self) -> None:
         deleted = PresentState(Head(3, time_order(5), deleted=True), "h:1", True)
         for before, new, terms, expected in (
-            # a first entry is listed after a look, unless nobody looks
+            # A first entry is listed after a check, or at once if there are no checks.
             (None, entry(0), UNCHECKED, Replacement(True, False, 7.0, False)),
             (None, entry(0), Terms(), Replacement(True, True, NEVER, False)),
             (deleted, entry(0), UNCHECKED, Replacement(True, False, 7.0, False)),
-            # the next one from the same address keeps what is known of it
+            # The next entry from the same address keeps the result of the check.
             (present(), entry(1), UNCHECKED, Replacement(False, True, 7.0, True)),
             (present(checked=False), entry(1), UNCHECKED, Replacement(False, False, 7.0, True)),
             (present(), entry(1), QUIET, Replacement(False, True, 7.0, False)),
             (present(), entry(1), Terms(), Replacement(False, True, NEVER, False)),
-            # from another address it is another server
+            # An entry from another address is for another server.
             (present(address="h:2"), entry(1), UNCHECKED, Replacement(False, False, 7.0, False)),
         ):
             self.assertEqual(decide_post(before, new, 7.0, terms), expected, (before, new, terms))
@@ -130,7 +130,7 @@ class PostTests(SynchronousTestCase):
         if before is not None:
             self.assertGreater(time_order(new.timestamp), before.head.order)
         if not terms.checked:
-            # only a look, or the same address, lists a server
+            # A server is listed only after a check, or if it keeps its address.
             address = "" if new.server is None else new.server.address
             is_same = there is not None and there.target == address
             self.assertEqual(decision.checked, is_same and there is not None and there.checked)

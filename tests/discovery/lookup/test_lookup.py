@@ -202,7 +202,7 @@ class LookupTests(APICase):
         log = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
         for half in ("client", "server"):
             ahead = self.life(1, half)
-            self.assertEqual(self.life(0, half), ahead + 2)  # behind the entry came its deletion
+            self.assertEqual(self.life(0, half), ahead + 2)  # The entry was followed by its deletion.
             self.assertIn(
                 "a machine whose clock was 1 d 0 h ahead of this machine's", str([formatEvent(one) for one in log])
             )
@@ -295,7 +295,7 @@ class LookupTests(APICase):
         self.clock.advance(GRACE)
         self.assertEqual(self.successResultOf(asking), new)
         self.assertEqual((hanging.asked, hanging.cancelled), (1, 1))
-        # it is asked again, and not waited for, for a while
+        # For a while, the hanging discovery is still asked, but not waited for.
         self.assertEqual(self.successResultOf(lookups.entry(KEY.public)), new)
         self.assertEqual((hanging.asked, hanging.cancelled), (2, 2))
         self.clock.advance(HUNG_FOR)
@@ -348,7 +348,7 @@ class LookupTests(APICase):
         self.clock.advance(GRACE)
         self.successResultOf(changing)
         self.assertEqual((len(hanging.asked), hanging.cancelled), (1, 0))
-        # for a while it is told, and not waited for
+        # For a while, the hanging discovery still gets changes, but is not waited for.
         self.successResultOf(lookups.update(KEY, self.with_client))
         self.assertEqual((len(hanging.asked), hanging.cancelled), (2, 1))
         hanging.asked[1].errback(DiscoveryError("late, and no"))

@@ -98,7 +98,7 @@ class GoVectorTests(APICase):
             body = bytes.fromhex(case["body_hex"]) if "body_hex" in case else case.get("body", "").encode()
             name = case["name"]
             if status is None:
-                # its handler panicked on x >= p: here that is bad input like any other
+                # The handler of 2019 panicked on x >= p. This service treats it as any other bad input.
                 answered, text = self.message(case["method"], case["path"], body or None)
                 self.assertEqual(
                     (answered, text), (500, "something unexpected happened") if body else (400, "error bad input")
@@ -106,11 +106,11 @@ class GoVectorTests(APICase):
                 continue
             answered, answer = self.request(case["method"], case["path"], body or None)
             if "still lists it" in name or name == "available_servers, POST":
-                # bettered: a key that posted a client entry is not a server any more
+                # This service is better: a key that posts a client entry is no longer a server.
                 self.assertEqual((answered, answer), (200, b"[]"), name)
                 continue
             if case["path"].startswith("/discovery/") or name == "available_servers, trailing slash":
-                continue  # paths that the 2019 service does not know
+                continue  # The service of 2019 does not know these paths.
             self.assertEqual(answered, status, name)
             if status == 200 and case["response"][:1] in "{[":
                 self.assertEqual(answer.decode(), case["response"], name)
@@ -321,7 +321,7 @@ class SeedPathTests(APICase):
             return response.code, self.successResultOf(response.content())
 
         self.assertEqual(json.loads(ask("/health")[1]), {"status": "ok", "entries": 1})
-        # from elsewhere: by a proxy, or by a name that somebody else lets lead here
+        # The request comes through a proxy, or by a host name that somebody else has pointed here.
         for headers in ({"X-Forwarded-For": "192.0.2.1"}, {"Host": "discovery.example.org"}):
             self.assertEqual(json.loads(ask("/health", **headers)[1]), {"status": "ok"})
             status, answer = ask("/metrics", **headers)

@@ -64,7 +64,7 @@ class AnswerTests(APICase):
         return await asked
 
     def test_an_address_with_too_many_nameplates_is_refused(self) -> None:
-        self.api.client_of = lambda request: "192.0.2.77"  # not public
+        self.api.client_of = lambda request: "192.0.2.77"  # The address is not public.
         for number in range(MAX_PER_ADDRESS + 9):
             self.assertEqual(self.request("POST", PATH, self.body(b"a%d" % number))[0], 200)
         self.api.client_of = lambda request: "8.8.8.8"
@@ -102,10 +102,10 @@ class AnswerTests(APICase):
         self.clock.advance(1 / LOOK_RATE)
         self.assertEqual(self.request("GET", f"{PATH}/{min(codes)}")[0], 200)
         self.assertEqual(self.message("GET", f"{PATH}/{min(codes)}")[0], 429)
-        # somebody else is not asked to wait
+        # Another client does not have to wait.
         self.api.client_of = lambda request: "9.9.9.9"
         self.assertEqual(self.request("GET", f"{PATH}/{min(codes)}")[0], 200)
-        # and who has a site has eight times as many looks, however many blocks
+        # A client with a whole site (/48) has eight times as many look-ups, however many blocks it uses.
         self.api.client_of = lambda request: f"2600:1f:7:{next(blocks) << 4:x}::1"
         blocks = iter(range(4096))
         said = [self.request("GET", f"{PATH}/{number}")[0] for number in range(2000, 2300)]
@@ -122,7 +122,7 @@ class AnswerTests(APICase):
             self.request("GET", f"{PATH}/{99_000_000 + number}")
         self.api.client_of = lambda request: "9.9.9.9"
         self.assertEqual(digits(b"under attack"), 6)
-        self.assertEqual(digits(b"before"), 4)  # one that is kept stays the same
+        self.assertEqual(digits(b"before"), 4)  # A nameplate that is kept has the same length as before.
         self.clock.advance(NAMEPLATE_LIFETIME)
         self.assertEqual(digits(b"after it"), 4)
 

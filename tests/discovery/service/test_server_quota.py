@@ -25,7 +25,7 @@ class QuotaTests(SynchronousTestCase):
         self.assertEqual([self.post(number) for number in range(MAX_PER_POSTER)], [None] * MAX_PER_POSTER)
         self.assertEqual(self.post(99), "too many servers from 8.8.8.8")
         self.assertIsNone(self.post(99, "9.9.9.9"))
-        # those that are there are posted again and again
+        # Known servers can post repeatedly.
         self.assertIsNone(self.post(0))
         self.assertEqual(self.post(98), "too many servers from 8.8.8.8")
 
@@ -48,7 +48,7 @@ class QuotaTests(SynchronousTestCase):
         self.assertIsNone(self.post(0, "9.9.9.9", taken=False))
         self.assertIsNone(self.post(0))
         self.assertIsNotNone(self.post(99))
-        # one that moves is counted where it is now
+        # A server that moves counts at its new address.
         self.assertIsNone(self.post(0, "9.9.9.9"))
         self.assertIsNone(self.post(99))
         self.assertIsNotNone(self.post(0))

@@ -65,7 +65,7 @@ class GateTests(APICase):
     def test_requests_over_the_rate_are_429(self) -> None:
         request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
         answers = self.serve(request * 5, rate=1, burst=3)
-        # what came behind it over the same connection is not even looked at
+        # The later requests on the same connection are not processed.
         self.assertEqual((answers.count(b"200 OK"), answers.count(b"HTTP/1.1 429")), (3, 1))
         self.assertIn(b"\r\nConnection: close\r\n", answers)
 

@@ -29,7 +29,7 @@ class OpenStoreTests(TestCase):
 
     @asynchronous
     async def test_only_a_durable_discovery_waits_for_the_disk(self) -> None:
-        for durable, synchronous in ((False, 1), (True, 2)):  # NORMAL and FULL
+        for durable, synchronous in ((False, 1), (True, 2)):  # The values mean NORMAL and FULL.
             settings = DiscoverySettings(durable=durable)
             listen = ["tcp:0:interface=127.0.0.1"]
             service = Discovery(reactor, listen, f"sqlite:{self.mktemp()}", settings)

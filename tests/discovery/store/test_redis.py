@@ -75,7 +75,7 @@ class RedisStoreTests(StoreMixin, TestCase):
         states = [(None, None), *((PresentState(head, at, checked), planned) for head, at, checked, planned in places)]
         terms = [Terms(refreshes, checked) for refreshes, checked in itertools.product((False, True), repeat=2)]
         wrong: list[Any] = []
-        # zscore of txredisapi cannot read 1e+18
+        # The zscore method of txredisapi cannot read 1e+18.
         score = "return redis.call('ZSCORE', KEYS[1], ARGV[1])"
 
         async def compare(number: int, state: Any, sequence: int, terms: Terms) -> None:

@@ -98,7 +98,7 @@ class TurnTests(SynchronousTestCase):
 
     def test_when_sqlite_rolls_back_none_is_acknowledged(self) -> None:
         first = self.store.post(self.entries[0], 0.0)
-        self.store._db.execute("ROLLBACK")  # as SQLite itself does after some errors
+        self.store._db.execute("ROLLBACK")  # SQLite itself rolls back after some errors.
         second = self.store.post(self.entries[1], 0.0)
         self.failureResultOf(first, sqlite3.Error)
         self.clock.advance(0)

@@ -260,7 +260,7 @@ class L_HandshakeTests(SynchronousTestCase):
         self.refuses(JSONHandshake(S), b'{"version":"' + blanks, "longer")
         long_one = self.first(extra="x" * MAX_FRAME)
         self.refuses(JSONHandshake(S), encode(long_one), "longer")
-        # members that nobody asked for, within the limit, are passed over
+        # Unknown members are ignored, within the limit.
         JSONHandshake(S).receive_data(encode(self.first(extra={"a": [1, {"b": "}]"}]})))
 
     def test_L11_bytes_behind_the_json_are_processed(self) -> None:
@@ -274,7 +274,7 @@ class L_HandshakeTests(SynchronousTestCase):
             again.receive_data(encode(self.first(nonce=json.loads(third)["nonce"])))
             again.receive_data(cut)
             self.assertEqual(again.trailing_data().removeprefix(again.optional), b"rest")
-        # byte by byte
+        # The data arrive byte by byte.
         for byte in third:
             responder.receive_data(bytes((byte,)))
         self.assertEqual(responder.remote, A.public)
@@ -420,7 +420,7 @@ class L_LinkTests(SynchronousTestCase):
                     for piece in pieces:
                         link.dataReceived(piece)
                 self.assertFalse(transport.disconnecting)
-                # the frame is for a channel that is not there: it was read, and counted
+                # The frame names an unknown channel. The drop shows that the frame was read.
                 self.assertEqual(factory.relay.drops[DropReason.NO_SUCH_TRANSPORT], 1, (profile, pieces))
 
     def test_L11_frames_that_wait_for_the_admission(self) -> None:

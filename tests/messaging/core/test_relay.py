@@ -350,7 +350,7 @@ class SlowReaderTests(RelayCase):
         reads = 0
         for _ in range(50):
             self.now += HOLD
-            b.progress_at = self.now  # it takes something, and little
+            b.progress_at = self.now  # The peer reads something, but little.
             self.relay.let_read(a)
             if not self.ports[a].paused:
                 reads += 1
@@ -520,7 +520,7 @@ class WrongProfileTests(SynchronousTestCase):
                 client.receive_frames(data, len(data))
                 assert client.broken is not None
                 self.assertEqual(client.broken.reason, DropReason.WRONG_PROFILE)
-                # and the right one is taken
+                # The valid frame is accepted.
                 right = bytearray(encode_frame(profile, frame_type, body))
                 relay = Relay(profile)
                 peer = relay.add(LISTED[0].public, FakePort(profile))
@@ -741,7 +741,7 @@ class ManyTests(RelayCase):
         self.assertEqual((self.relay.drops[DropReason.RATE_LIMITED], self.ports[victim].closed), (0, None))
         with self.assertRaises(RemoteProtocolError) as caught:
             for _ in range(100):
-                self.now += 0.1  # within the rate of a link
+                self.now += 0.1  # The messages stay within the rate of a link.
                 self.say(others[0], (OPEN_CHANNEL, b"\0" + victim.key + bytes(49)))
                 self.say(others[1], (OPEN_CHANNEL, b"\0" + victim.key + bytes(49)))
                 for _, body in self.ports[victim].take():
@@ -788,7 +788,7 @@ class ManyTests(RelayCase):
             self.assertEqual((self.relay.strays, self.ports[other].take()), (0, []))
             self.say(victim, (CHANNEL_OPENED, bytes((there,)) + bytes(49)))
             self.ports[other].take()
-        # before it says whether it wants a channel, nobody provokes any of it
+        # While a client has not yet answered the offer of a channel, its frames are not blamed on the other client.
         fresh = self.peer(2)
         self.say(other, (CHANNEL_CLOSED, b"\xff"), (OPEN_CHANNEL, b"\xff" + fresh.key + bytes(49)))
         self.say(fresh, *[(SEND, b"\xff" + bytes(20))] * 3)
@@ -990,7 +990,7 @@ class UnreadTests(SynchronousTestCase):
         self.ends[1].transport.write(b"still here")
         self.network.settle()
         self.assertEqual(self.factory.built[1].data, b"still here")
-        # what had come is its own, and then it hears why
+        # The data that had arrived is delivered, and then the error.
         self.stopped.transport.resumeProducing()
         self.network.settle()
         self.assertGreater(len(self.stopped.data), 1_000_000)

@@ -126,7 +126,8 @@ class N_NoiseTests(SynchronousTestCase):
                 elif damage == 3:
                     frames[1:] = [frames[2], frames[1]]
                 elif damage == 4:
-                    frames[1] = frames[1][:5] + bytes((frames[1][5] ^ 1,)) + frames[1][6:]  # the inner length
+                    # The changed byte belongs to the inner length.
+                    frames[1] = frames[1][:5] + bytes((frames[1][5] ^ 1,)) + frames[1][6:]
                 else:
                     head = encode_short(profile)
                     frames[1] = head

@@ -109,7 +109,7 @@ class DataTests(CoreCase):
 
     def test_messages_are_joined_to_so_many_bytes(self) -> None:
         channel = self.open()
-        half = JOIN_LIMIT // 2 - 16  # with what proves each, which counts
+        half = JOIN_LIMIT // 2 - 16  # The overhead of each message counts, too.
         for sizes, told in (
             ((half,) * 4, [3 * half, half]),
             ((half, half + 1, 5), [2 * half + 1, 5]),
@@ -331,7 +331,7 @@ class TwoIdsTests(CoreCase):
         self.assertEqual([frame.type for frame in self.sent()], [OPEN_CHANNEL, CLOSE_CHANNEL])
         self.assertEqual(self.receive(self.answered(own.id, 9)), [])
         self.assertEqual((own.name, own.named, self.sent()), (9, True, []))
-        # two closes that crossed: its own answer ends it
+        # Two closes have crossed. The answer to the peer's own close ends the channel.
         self.receive(encode_close(self.profile, 9))
         self.assertEqual(self.sent(), [])
         self.receive(encode_closed(self.profile, own.id))

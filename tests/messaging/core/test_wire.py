@@ -110,7 +110,7 @@ class F_FrameTests(SynchronousTestCase):
                 self.assertEqual(encode_header(Profile.SKYWIRE, SEND, size), header)
                 self.assertEqual(read_header(Profile.SKYWIRE, header, 0), (SEND, size))
             else:
-                # the Go writer sends a little more than its reader takes: not this one
+                # The Go writer sends slightly longer messages than its reader accepts. This implementation does not.
                 self.assertRaises(LocalProtocolError, encode_header, Profile.SKYWIRE, SEND, size)
                 if header:
                     self.assertRaises(RemoteProtocolError, read_header, Profile.SKYWIRE, header, 0)
@@ -152,12 +152,12 @@ class F_FrameTests(SynchronousTestCase):
                         client.link.server_side.send(encode_frame(profile, frame_type, body))
             network.settle()
             self.assertTrue(a.up and a.lost is None and client.connected)
-            # each OpenChannel of a wrong length was answered, and so was CloseChannel
+            # Each OpenChannel and each CloseChannel of a wrong length is answered.
             self.assertEqual(a.take(), [(CHANNEL_CLOSED, b"\1"), (CHANNEL_CLOSED, b"\1")])
             drops = network.relay.drops
             self.assertEqual(drops[DropReason.BAD_REQUEST], 1)
             self.assertEqual(drops[DropReason.UNKNOWN_FRAME], 251 + 6)
-            # and one more, the answer of the client
+            # The client's answer adds one.
             self.assertEqual(drops[DropReason.NO_SUCH_TRANSPORT], 6)
 
     def test_F4_a_size_that_cannot_be(self) -> None:
@@ -184,7 +184,7 @@ class F_FrameTests(SynchronousTestCase):
             a.send(frame_type, body)
             client.link.server_side.send(encode_frame(Profile.SEED, frame_type, body))
         network.settle()
-        # whoever closes what is not there does not wait; nothing else is answered
+        # A CloseChannel for an unknown channel is answered. No other frame for an unknown channel is.
         self.assertEqual(a.take(), [(CHANNEL_CLOSED, b"\7")])
         self.assertTrue(client.connected)
         self.assertEqual(network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 5)

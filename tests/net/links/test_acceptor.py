@@ -67,7 +67,7 @@ class PlacesTests(SynchronousTestCase):
         self.assertTrue(any(client.closed for client in crowd[-2:]))
         self.assertEqual(self.factory.relay.drops[DropReason.CROWDED_OUT], 1)
         self.assertEqual(len(self.factory.sessions), self.PLACES)
-        # and the crowd does not come back in its place, however often it tries
+        # The crowd does not come back in the newcomer's place, however often it tries.
         for _ in range(10):
             self.assertFalse(self.stays(self.come("1.1.1.1")))
         self.assertTrue(self.stays(newcomer))
@@ -137,7 +137,8 @@ class PlacesTests(SynchronousTestCase):
         self.assertEqual((told.type, parse_drain(told.payload)), (DRAIN, (0, [])))
         self.come("9.9.8.9")
         self.assertEqual((crowd[-2].take(), crowd[-2].closed), ([], True))
-        # who comes again is refused as at any full server, with a reason that programs of 2019 know as a CLOSE
+        # A client that comes again is refused as at any full server, with a reason that programs of 2019 know from
+        # CLOSE.
         again = self.come("1.1.1.1")
         self.assertEqual(again.take(), [Frame(CLOSE, 0, bytes((CloseReason.FULL,)))])
 
@@ -197,7 +198,7 @@ class ClientTests(SynchronousTestCase):
         keys = [session.link.remote for session in server.factory.sessions if session.link is not None]
         self.assertIn(lab.key("honest").public, keys)
         self.assertEqual(len(other.factory.sessions), 1)
-        # itself, and the one that has to go, once or twice more
+        # The newcomer and the evicted client connect, and possibly retry once or twice.
         self.assertLess(server.factory.connections_opened - opened, 4)
 
 

@@ -77,7 +77,7 @@ class ChoiceTests(SynchronousTestCase):
                 data = bytearray([(number + turns) % 256]) * size
                 expected += data
                 ends[0].link.send(memoryview(data))
-                data[:] = bytes(size)  # nothing of it is kept
+                data[:] = bytes(size)  # The caller may reuse its buffer.
             self.assertLessEqual(sum(sizes), client._unwritten_size() + 1)
             clock.advance(0)
             pump.flush()
@@ -104,7 +104,7 @@ class ChoiceTests(SynchronousTestCase):
         self.patch(client.transport, "write", send_more)
         client.send(b"first" * 10_000)
         clock.advance(0)
-        # another link takes what buffers are free
+        # Another link takes the free buffers.
         server.send(b"other" * 50_000)
         for _ in range(3):
             clock.advance(0)

@@ -176,7 +176,7 @@ class ReceivingTests(StreamCase):
         self.assertTrue(self.stream.has_ended)
         self.assertIsNone(self.lost)
         self.assertIn(self.stream, UNREAD)
-        # nothing comes any more, and it is accounted for
+        # Late data is discarded, and accounted for.
         self.stream.data_received(b"late")
         self.assertEqual(self.carrier.taken, [4])
         self.stream.resumeProducing()
@@ -463,7 +463,7 @@ class EndTests(StreamCase):
         self.clock.advance(LINGER - 1)
         self.assertFalse(self.stream.has_ended)
         self.clock.advance(1)
-        # all was sent: a reader that holds ACKs back may have it
+        # All data was sent, so a reader that holds back ACKs may have it.
         self.assertEqual(self.carrier.closed, [CloseReason.UNSPECIFIED])
 
     def test_a_repeated_ack_does_not_extend_the_linger_time(self) -> None:

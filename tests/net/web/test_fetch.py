@@ -126,7 +126,7 @@ class FetchTests(TestCase):
                 continue
             with self.assertRaises(error):
                 await asking
-        # what the sockets hold, and a little
+        # The bound covers the sockets' buffers, and a little more.
         self.assertLess(max([one.said for one in self.made], default=0), 24 << 20)
         self.assertLess(time.monotonic() - began, 20)
         self.assertLess(process.memory_info().rss - before, 100 << 20)

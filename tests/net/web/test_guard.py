@@ -159,7 +159,7 @@ class GuardTests(SynchronousTestCase):
         waiting = self.connect(factory, "2001:db8::1", b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n")
         others = [self.connect(factory, f"2001:db8::{number:x}") for number in range(2, 6)]
         elsewhere = self.connect(factory, "2001:db8:0:1::1")
-        # who waits for an answer of ours goes last
+        # A connection that waits for this server's answer is closed last.
         self.assertEqual([one.gone for one in (waiting, *others, elsewhere)], [False, True, True, False, False, False])
 
     def test_waiting_does_not_shut_others_out(self) -> None:
@@ -174,7 +174,7 @@ class GuardTests(SynchronousTestCase):
             mine.protocol.dataReceived(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             self.assertIn(b"here", mine.value())
             self.clock.advance(TIME_TO_ASK)
-        # the first one makes room, then those who have been answered
+        # The first connection makes room. Then connections that have had an answer would be closed.
         self.assertEqual(sum(one.gone for one in waiting), 1)
 
     def test_unparsable_requests_are_answered_without_traceback(self) -> None:

@@ -292,7 +292,7 @@ class CipherTests(SynchronousTestCase):
         for row in recorded["legacy_derivation"]["rows"]:
             self.assertEqual(row["substrate_seed32"], mini_secret(row["mnemonic"]).hex())
             self.assertEqual(row["public_new"], Encryption(row["mnemonic"]).pk.hex())
-            # peers from before 2024 took the ordinary BIP-39 seed: who has such a key gives it as a hex seed
+            # Peers before 2024 used the ordinary BIP-39 seed. The owner of such a key passes it as a hex seed.
             seed = Mnemonic.to_seed(row["mnemonic"])[:32].hex()
             self.assertEqual((row["bip39_seed32"], row["public_legacy"]), (seed, Encryption("0x" + seed).pk.hex()))
 

@@ -20,7 +20,7 @@ from tests.ports import port_of
 from tests.support import asynchronous
 
 ALICE = Identity("//Alice").account
-# twin 1 of the main net, as upstream's tests have it
+# This is twin 1 of the main net, which upstream's tests use, too.
 FIRST = parse_account("5Eh2stFNQX4khuKoh2a1jQBVE91Lv3kyJiVP2Y5webontjRe")
 
 

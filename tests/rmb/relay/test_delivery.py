@@ -100,7 +100,7 @@ class SessionBufferTests(SynchronousTestCase):
         clock = Clock()
         taken: list[bytes] = []
         share = TurnShare(clock)
-        share.now = lambda: 0.001 * len(taken)  # what each costs
+        share.now = lambda: 0.001 * len(taken)  # Each message costs a millisecond.
         buffer = SessionBuffer(taken.append, taken.append, lambda call: None, lambda: None, lambda: None, lambda: False)
         buffer.take_turns(share, 1)
         buffer.wait_for(self)
@@ -183,7 +183,8 @@ class QueueStore:
 
     def remove(self, session: Session, ids: list[Any]) -> None:
         for number in ids:
-            # as the real ones: what was confirmed while it was being kept may go a second time, on the next connection
+            # As in the real stores, a message that was confirmed while it was being stored may be sent a second time,
+            # on the next connection.
             self.kept.pop(number, None)
 
     def life_end(self, queued: QueuedMessage) -> float | None:
@@ -253,7 +254,7 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(current._backlog_size, sum(len(message.data) for message in current._backlog))
         self.assertEqual(current.size, current._size + current._backlog_size + delivery.OVERHEAD * len(current))
         self.assertEqual(len(current), len(sizes) + len(current._backlog))
-        # what a read brought is sent as a whole: at most five here
+        # All messages of one read are sent together, here at most five.
         self.assertLessEqual(len(sizes), delivery.WINDOW_MESSAGES + 4)
         self.assertLessEqual(sum(sizes[:-5]), delivery.WINDOW_SIZE)
 
@@ -568,7 +569,7 @@ class KeepingTests(SynchronousTestCase):
         self.current.stall()
         self.assertTrue(self.current.stalled)
         self.assertFalse(self.current.offer(self.message()))
-        self.assertEqual(len(self.broken), 2)  # one of the three was in the window, and is kept later
+        self.assertEqual(len(self.broken), 2)  # One of the three messages was in the window, and is stored later.
 
     def test_messages_wait_for_appends_under_way(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)

@@ -78,7 +78,8 @@ class ForwardTests(MemoryFederationCase):
     @asynchronous
     async def test_A9_messages_cross_relays(self) -> None:
         """A message and its answer, the bytes as they were; nothing stays in any queue (A11)."""
-        # on a busy machine fifty posts take longer than that, and are kept meanwhile: then the ping is answered before
+        # On a busy machine, fifty posts take longer than this. The messages would be stored meanwhile, and the ping
+        # answered earlier.
         self.patch(federation, "SPILL_AFTER", 30.0)
         self.patch(poster, "POST_TIMEOUT", 30.0)
         await self.two()
@@ -374,7 +375,7 @@ class IntakeTests(FederationCase):
         self.patch(switch, "BACKLOG_MESSAGES", 2)
         await self.make()
         self.b.answers_pings = False
-        for number in range(3):  # the first is in the window, the others wait
+        for number in range(3):  # The first message is in the window, and the others wait.
             envelope = self.message(uid=str(number))
             receiver = self.one.switch.sessions[self.b.session]
             receiver.delivery.offer(Message(envelope.SerializeToString(), 1e10, None))

@@ -23,7 +23,7 @@ class FixedWindowTests(SynchronousTestCase):
         """Each window has all messages and bytes, whatever was used in the window before."""
         window = FixedWindow(3, 10)
         for begin in (0.0, 60.0, 120.0):
-            sizes = (11, 4, 4, 2, 1)  # one larger than all of a window is not counted
+            sizes = (11, 4, 4, 2, 1)  # An answer that is larger than the whole window is not counted.
             allowed = [window.measure(1, size, begin) for size in sizes]
             self.assertEqual(allowed, [False, True, True, True, False])
             self.assertFalse(window.measure(1, 1, begin + 59.9))
@@ -41,9 +41,10 @@ class FixedWindowTests(SynchronousTestCase):
         for _ in range(3):
             window.ask(1, 0.0)
         self.assertTrue(window.measure(1, FREE_ANSWER, 0.0, is_answer=True))
-        self.assertFalse(window.measure(1, FREE_ANSWER + 9_000, 0.0, is_answer=True))  # one larger than all of it
+        # The answer is larger than the whole window.
+        self.assertFalse(window.measure(1, FREE_ANSWER + 9_000, 0.0, is_answer=True))
         self.assertTrue(window.measure(1, FREE_ANSWER + 5_000, 0.0, is_answer=True))
-        # three questions, of which no more are remembered than a window has messages
+        # There are three requests. No more are remembered than a window has messages.
         for allowed in (True, True, False):
             self.assertEqual(window.measure(1, 1, 0.0, is_answer=True), allowed)
 

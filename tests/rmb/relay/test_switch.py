@@ -184,7 +184,7 @@ class WayTests(SwitchCase):
         self.send(a, B)
         a.ping_received(b"question")
         self.assertEqual(wire_a.pongs, [])
-        self.clock.advance(0)  # the queue writes at the end of a turn
+        self.clock.advance(0)  # The queue writes at the end of a turn.
         self.assertEqual((len(self.queue), wire_a.pongs), (1, [b"question"]))
         _, wire_b = self.connect(B)
         self.assertEqual([one.uid for one in wire_b.got], ["u"])
@@ -208,7 +208,7 @@ class WayTests(SwitchCase):
         envelope = self.envelope(B, A)
         a.received(envelope.SerializeToString())
         self.assertEqual(wire.got[-1].error.message, TEXTS[Drop.WRONG_SOURCE])
-        # an answer to what is no request would be one to an answer
+        # An answer needs a request. Otherwise the relay would answer an answer.
         response = self.envelope(A, NOBODY)
         response.response.SetInParent()
         a.received(response.SerializeToString())
@@ -633,7 +633,7 @@ class CountDeliveredLaterTests(SwitchCase):
         looks = delivery.looks
         self.clock.pump([WRITE_CHECK_DELAY] * 100)
         self.assertEqual(delivery.looks, looks)
-        # what is sent then is looked at soon again
+        # Messages that are sent after the pause are checked soon again.
         delivery.unread = True
         self.switch.count_delivered_later(cast(Any, delivery))
         self.clock.pump([WRITE_CHECK_DELAY] * 2)
@@ -651,7 +651,7 @@ class PeriodicChecksTests(SwitchCase):
         a.ping_received(b"question")
         self.pass_time(3)
         self.assertEqual((wire_a.pongs, len(self.queue), wire_b.ended), ([b"question"], 1, None))
-        b.heard_at = self.clock.seconds() + 1000  # it is not silent
+        b.heard_at = self.clock.seconds() + 1000  # The session is not silent.
         self.pass_time(STALLED_AFTER)
         self.assertEqual((wire_b.ended, len(self.queue)), ("nothing was confirmed for too long", 1))
 
@@ -688,7 +688,7 @@ class PeriodicChecksTests(SwitchCase):
             cast(Any, wire).grew(10 * SMALL)
             wire.has_received = True
             self.pass_time(1)
-            cast(Any, wire).grew(SMALL + 1)  # one is whole, and some of the next is there
+            cast(Any, wire).grew(SMALL + 1)  # One message is complete, and a part of the next has arrived.
         self.assertIsNone(wire.ended)
 
     def test_the_sender_of_an_expired_message_is_notified(self) -> None:

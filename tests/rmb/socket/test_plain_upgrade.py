@@ -150,7 +150,7 @@ class PlainUpgradeTests(SynchronousTestCase):
         self.door.dataReceived(PLAIN)
         self.assertEqual(len(self.taken), 1)
         self.assertEqual((self.transport.value(), self.clock.getDelayedCalls()), (b"", []))
-        # a session is no connection of the site
+        # The site no longer counts the connection of a session.
         self.assertEqual(len(self.factory.guard), 0)
 
     def test_refused_upgrades_go_to_the_site(self) -> None:

@@ -100,7 +100,7 @@ class ForgedResumeTests(ForgeryCase):
         self.forge(forger, Resume(end.token or b"", 1, len(sent), rolling.digest()))
         self.assertNoResult(sending)
         self.assertEqual((two.transport.acknowledged_bytes, len(end.in_flight)), (0, 1))
-        # A has it as soon as the relay lets it through, though the RESUME is still waiting
+        # A gets the acknowledgement as soon as the relay passes it on, although the RESUME still waits.
         for data in held:
             port.send(data)
         self.network.factory.relay.newest[A.public].port = port
@@ -181,7 +181,7 @@ class ManyResumesTests(ForgeryCase):
         one.transport.write(b"here I am")
         self.find()
         self.assertEqual((two.data, one.lost, two.lost), (b"here I am", None, None))
-        # what asked for an older generation cannot come any more; the others may, and did not
+        # Requests for an older generation cannot arrive any more. The others may arrive, but did not.
         self.assertTrue(
             all(answer.generation > two.transport.end.generation for answer in two.transport.end.answers.values())
         )
@@ -196,7 +196,7 @@ class ManyResumesTests(ForgeryCase):
         forger = self.forger()
         self.forge(forger, self.position(one))
         (first,) = two.transport.end.answers
-        # the connection after this one stands for another server: a session of its own
+        # The next connection stands for another server, and has a session of its own.
         old = self.b
         new = self.reconnect("B")
         for turn in range(2 * MAX_ANSWERS):
@@ -335,7 +335,7 @@ class ManyConnectionsTests(ForgeryCase):
                     if draw.random() < 0.5:
                         pump.pump()
             elif action == "anew" and len(older) < 4:
-                # a connection more, which gets what is asked for from now on; the one before keeps its transports
+                # The new connection gets all new requests. The older one keeps its transports.
                 name = draw.choice("AB")
                 older.append(self.sessions[name])
                 self.reconnect_quietly(name)
@@ -385,7 +385,7 @@ class ManyConnectionsTests(ForgeryCase):
                     if pump not in before:
                         pump.pump()
 
-        with mock.patch.object(network, "settle", settle):  # what is on its way elsewhere stays there
+        with mock.patch.object(network, "settle", settle):  # Frames that are under way on other links stay there.
             self.reconnect(name)
 
     def try_all(self) -> None:

@@ -163,7 +163,7 @@ class RelayLimitTests(ServerCase):
     def test_connections_of_one_address(self) -> None:
         factory = self.network.factory
         one, other = IPv4Address("TCP", "192.0.2.1", 1), IPv4Address("TCP", "192.0.2.2", 1)
-        # some more than three do the handshake, so that they can be told
+        # A few connections above the limit of three finish the handshake, so that they can be told the reason.
         links: list[Any] = [factory.buildProtocol(one) for _ in range(4 + NOTIFIED_PER_BLOCK)]
         self.assertEqual([link is None for link in links], [False] * (3 + NOTIFIED_PER_BLOCK) + [True])
         for told in links[3:-1]:
@@ -198,7 +198,7 @@ class AdmissionTests(ServerCase):
     def write(self, name: str, *keys: Any, text: str = "") -> str:
         path = self.directory / name
         path.write_text(text + "".join(f"{key.public}  # a friend\n" for key in keys))
-        # whoever writes twice within the clock's grain is seen all the same
+        # Two writes within the resolution of the file's timestamp are both noticed.
         stamp = time.time_ns() + len(path.read_text())
         os.utime(path, ns=(stamp, stamp))
         return str(path)
@@ -269,7 +269,7 @@ class AdmissionTests(ServerCase):
             self.assertEqual(http.asked, [{"key": KEYS["A"].public.hex()}])
             known = hook.ask(KEYS["A"].public)
             if result in (200, 403):
-                self.assertIs(known, expected)  # from memory
+                self.assertIs(known, expected)  # The result comes from memory.
                 clock.advance(HOOK_CACHE_TIME)
                 self.assertIsInstance(hook.ask(KEYS["A"].public), Deferred)
             else:

@@ -426,7 +426,7 @@ class CongestionTests(RelayCase):
             feed(self.relay, self.peers[0], *[Frame(FWD, 99, b"")] * 1000)
             most = PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM + 100_000 + 1000 * len(answer)
             self.assertLess(self.ports[0].waiting, most)
-            self.ports[0].waiting += 100_000  # others' frames
+            self.ports[0].waiting += 100_000  # These are other clients' frames.
         self.assertEqual(self.ports[0].closed, [DropReason.SEND_BUFFER_FULL])
         feed(self.relay, self.peers[0], Frame(FWD, 99, b""))
         self.assertEqual(self.relay.drops[DropReason.SEND_BUFFER_FULL], 1)

@@ -449,7 +449,7 @@ class SecureTests(SynchronousTestCase):
             self.setUp()
             self.b.accept_secure(self.at_b, Hello(0, INITIAL_WINDOW))
             self.to_a()
-            self.at_a.ack_due = False  # the ACK that would come first
+            self.at_a.ack_due = False  # Otherwise the ACK would come first.
             self.a.close(self.at_a, CloseReason.SHUTTING_DOWN)
             payload = next(frame.payload for frame in sent(self.a) if frame.type == CLOSE)
             events = feed(self.b, Frame(CLOSE, 1, payload if authentic else payload[:1]))

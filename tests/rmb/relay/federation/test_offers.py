@@ -80,7 +80,7 @@ class OfferTests(SynchronousTestCase):
 
     def test_the_number_of_offers_is_bounded(self) -> None:
         self.add(1, bytes(60))
-        self.add(2, bytes(41))  # too many bytes: it stays in the queue
+        self.add(2, bytes(41))  # The message has too many bytes, so it stays in the queue.
         self.assertEqual((self.offers.count, self.offers.size), (1, 60))
         self.add(2, bytes(40))
         self.assertEqual((self.offers.count, self.offers.size), (2, 100))

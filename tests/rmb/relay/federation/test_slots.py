@@ -54,7 +54,7 @@ class SlotsTests(SynchronousTestCase):
         for number in range(MAX_POSTS):
             self.slots.add(f"good {number}", relays("good"), 1)
         self.assertEqual(len(self.take_all()), MAX_POSTS_OF_ONE)
-        # places that become free are taken by others that wait
+        # Other waiting messages take the places that become free.
         self.slots.finish("tarpit 0", None)
         self.assertEqual(self.take_all(), [f"tarpit {MAX_SLOW_POSTS}"])
 
@@ -69,7 +69,7 @@ class SlotsTests(SynchronousTestCase):
         taken = self.take_all()
         self.assertEqual(len(taken), MAX_QUICK_OF_SENDER + 1)
         self.assertIn("good", taken[:2])
-        # what waits for a relay that is not quick any more is no longer in the quick line
+        # When a relay is no longer quick, its messages leave the quick queue.
         self.slots.add("again", relays("trap 0"), 3)
         self.slots.finish("trap 0", None)
         self.assertFalse(self.slots.is_quick(relays("trap 0")))
@@ -104,7 +104,7 @@ class SlotsTests(SynchronousTestCase):
         self.slots.finish(taken[-1], None)
         after = self.take_all()
         self.assertEqual(len(after), 1)
-        # it answers, though late
+        # The relay answers, though late.
         self.slots.finish(after[0], QUICK + 1)
         self.assertEqual(len(self.take_all()), MAX_POSTS_OF_ONE)
 

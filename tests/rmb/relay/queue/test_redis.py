@@ -36,7 +36,7 @@ class RedisCase(RmbCase):
         self.one = await self.named_relay(queue=self.url, **options)
         self.two_ = await self.relay(queue=self.url, domains=self.one.switch.rules.domains, **options)
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
-        # the subscription is there
+        # The subscription is active.
         await self.until(lambda: self.redis.pubsub_numsub("rmb.queue")[0][1] == 2)
 
 
@@ -215,7 +215,7 @@ class TwoProcessesTests(RedisCase):
         self.assertIn("another process", await b.closed)
         a.send(a.envelope(b.session, uid="moved"), self.now())
         while (await moved.messages.get()).uid != "moved":
-            pass  # what the first had not confirmed comes too
+            pass  # Messages that the first connection had not confirmed arrive, too.
         self.assertEqual(1, self.one.switch.rules.drops[Drop.REPLACED])
 
     @asynchronous

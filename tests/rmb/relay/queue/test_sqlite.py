@@ -73,7 +73,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertEqual(append("9", 4), "")
         self.assertEqual(append(FEDERATION, 4), "")
         self.assertIn("from twin 4 ", append(FEDERATION, 4))
-        # what is gone counts no more, and what is in the file counts after a failure, or a new start
+        # Removed messages no longer count. Stored messages count again after a failure or a restart.
         queue.remove("5:s", [queued.id for queued in self.successResultOf(queue.read("5:s", None))])
         self.assertEqual(append("7:s", 1), "")
         self.clock.advance(0)
