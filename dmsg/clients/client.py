@@ -160,12 +160,16 @@ class DelegatedClient(Service, Generic[SessionT]):
 
     @property
     def status(self) -> str:
-        """State of the client: ``stopped``, ``searching`` (see :attr:`last_error`) or ``online``."""
+        """State of the client: ``stopped``, ``searching`` for a server, ``unreachable`` or ``online``.
+
+        An unreachable client can open streams, but its servers send it no requests of other clients.
+        :attr:`last_error` says why a client is searching or unreachable.
+        """
         return self._core.state
 
     @property
     def last_error(self) -> str:
-        """Reason why no server is connected; empty if unknown."""
+        """Reason why the client is not online; empty if unknown."""
         return self._set.last_error
 
     @property
@@ -231,7 +235,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         return await find(self._lookups, number)
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
-        """Return a Deferred that fires when a server is connected.
+        """Return a Deferred that fires when :attr:`status` is ``online``.
 
         After ``timeout`` seconds it fails with DmsgTimeout, whose text says why.
         """
@@ -240,7 +244,8 @@ class DelegatedClient(Service, Generic[SessionT]):
             online.callback(None)
             return online
         self._core.waiting.append(online)
-        return self._limit(online, timeout, "no server is connected")
+        problem = "no server sends it requests" if self.status == "unreachable" else "no server is connected"
+        return self._limit(online, timeout, problem)
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
         """Return a Deferred that fires when discovery has this client's entry with its current servers.
@@ -306,7 +311,9 @@ class DelegatedClient(Service, Generic[SessionT]):
             session.check_after_wake()
 
     def _servers_changed(self) -> None:
-        if self._set.sessions():
+        if self._set.unreachable:
+            self._lifecycle.unreachable()
+        elif self._set.sessions():
             self._lifecycle.server_up()
         else:
             self._lifecycle.no_server()

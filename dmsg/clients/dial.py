@@ -108,13 +108,17 @@ class ServerLink(Generic[SessionT]):
         self.session: SessionT | None = None
         self.failures = 0
         self.short = 0
-        """Number of consecutive sessions that ended within ``SHORT_SESSION`` seconds."""
+        """Number of consecutive sessions that ended within ``SHORT_SESSION`` seconds, or over which no requests of
+        others arrived."""
         self.carries = True
         """Whether the server can carry every kind of stream that this client opens, according to its entry."""
         self.entry: Entry | None = None
         """Entry of the server, with the address to which this link connects."""
         self._at_once = False
         self.last_error = ""
+        self.unreachable = ""
+        """Reason why the requests of other clients did not reach this client over the last session; empty if they
+        did."""
         self.slow = False
         self.leaving = False
         """Whether the server announced that it shuts down."""
@@ -147,6 +151,7 @@ class ServerLink(Generic[SessionT]):
     def ended(self, session: SessionT, seconds: float) -> None:
         """Handle the end of a session that lasted ``seconds``."""
         self.last_error = session.why_lost
+        self.unreachable = session.unreachable
         if session.refused_extension:
             # The next attempt is made at once, because it does not use the extension that the server has refused, such
             # as PING.
@@ -156,7 +161,8 @@ class ServerLink(Generic[SessionT]):
             # router has dropped the connection.
             self._at_once = True
         else:
-            self.short = self.short + 1 if seconds < SHORT_SESSION else 0
+            is_failure = seconds < SHORT_SESSION or (session.unreachable and not session.was_reached)
+            self.short = self.short + 1 if is_failure else 0
 
     def _delay(self, failures: int) -> float:
         if self._at_once:
@@ -176,6 +182,8 @@ class ServerLink(Generic[SessionT]):
 
     def _session_up(self, session: SessionT) -> None:
         self.session = session
+        # If the last session was not reachable, this one is only believed to be after a check.
+        session.unreachable = self.unreachable
         self.failures = 0
         self.leaving = False
         self._on_change(self)

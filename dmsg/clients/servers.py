@@ -151,12 +151,20 @@ class ServerSet(Generic[SessionT]):
         kept = [link.session for link in self.links.values() if link.session is not None]
         return kept + [session for server, session in self._visited.items() if server not in self.links]
 
+    @property
+    def unreachable(self) -> str:
+        """Reason why the requests of other clients reach this client over none of its lasting connections; empty if
+        they do over one of them, as far as known, or if there is no such connection.
+        """
+        reasons = [link.session.unreachable for link in self.links.values() if link.session is not None]
+        return reasons[0] if reasons and all(reasons) else ""
+
     def delegated(self) -> tuple[str, ...]:
-        """Return the keys of the servers for this client's entry, sorted. Servers that shut down are included only if
-        there are no others.
+        """Return the keys of the servers for this client's entry, sorted. Servers that shut down, or that do not send
+        requests to this client, are included only if there are no others.
         """
         here = [link for link in self.links.values() if link.session is not None]
-        staying = [link for link in here if link.session is not None and not link.session.leaving]
+        staying = [link for link in here if (s := link.session) and not s.leaving and not s.unreachable]
         servers = {link.server for link in staying or here}
         if self._uses.advertise_visits:
             servers.update(self._visited)
@@ -329,8 +337,8 @@ class ServerSet(Generic[SessionT]):
         self._visit_instead(link.server)
 
     def _good_links(self) -> list[ServerLink[SessionT]]:
-        """Return the links whose servers are neither unreachable, nor slow, nor shutting down. Some may not be
-        connected yet.
+        """Return the links whose servers are neither unreachable, nor slow, nor shutting down, and send the requests of
+        other clients to this one. Some may not be connected yet.
         """
         measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
         # A server counts as slow only in comparison with the best one, because on a slow network all round trips are
@@ -341,6 +349,8 @@ class ServerSet(Generic[SessionT]):
             if link.failures >= AWAY_AFTER or link.leaving:
                 continue
             session = link.session
+            if session is not None and session.unreachable:
+                continue
             if session is not None and session.round_trip is not None and link.server not in self._prefer:
                 slow = session.round_trip > best * SLOW_FACTOR and session.round_trip > best + SLOW_SECONDS
                 if slow and self._min_servers > 1:
@@ -459,10 +469,11 @@ class ServerSet(Generic[SessionT]):
         if self.links.get(link.server) is not link:
             return
         if link.session is not None:
-            self.last_error = ""
+            self._adopt_session(link.session)
+            link.session.check_reachability()
+            self.last_error = link.session.unreachable
             self._away = 0
             self._remember(link)
-            self._adopt_session(link.session)
             waiting = self._visits.pop(link.server, [])
             visiting = self._visiting.pop(link.server, None)
             if visiting is not None:
@@ -504,10 +515,18 @@ class ServerSet(Generic[SessionT]):
         for link in away[:-MAX_AWAY]:
             self._remove(link, "cannot be reached")
 
-    # --- announcements of servers: shared key, shutdown ---
+    # --- announcements of servers: reachability, shared key, shutdown ---
 
     def _adopt_session(self, session: SessionT) -> None:
         session.keeper = self
+
+    def reachability_changed(self, session: Session) -> None:
+        """Search for another server if a server does not send requests to this client any more; see
+        :class:`~dmsg.clients.session.SessionKeeper`.
+        """
+        self.last_error = session.unreachable
+        self.search_soon(0)
+        self._uses.on_change()
 
     def key_shared(self, address: str) -> None:
         """Warn that another program uses the same key; see :class:`~dmsg.clients.session.SessionKeeper`."""
@@ -556,6 +575,10 @@ class ServerSet(Generic[SessionT]):
             # While this session was closing, another visit of the same server may have begun.
             if self._visited.get(server) is session:
                 del self._visited[server]
+            link = self.links.get(server)
+            if link is not None and link.session is not None:
+                # A server of 2019 sends no requests over a connection after another one of the same key has ended.
+                link.session.check_reachability()
             self._uses.on_change()
 
         session.lost.addCallback(lost)

@@ -67,6 +67,9 @@ class SessionKeeper(Protocol):
     def key_shared(self, address: str) -> None:
         """Warn that another program, at ``address``, is connected with the same key."""
 
+    def reachability_changed(self, session: Session) -> None:
+        """Handle a change of :attr:`Session.unreachable`."""
+
 
 class Session:
     """Session of a client with one server.
@@ -84,6 +87,8 @@ class Session:
     :ivar carriers_failed: error messages of the carrier protocols that were tried before and failed.
     :ivar is_doubtful: whether the server has not answered since this machine was suspended. If the connection ends in
         this state, the client reconnects at once.
+    :ivar unreachable: reason why the requests of other clients do not reach this client over this connection; empty if
+        they do, as far as known.
     :ivar refused_extension: whether the server closed the connection when the client used an extension of the protocol
         that the server's entry offers.
     """
@@ -108,6 +113,7 @@ class Session:
         self.why_lost = "connection to the server was lost"
         self.refused_extension = False
         self.is_doubtful = False
+        self.unreachable = ""
         self.lost: Deferred[None] = Deferred()
         self.keeper: SessionKeeper | None = None
         self.carrier = PLAIN
@@ -160,6 +166,16 @@ class Session:
         """Check, after this machine was suspended, whether the server still answers; if not, close
         the connection soon.
         """
+
+    def check_reachability(self) -> None:
+        """Check soon, and regularly from then on, whether the requests of other clients reach this client over this
+        connection, if this is in doubt with its server. The result is in :attr:`unreachable`.
+        """
+
+    @property
+    def was_reached(self) -> bool:
+        """Whether a check has shown that requests of other clients reached this client over this connection."""
+        return False
 
     # --- called by the application ---
 

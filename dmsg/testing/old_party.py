@@ -39,7 +39,7 @@ STALL_TIMEOUT = 60.0
 """Seconds without progress after which a conversation has failed. The client of 2019 then connects again, because it
 has no keepalive."""
 RENEW_EVERY = 30.0
-"""Minimum seconds between two resets of connections over which a server of 2019 no longer sends REQUESTs."""
+"""Minimum seconds between two resets of a connection over which a server of 2019 no longer sends REQUESTs."""
 POST_EVERY = 30.0
 """Seconds between two posts of the entry of the client of 2019, because a discovery may have lost the entry."""
 
@@ -321,7 +321,7 @@ class OldParty:
         :raises PromiseBroken: see :meth:`check`.
         """
         self.check()
-        self._renew_lost_connections()
+        self._renew_lost_connection()
         self._keep_connected()
         if self._ours is None or self._is_over(self._ours, 0):
             self._end_ours()
@@ -335,17 +335,16 @@ class OldParty:
             self._theirs = self._make()
             node.begin(self._client.public_key, self._theirs)
 
-    def _renew_lost_connections(self) -> None:
-        """Reset connections over which a server of 2019 no longer sends REQUESTs, so that their clients connect again.
-        The clients do not notice this fault by themselves."""
+    def _renew_lost_connection(self) -> None:
+        """Reset the connection of the client of 2019 if its server, also of 2019, no longer sends REQUESTs over it.
+        This client does not notice the fault by itself; that of today does."""
         server = self._lab.servers.get(self._server)
         relay = None if server is None else server.factory.relay
         if not isinstance(relay, OldRelay) or self.now() - self._renewed_at < RENEW_EVERY:
             return
-        for key, host in ((self._client.public_key, self._host_of_ours()), (self._key.public, self._host)):
-            if bytes(key) in relay.unreachable:
-                self._renewed_at = self.now()
-                host.reset()
+        if bytes(self._key.public) in relay.unreachable:
+            self._renewed_at = self.now()
+            self._host.reset()
 
     def _host_of_ours(self) -> Host:
         return self._lab.network.host(NEW_HOST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
@@ -46,6 +46,9 @@ STALE_ENTRY = (
 program."""
 
 
+T = TypeVar("T")
+
+
 class OutgoingSession(CarryingSession[ClientTransport], Protocol):
     """Interface of a session, as :class:`Outgoing` uses it."""
 
@@ -62,6 +65,9 @@ class OutgoingSession(CarryingSession[ClientTransport], Protocol):
 
     def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
         """Return a new stream over a transport that is not open yet."""
+
+    def flush(self) -> None:
+        """Send the output of the core."""
 
     def begin(self, stream: ClientStream, transport: ClientTransport, round_trip: float) -> None:
         """Register a secure stream that has opened."""
@@ -82,6 +88,8 @@ class Outgoing:
         self._core = session.core
         self._streams = streams
         self.opening: Pending[ClientTransport, Accepted] = Pending()
+        self.requests_to_self = 0
+        """Number of unanswered REQUESTs to this client's own key."""
 
     def open(
         self,
@@ -206,6 +214,18 @@ class Outgoing:
 
         return waiting.addCallback(opened)
 
+    def request_self(self, timeout: float) -> Deferred[object]:
+        """Send a plain REQUEST to this client's own key, and close its transport if it opens. The Deferred fires or
+        fails like that of :meth:`open`."""
+        waiting, transport = self._request(self._core.local, None, None, INITIAL_WINDOW, timeout)
+
+        def opened(_: Accepted) -> None:
+            assert transport is not None
+            self._core.close(transport, CloseReason.UNSPECIFIED)
+            self._session.flush()
+
+        return waiting.addCallback(opened)
+
     def _round_trip(self, transport: ClientTransport, started: float) -> float:
         """Return the duration in seconds of a round trip to the remote, if a request was sent at ``started`` and
         answered now. A request with an upgrade takes two round trips."""
@@ -223,4 +243,11 @@ class Outgoing:
 
         give_up = partial(self._core.close, transport, CloseReason.TIMEOUT)
         waiting = wait_for_answer(self._session, self._reactor, self.opening.add(transport), timeout, give_up)
+        if remote == self._core.local:
+            self.requests_to_self += 1
+            waiting.addBoth(self._answered_by_self)
         return waiting, transport
+
+    def _answered_by_self(self, result: T) -> T:
+        self.requests_to_self -= 1
+        return result

@@ -52,6 +52,7 @@ from dmsg.v2019.core.wire import MAX_FWD_DATA, SAME_KEY
 from dmsg.v2019.incoming import Incoming
 from dmsg.v2019.outgoing import Outgoing
 from dmsg.v2019.pings import PING_TIMEOUT, WAKE_ROUND_TRIPS, WAKE_TIMEOUT, Pings
+from dmsg.v2019.reachability import ReachabilityCheck
 from dmsg.v2019.transport_streams import TransportStreams
 
 EXTENSION_TIME = 5.0
@@ -107,6 +108,7 @@ class ClientSession(Session):
             receipts_to=server if receipts else None,
             refusal=streams.handshake_limits.at(server) if streams is not None else lambda initiator, ephemeral: None,
             make_room=self._make_room,
+            is_own_check=self._is_own_check,
             side=side,
         )
         super().__init__(turn, server, core, accept)
@@ -115,6 +117,18 @@ class ClientSession(Session):
         self.pings = Pings(reactor, self._send_ping, self._server_stalled, instance)
         self._outgoing = Outgoing(reactor, self, streams)
         self.open, self.reopen = self._outgoing.open, self._outgoing.reopen
+        self._reads = 0
+        self._reachability = ReachabilityCheck(
+            reactor,
+            server.short,
+            request=self._outgoing.request_self,
+            is_needed=lambda: not self.pings.known,
+            is_requesting=lambda: self._outgoing.requests_to_self > 0,
+            received=lambda: self._reads,
+            on_result=self._reachability_known,
+            on_dead=self._server_unusable,
+            on_shared=self._key_is_shared,
+        )
         self._reading_requests: IDelayedCall | None = None
         self.established: Deferred[ClientSession] = Deferred()
         self.carries_secure = carries_secure
@@ -167,7 +181,9 @@ class ClientSession(Session):
 
     def check_after_wake(self) -> None:
         if not self.pings.known:
-            return  # A server of 2019 does not answer PING.
+            # A server of 2019 does not answer PING, but returns a REQUEST to the client's own key.
+            self.is_doubtful = self._reachability.check_now()
+            return
 
         def answered(_: float) -> None:
             self.is_doubtful = False
@@ -191,6 +207,45 @@ class ClientSession(Session):
     def _on_draining(self, event: Draining) -> None:
         self._server_leaves(event.seconds, event.servers)
 
+    # --- reachability through servers of 2019 ---
+
+    def check_reachability(self) -> None:
+        if self.pings.known:
+            self.unreachable = ""
+        elif self._streams is not None:
+            self._streams.reachability[self.server] = self._reachability
+            self._reachability.check_soon()
+
+    @property
+    def was_reached(self) -> bool:
+        return self._reachability.was_reached
+
+    def _is_own_check(self) -> bool:
+        # The REQUEST of a check may arrive over another connection of this client to the same server, which the client
+        # has opened to connect to a peer. Then the client is reachable over that connection.
+        check = self._streams.reachability.get(self.server) if self._streams is not None else None
+        return check is not None and check.arrived()
+
+    def _reachability_known(self, reason: str) -> None:
+        if not reason:
+            self.is_doubtful = False
+        if reason != self.unreachable:
+            self.unreachable = reason
+            if reason:
+                _log.warn("{reason}", reason=reason)
+            if self.keeper is not None:
+                self.keeper.reachability_changed(self)
+
+    def _server_unusable(self, reason: str) -> None:
+        if self._link is not None:
+            _log.warn("{reason}", reason=reason)
+            self.unreachable = self.why_lost = reason
+            self._link.abort(DropReason.STALLED)
+
+    def _key_is_shared(self) -> None:
+        if self.keeper is not None:
+            self.keeper.key_shared("")
+
     # --- methods that the link calls ---
 
     @property
@@ -206,6 +261,7 @@ class ClientSession(Session):
                 self.transport_lost(transport, transport.secure, CloseReason.ABORTED, final=True)
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
+        self._reads += 1
         taken = super().frames_received(buffer, end)
         self._read_requests_later()
         return taken
@@ -225,6 +281,9 @@ class ClientSession(Session):
 
     def _forget_streams(self, reason: Failure) -> Callable[[], None]:
         self.pings.stop(reason)
+        self._reachability.stop()
+        if self._streams is not None and self._streams.reachability.get(self.server) is self._reachability:
+            del self._streams.reachability[self.server]
         all_of_them = list(self.core.transports.values())
         open_ones = [one for one in all_of_them if one.state is State.OPEN]
         self._incoming.link_lost()

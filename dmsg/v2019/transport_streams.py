@@ -25,6 +25,7 @@ from dmsg.streams.streams import Streams
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 from dmsg.v2019.core.receipts_kept import KeptReceipts
 from dmsg.v2019.core.wire import INSTANCE_SIZE
+from dmsg.v2019.reachability import ReachabilityCheck
 
 LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
 """Rate limit, as look-ups per second and burst. A plain REQUEST makes this client look up the initiator's entry. The
@@ -85,6 +86,8 @@ class TransportStreams(Streams):
         self.receipts = receipts
         self.kept_receipts = KeptReceipts()
         """Receipts of transports whose connection was lost, for the next connection to their server."""
+        self.reachability: dict[PubKey, ReachabilityCheck] = {}
+        """Checks of the lasting connections to servers that may be of 2019, by server."""
         self.factory = factory
         self.encryption = encryption
         self.prefers_aes = cipher is Cipher.AES_256_GCM

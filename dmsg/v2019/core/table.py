@@ -111,6 +111,8 @@ class ClientConnection(SecureTable):
     :param refusal: see :class:`~dmsg.v2019.core.handshakes.SecureTable`.
     :param make_room: called with the requester's key; evicts an incoming transport to make room for a new one. Returns
         False if none may be evicted.
+    :param is_own_check: called when a plain REQUEST from this client's own key arrives. Returns whether the REQUEST
+        belongs to a check of a client's reachability, so that it is refused.
     :param side: side of the connection: client of a server, or one end of a direct link between two clients.
     :ivar accepting: whether REQUESTs are passed to the application. If not, they are answered with CLOSE.
     """
@@ -125,6 +127,7 @@ class ClientConnection(SecureTable):
         receipts_to: PubKey | None = None,
         refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
         make_room: Callable[[PubKey | None], bool] = lambda initiator: False,
+        is_own_check: Callable[[], bool] = lambda: False,
         side: Side = Side.CLIENT,
     ) -> None:
         super().__init__(
@@ -134,6 +137,7 @@ class ClientConnection(SecureTable):
             self._outgoing.append(OK_FRAME)
         self.accepting = False
         self.make_room = make_room
+        self._is_own_check = is_own_check
         self.unread_requests: dict[int, bytes] = {}
         """REQUESTs whose handshake is not computed yet, by transport id, the oldest first. See
         :meth:`read_requests`."""
@@ -467,6 +471,9 @@ class ClientConnection(SecureTable):
         mine = payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE] == self.local
         if not mine or transport_id & 1 == self._parity or (secure and self._key is None):
             self._refuse(transport_id, CloseReason.BAD_REQUEST)
+        elif not secure and payload[:PUBKEY_SIZE] == self.local and self._is_own_check():
+            # Limits do not apply to a check. A refusal because of a limit would say nothing about the reachability.
+            self._refuse(transport_id, CloseReason.REFUSED)
         elif not self.accepting:
             self._refuse(transport_id, CloseReason.REFUSED)
         elif (unseen := self._check_unseen(payload)) is not None:
