@@ -40,7 +40,7 @@ def serve() -> None:
 
 
 def bare_connects(number: int) -> float:
-    """Seconds of its CPU for one connection, of so many one after the other."""
+    """Return the CPU seconds of the bare server for one of ``number`` successive connections."""
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.bare"], stdout=subprocess.PIPE)
     try:
         core = away()

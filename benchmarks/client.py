@@ -64,7 +64,9 @@ def client_rows() -> list[dict[str, Any]]:
 
 
 def _one_at_a_time(server: Entity, where: dict[str, Any]) -> dict[str, Any]:
-    """A send waits for the acknowledgement of the one before: what wakes up costs more than what is carried."""
+    """Measure sends, each of which waits for the acknowledgement of the previous one. Waking up costs more than
+    carrying the data.
+    """
     receiver = _child("receive", where)
     assert receiver.stdout is not None
     where["keys"] = json.loads(receiver.stdout.readline())

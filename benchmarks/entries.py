@@ -39,7 +39,7 @@ def _resident() -> int:
 
 
 def fill(store: Any, entries: int) -> None:
-    """So many clients, and a server for each five hundred; each of an address of its own."""
+    """Fill the store with ``entries`` clients, and one server for each 500 of them. Each has an address of its own."""
     servers = [_key(-number) for number in range(1, entries // 500 + 1)]
     for number, key in enumerate(servers):
         meta = ServerMeta("192.0.2.1:80", 100, None)

@@ -25,7 +25,7 @@ AWAY = 300
 
 
 def wait(lab: Lab, seconds: float) -> None:
-    """So long, for the lab."""
+    """Run the lab for ``seconds`` of its time."""
     until = lab.clock.seconds() + seconds
     lab.network.run_until(lambda: lab.clock.seconds() >= until, 2.0 * seconds + 5.0)
 
@@ -51,7 +51,7 @@ class Watch:
         return found
 
     def run(self, seconds: int) -> None:
-        """So many more, each as one row."""
+        """Run the lab for ``seconds``, and record the requests of each second."""
         self._before = self._now()
         for _ in range(seconds):
             wait(self._lab, 1.0)

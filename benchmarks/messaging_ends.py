@@ -1,4 +1,4 @@
-"""The two programs behind :mod:`benchmarks.messaging`: one that sends through a client, one that receives."""
+"""The two programs of :mod:`benchmarks.messaging`: one sends through a client, the other receives."""
 
 from __future__ import annotations
 

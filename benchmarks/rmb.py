@@ -1,4 +1,4 @@
-"""The message bus: one relay, two that federate, queues, connects, memory; beside Redis' own round trip."""
+"""The message bus: one relay, two federated relays, queues, connects, memory, and round trips of Redis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RUNS = 3
 
 
 class Twins:
-    """A registry and so many twins, whose relay can be set."""
+    """Registry with ``number`` twins, whose relay can be set."""
 
     def __init__(self, number: int) -> None:
         self.entity = Entity(
@@ -97,14 +97,14 @@ class WebSocket:
         return got
 
     def receive(self, number: int) -> None:
-        """Take so many messages and no more."""
+        """Receive exactly ``number`` messages."""
         while number > 0:
             number -= self.take()
         if number:
             raise ConnectionError("more came than was sent")
 
     def settled(self, *others: WebSocket) -> None:
-        """Until the relay has everything that was sent, and the others confirmed it."""
+        """Wait until the relay has all messages that were sent, and the other connections have confirmed theirs."""
         self.pongs = 0
         self.socket.sendall(frames.encode(frames.PING, b"settled?", KEY))
         sockets = {one.socket: one for one in (self, *others)}
@@ -131,7 +131,7 @@ class WebSocket:
         return self._number
 
     def messages(self, to: Session, number: int) -> bytes:
-        """So many, one behind the other."""
+        """Return ``number`` successive messages as frames."""
         return b"".join(self.message(to, number=self.next()) for _ in range(number))
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ def _connects(twins: Twins, relay: RunningRelay) -> dict[str, float]:
 
 
 def _memory(twins: Twins, relay: RunningRelay) -> float:
-    """KiB for each of so many idle sessions."""
+    """KiB of memory for each of ``number`` idle sessions."""
     warm = [WebSocket(relay.port, twins.identities[0], Session(1, f"w{number}")) for number in range(200)]
     for one in warm:
         one.close()

@@ -233,7 +233,10 @@ def _port() -> int:
 
 
 def _wait(port: int, seconds: float = 20) -> None:
-    """Until somebody listens there."""
+    """Wait until a program listens on the port.
+
+    :raises TimeoutError: none does within ``seconds``.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -246,7 +249,7 @@ def _wait(port: int, seconds: float = 20) -> None:
 
 
 def _first_works(port: int, seconds: float = 20) -> None:
-    """Until a connection leads to the other end: entries have to be there first."""
+    """Wait until a connection reaches the other end, whose entry has to be in discovery first."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with socket.create_connection(("127.0.0.1", port), 5) as one:

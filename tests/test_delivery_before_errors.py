@@ -42,7 +42,7 @@ def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 class CoreTests(SynchronousTestCase):
-    """Good, then bad, cut anywhere: as much is delivered as of the good alone, and then the error is told."""
+    """Valid bytes are followed by invalid ones. Cut anywhere, the valid part is delivered first, and then the error."""
 
     @given(PIECES, CUTS, st.sampled_from(["short", "replayed", "damaged", "damaged and long"]))
     def test_records_before_a_bad_one_are_delivered(self, plain: list[bytes], cuts: list[int], kind: str) -> None:
@@ -237,7 +237,7 @@ class SessionTests(SecureCase):
         self.assertTrue(all(one.lost for one in theirs))
 
     def test_a_failing_event_ends_only_its_own_stream(self) -> None:
-        """An error in what is told of one stream: that one ends, the others hear all of theirs, in the same read."""
+        """An error in a callback ends only its own stream. Other streams still get all data of the same read."""
         self.listeners[8] = Factory.forProtocol(Failing)
         good, theirs = self.open()
         bad = self.successResultOf(self.ask(8))

@@ -128,7 +128,7 @@ class DirectoryTests(SynchronousTestCase):
         self.assertEqual((list((shared / "spool").iterdir()), (shared / "page").read_bytes()), ([], b""))
 
     def test_the_agent_writes_only_to_private_directories(self) -> None:
-        """Neither key nor log come to be where others may write."""
+        """Neither the key nor the log is written to a directory in which others may write."""
         self.path.mkdir()
         self.path.chmod(0o777)
         self.assertIn("chmod 700", str(self.assertRaises(KeyFileError, default_key, self.path / "key")))

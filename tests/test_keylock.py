@@ -1,4 +1,4 @@
-"""Whether a program holds the lock of a key file: what is left of programs that have ended counts as nothing."""
+"""Whether a program holds the lock of a key file. Locks of programs that have ended do not count."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class VectorTests(SynchronousTestCase):
                 self.assertRaises(KeyFormatError, SecKey, secret)
 
     def test_repeated_ecdh_returns_the_same_secret(self) -> None:
-        """The same each time, for any number of others; so many are remembered."""
+        """The result is the same each time. Only a limited number of results is cached."""
         self.patch(keys, "SHARED", 2)
         own = SecKey.generate()
         others = [SecKey.generate() for _ in range(4)]
@@ -64,7 +64,7 @@ class VectorTests(SynchronousTestCase):
                 self.assertRaises(KeyFormatError, PubKey, data)
 
     def test_public_key_text(self) -> None:
-        """The null key of the reference, zeros of any length, is no key here."""
+        """The null key of the reference, zeros of any length, is invalid here."""
         for case in self.vectors["pubkey_text"]:
             if case["result"] == "ok" and case["text"].strip("0"):
                 self.assertEqual(PubKey.from_hex(case["text"]).hex(), case["value"])

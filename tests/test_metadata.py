@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def long_description() -> Callable[[str], str]:
-    """The function of setup.py, which cannot be imported: it would build."""
+    """Return the function of setup.py. The file itself cannot be imported, because it would build."""
     tree = ast.parse((ROOT / "setup.py").read_text())
     tree.body = [
         node

@@ -217,7 +217,7 @@ class EntryTests(SignedCase):
         self.assertEqual(one.sign(KEYS[0]).signing_json(), one.signing_json())
 
     def test_each_field_of_a_deletion(self) -> None:
-        """A signed deletion is no signed entry."""
+        """A signature of a deletion is not valid for an entry."""
         one = Deletion(self.STATIC, 3, 1000)
         others = (replace(one, static=KEYS[1].public.hex()), replace(one, sequence=4), replace(one, timestamp=1001))
         bare = Entry("0.0.1", 3, 1000, self.STATIC, ClientMeta(()))
@@ -269,7 +269,7 @@ class RankingTests(SignedCase):
 
 
 class BusTests(SignedCase):
-    """Twins and tokens."""
+    """Signed objects of the bus: twins and tokens."""
 
     def test_each_field_of_a_twin(self) -> None:
         one = Twin(1, bytes(32), "relay", b"pk", True, 5)

@@ -51,7 +51,7 @@ class Innocents:
         self.cut = 0
 
     def act(self, seconds: float) -> tuple[float, float]:
-        """Return p50 and p99 of round trips for so many seconds."""
+        """Return p50 and p99 of the round trips within ``seconds``."""
         end = time.perf_counter() + seconds
         times = []
         while (started := time.perf_counter()) < end:
@@ -123,7 +123,7 @@ def _working(pid: int) -> float:
 
 
 def _begin(kind: str, name: str, seconds: float, words: list[str]) -> subprocess.Popen[bytes]:
-    """Start an attack that lasts so many seconds; returns once it does what it does."""
+    """Start an attack that lasts ``seconds``. Return when the attack is under way."""
     command = [sys.executable, "-m", "benchmarks.siege.attack", kind, name, str(seconds + 1), *words]
     attacker = subprocess.Popen(command, preexec_fn=begin_child, stdout=subprocess.PIPE)
     assert attacker.stdout is not None

@@ -59,7 +59,7 @@ def _itself(end: CodeEnd) -> CodeEnd:
 
 
 def _ending(addresses: int) -> Callable[..., None]:
-    """End every code that is found, with lookups from so many addresses."""
+    """End every code that is found, with look-ups from ``addresses`` addresses."""
 
     def attack(seconds: float, host: str, port: str, url: str) -> None:
         where = (host, int(port))

@@ -20,7 +20,7 @@ class Crowd:
         self._connections: list[Connection | None] = [None] * size
 
     def act(self, do: Callable[[Connection], None]) -> None:
-        """Let each do something, if it is connected or can connect."""
+        """Call ``act`` for each connection that is open or can be opened."""
         for number in range(len(self._connections)):
             with suppress(*LOST):
                 found = self._connections[number] or self._connect(number)

@@ -18,7 +18,7 @@ reactor: Any = _reactor
 def run_clients(
     seconds: float, discovery: str, number: int, act: Callable[[list[Client]], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run ``act`` with so many clients for so many seconds.
+    """Run ``act`` with ``number`` clients for ``seconds``.
 
     :param discovery: URL.
     """

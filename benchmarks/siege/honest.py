@@ -1,4 +1,4 @@
-"""``python -m benchmarks.siege.honest NUMBER``: so many servers that prove their keys, and do nothing else."""
+"""``python -m benchmarks.siege.honest NUMBER``: runs servers that prove their keys and do nothing else."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _opens(seconds: float, host: str, port: str, key: str) -> None:
 
 
 def _strays(seconds: float, host: str, port: str, key: str) -> None:
-    """Sends of no channel, as small as they can be."""
+    """Frames for unknown channels, as small as possible."""
     bodies = (bytes((number % 256,)) + bytes(22) for number in range(3000))
     _flood(seconds, host, port, key, b"".join(encode_frame(PROFILE, SEND, body) for body in bodies))
 

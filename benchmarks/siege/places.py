@@ -18,7 +18,7 @@ PLACES = 500
 
 
 def _idle(addresses: int) -> Callable[[float, str, str, str], None]:
-    """Clients of so many addresses that take every place, do nothing, and come again when one of them is thrown out."""
+    """Clients of ``addresses`` addresses that occupy every place, stay idle, and return when one of them is evicted."""
 
     def attack(seconds: float, host: str, port: str, key: str) -> None:
         where, server = (host, int(port)), PubKey.from_hex(key)

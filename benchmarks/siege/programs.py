@@ -76,7 +76,7 @@ class Visitor:
                 waiting.put(answer["error"])
 
     def ask(self, act: str, **order: Any) -> None:
-        """Have something done, and wait until it is.
+        """Send a request to the program, and wait for its answer.
 
         :raises ConnectionError: it failed.
         """

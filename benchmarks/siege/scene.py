@@ -99,7 +99,7 @@ def ready() -> None:
 
 
 def until(seconds: float) -> Callable[[], bool]:
-    """True for so many seconds."""
+    """Yield True until ``seconds`` have passed."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() < end
 

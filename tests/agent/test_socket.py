@@ -33,7 +33,7 @@ from tests.v2019.test_half_close import Halves
 
 
 class Greedy(Protocol):
-    """Sends so much, and takes nothing until it is told."""
+    """Protocol that sends much data, and reads nothing until the test says so."""
 
     size = 8 * WINDOW
 
@@ -106,7 +106,7 @@ class ProgramTests(AgentCase):
 
     @asynchronous
     async def test_each_direction_can_end_on_its_own(self) -> None:
-        """Both directions end independently through the agent, also for programs that listen."""
+        """Each direction of a stream ends independently through the agent, also for listening programs."""
         await self.up()
         accepting, taken = Accepting(Halves), Accepting(Halves)
         port = self.peer.listen(accepting, 7)
@@ -498,7 +498,7 @@ class StrangeTests(AgentCase):
 
     @asynchronous
     async def test_a_peer_with_many_streams_keeps_no_other_out(self) -> None:
-        """At the limit of one service, and at that of all services, a peer with many streams loses one to another."""
+        """At the limit of one service or of all services, a peer with many streams loses one to another peer."""
         await self.up()
         self.patch(program_service, "MAX_STREAMS_PER_SERVICE", 10)
         self.patch(service, "MAX_PROGRAMS", 30)

@@ -61,7 +61,7 @@ class ReaderTests(SynchronousTestCase):
 
     @given(st.binary(max_size=300))
     def test_random_bytes_raise_only_wire_errors(self, data: bytes) -> None:
-        """Only WireError is raised, whatever comes."""
+        """Random bytes raise no error but WireError."""
         for read in (Reader.next_line, Reader.next_frame):
             reader = Reader()
             reader.feed(data)

@@ -137,7 +137,7 @@ asyncio.run(main())
 
     @asynchronous
     async def test_a_second_loop_beside_the_first_is_one_clear_error(self) -> None:
-        """As of a thread with an event loop of its own."""
+        """A second thread with an event loop of its own gets one clear error."""
         out = await self.output_of("""
 import threading
 

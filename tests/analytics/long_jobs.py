@@ -1,4 +1,6 @@
-"""Whole runs that are killed, late, doubled and forgotten (``make long WHICH=pipeline``)."""
+"""Complete runs with files that come late or twice, with runs that are killed, and with days that are forgotten (``make
+long WHICH=pipeline``).
+"""
 
 from __future__ import annotations
 

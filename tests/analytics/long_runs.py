@@ -149,8 +149,8 @@ class KillTests(LongCase):
 
 
 class WritersTests(LongCase):
-    """Two runs write to one place at once, by different spellings of its path: one is refused, and no row is stored
-    twice.
+    """Two runs write to one place at once, by different spellings of its path. One of them is refused, and no row is
+    stored twice.
     """
 
     def test_one_of_two_concurrent_runs_is_refused(self) -> None:

@@ -1,4 +1,4 @@
-"""Arrow's way into bronze beside Spark's: what Arrow accepts, Spark reads with the same values."""
+"""Arrow's reader for bronze, compared with Spark's: lines that Arrow accepts have the same values in Spark."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ class FilesTests(SynchronousTestCase):
         self.assertIn("too large", self.refusal(bomb + bytes(1000)))
 
     def test_a_file_of_several_members_and_types(self) -> None:
-        """Also a rare type in the middle of a file, of which both ends do not tell."""
+        """A rare type in the middle of a file is found, although neither end of the file contains it."""
         self.patch(sealed_files, "SAMPLE_BYTES", 300)
         boot = Boot(S1, "b")
         boot.event("start", DAY, "23:00:00", capacity=5, names="clear")

@@ -54,7 +54,7 @@ class TakenUpTests(LakeCase):
     """Runs over lines that are no events: all of a run but the tables of days."""
 
     def spoil(self, number: int) -> None:
-        """A file of one line that is no event."""
+        """Write a file with one line that is no event."""
         write_file(self.spool / f"events-{number}.jsonl.gz", [], end=False, garbage=[b"hello %d" % number])
 
     def lines(self) -> list[str]:
@@ -245,7 +245,7 @@ class NeighbourDaysTests(LakeCase):
 
 
 class QuarantineTests(LakeCase):
-    """Files with what is no event among what is."""
+    """Files that contain lines that are no events."""
 
     def take_in(self) -> tuple[int, int]:
         """Read what is new.  :returns: lines in quarantine, and files that have a problem."""

@@ -77,7 +77,7 @@ class RunsTests(SynchronousTestCase):
         self.assertEqual(self.runs.state().run, 1)
 
     def test_of_several_that_begin_at_once_one_does(self) -> None:
-        """Both runs read the state before either writes its claim."""
+        """If several runs begin at once, one of them wins. Both runs read the state before either writes its claim."""
         with self.runs.claim():
             pass
         seen = self.runs._open()

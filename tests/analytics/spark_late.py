@@ -18,7 +18,7 @@ class LateTests(SynchronousTestCase):
     """The story, of which a tenth of the events came late."""
 
     def test_a_second_run_computes_only_what_late_events_affect(self) -> None:
-        """Its tables are those of all events: ``spark_oracle`` compares them with DuckDB's."""
+        """The tables after the second run are those of all events. ``spark_oracle`` compares them with DuckDB's."""
         story = Story.told()
         self.assertEqual(story.pipeline().lake.computed_state().run, 2)
         self.assertEqual(story.affected, set(TABLES))

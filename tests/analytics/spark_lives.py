@@ -1,4 +1,4 @@
-"""Crashes, silence and lost files: what is not there is seen."""
+"""Crashes, silence and lost files: missing data is noticed."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ class TablesTests(LakeCase):
         self.assertLessEqual(counts[-1], steps[-1][2])
 
     def test_a_part_that_is_too_large_is_left_to_spark(self) -> None:
-        """Its table is then computed by Spark for all days."""
+        """Spark computes the table of such a part for all days."""
         story = Story("write")
         story.setUp()
         story.write()

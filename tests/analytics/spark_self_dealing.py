@@ -1,4 +1,4 @@
-"""Self-dealing: who is flagged and who is not, from receipts written by hand."""
+"""Self-dealing: which servers are flagged, from receipts written by hand."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Words(RulesCase):
         self.carried(server, (101_974_048,) * 3, (16, 16, 16), lie=lie)
 
     def left_early(self, server: str, lie: float = 1.0) -> None:
-        """Downloads that the one who asked for them ended: what was on its way then, nobody took."""
+        """Make downloads that the receiver aborted. Nobody received the data in transit."""
         for number in range(20):
             got = MB * (1 + number)
             self.carried(server, (300, 300, 300), (got + got // 2, got, got), by="src", reason="aborted", lie=lie)
@@ -157,7 +157,7 @@ class CutTests(Words):
         )
 
     def test_two_that_lie_together_accuse_nobody(self) -> None:
-        """Keys cost nothing: one who has two of them, or ten bytes, must not cost a server its clients."""
+        """Keys cost nothing. So a client with two keys, or ten bytes of traffic, must not cost a server its clients."""
         denied, sided, strangers = (key(number) for number in range(1, 4))
         for server in (denied, sided, strangers):
             for number in range(60):
@@ -175,7 +175,7 @@ class CutTests(Words):
         self.assertEqual((day[strangers]["verdict"], day[strangers]["conflict"]), ("agrees", 2))
 
     def test_who_was_no_end_says_nothing(self) -> None:
-        """After a restart the server does not know the ends of a transport, but its events from before name them."""
+        """After a restart the server does not know the ends of a transport, but its earlier events name them."""
         server = key(1)
         names = [self.carried(server, (MB, MB, None)) for _ in range(4)]
         for number, name in enumerate(names):

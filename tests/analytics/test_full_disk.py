@@ -1,4 +1,4 @@
-"""A full disk is named, whoever noticed it."""
+"""The error message names the full disk, whichever program notices it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes: what people type, and what proves it."""
+"""Codes: their spelling, and the proof that both sides know the same code."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class WordTests(SynchronousTestCase):
             self.assertFalse(looks_like_code(text), text)
 
     def test_the_largest_code_has_twelve_words_and_eight_digits(self) -> None:
-        """Twelve words and eight digits are a code; one more of either is told by its own message."""
+        """A code has at most twelve words and eight digits. Each excess has an error message of its own."""
         for code in (Code.make(99_999_999), Code.make(7, 12)):
             self.assertEqual(Code.parse(str(code)), code)
         one_more = str(Code.make(7, 13))

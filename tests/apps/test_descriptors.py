@@ -89,7 +89,7 @@ class StrangerTests(DirectoryCase):
         held.release()
 
     def test_entries_of_another_user_in_a_part_are_not_used(self) -> None:
-        """Another user created the entries while that user could write to the part's directory."""
+        """The entries were created when another user could write to the part's directory."""
         tree = part_of(self.root / "tree")
         tree.mkdir()
         (tree / "a").write_bytes(b"theirs")

@@ -171,7 +171,7 @@ def _killed_after(end: Any, messages: int) -> list[bool]:
 
 
 class FilesTests(ParcelCase):
-    """Files and directories."""
+    """Parcels of files and directories."""
 
     @asynchronous
     async def test_a_directory_tree_arrives_unchanged(self) -> None:
@@ -223,7 +223,7 @@ class FilesTests(ParcelCase):
 
     @asynchronous
     async def test_many_small_files_are_sent_in_steps(self) -> None:
-        """Also those that have nothing: each is a step of its own, between which others have their turn."""
+        """Empty files are steps of their own, too. Other work gets its turn between two steps."""
         tree = self.here / "tree"
         tree.mkdir()
         for number in range(200):
@@ -318,7 +318,7 @@ class ResumeTests(ParcelCase):
     """An interrupted transfer is resumed where it stopped."""
 
     async def cut(self, sender: ParcelSender, after: int) -> None:
-        """The receiver is gone when so many bytes are here."""
+        """Close the connection when the receiver has ``size`` bytes."""
         receiver: Any = None
 
         def progress(done: int) -> None:
@@ -511,7 +511,7 @@ class PeerTests(TestCase):
 
 
 class OtherTests(ParcelCase):
-    """Texts and pipes."""
+    """Parcels of texts and pipes."""
 
     @asynchronous
     async def test_a_text_arrives(self) -> None:
@@ -692,7 +692,7 @@ class LiarTests(TestCase):
         )
     )
     def test_no_set_of_links_leads_out(self, links: list[tuple[str, list[str]]]) -> None:
-        """Whatever links a tree has, together too."""
+        """Neither a single link nor several links together lead out of the directory."""
         root = Path(self.mktemp())
         (root / "tree" / "d" / "d").mkdir(parents=True)
         made = []
@@ -807,7 +807,7 @@ class LiarTests(TestCase):
 
     @asynchronous
     async def test_a_sender_that_resumes_unasked_is_refused(self) -> None:
-        """The receiver has nothing: there is nothing to go on with."""
+        """The receiver has no partial file, so there is nothing to resume."""
         liar = Liar(self.there)
         liar.offer(("a", FILE, 5, 1))
         liar.say(entries=[["a", FILE, 5, 0o644, 0]])

@@ -1,4 +1,4 @@
-"""Partial files: one transfer at a time writes each of them."""
+"""Partial files: each is written by one transfer at a time."""
 
 from __future__ import annotations
 

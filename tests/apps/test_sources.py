@@ -182,7 +182,7 @@ class ParcelTests(ChangeCase):
 
 
 class CopyTests(ChangeCase):
-    """While a copy is under way, in both directions."""
+    """A file changes while it is copied, in either direction."""
 
     def started(self, path: Path, change: Callable[[Path], object]) -> Any:
         def started(name: str, size: int, offset: int) -> Callable[[int], None]:
@@ -267,8 +267,8 @@ class CopyTests(ChangeCase):
 
     @asynchronous
     async def test_the_first_kind_of_transfer(self) -> None:
-        """Its protocol has no message between the bytes: the sender reports the change, the receiver the missing
-        bytes.
+        """The older protocol has no messages between the bytes. The sender reports the change, and the receiver the
+        missing bytes.
         """
         sender = OldFileSender(walk([self.file]), progress=lambda done: os.truncate(self.file, 10))
         ends = await self.carry(sender, ParcelReceiver(Destination(self.there), lambda offer: None))
@@ -349,7 +349,7 @@ def _has_less_than_it_says(path: Path) -> bool:
 
 
 class NameTests(SynchronousTestCase):
-    """Other names of what this process has open."""
+    """Other names of files that this process has open."""
 
     def test_pipes_are_recognised(self) -> None:
         """Pipes of the shell and named pipes are pipes; all other files are not."""
@@ -397,7 +397,7 @@ class NameTests(SynchronousTestCase):
 
 
 class PieceTests(SynchronousTestCase):
-    """However they are cut."""
+    """Content that is cut into pieces at any position."""
 
     def test_chunks_cut_anywhere_are_reassembled(self) -> None:
         whole = encode_chunk(b"12345") + encode_chunk(b"678") + encode_end(bytes(32), changed=True)

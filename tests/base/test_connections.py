@@ -23,7 +23,7 @@ class Connection:
 
 
 class ConnectionsTests(SynchronousTestCase):
-    """Whatever comes and goes."""
+    """Connections that open and close in any order."""
 
     @given(
         st.lists(st.tuples(st.sampled_from(("come", "go", "end")), st.integers(0, 2), st.integers(0, 7)), max_size=60)

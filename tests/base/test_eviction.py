@@ -36,7 +36,7 @@ class PickLoserTests(SynchronousTestCase):
         self.assertEqual("honest", loser)
 
     def test_one_owner_cannot_keep_another_out(self) -> None:
-        """Whoever opens as many as possible, and in whatever order: two owners end with equal shares."""
+        """Two owners that open as many items as possible end with equal shares, in any order."""
         counts: Counter[str] = Counter()
         for owner in ["greedy"] * 30 + ["modest"] * 30 + ["greedy"] * 30:
             if counts.total() == 20:

@@ -38,7 +38,7 @@ class FairRateTests(SynchronousTestCase):
         return sum(self.rate.take(paths[number % len(paths)], RATE, BURST, self.now) for number in range(count))
 
     def crowd(self, seconds: float, paths: Sequence[Sequence[Hashable]]) -> int:
-        """Let these ask for ten times the rate; how many are let in."""
+        """Let each key ask for ten times the rate. Return the number of admitted requests."""
         let_in = 0
         for _ in range(int(seconds * 100)):
             self.now += 0.01
@@ -52,7 +52,7 @@ class FairRateTests(SynchronousTestCase):
         self.assertTrue(9 * RATE < let_in < 11 * RATE, let_in)
 
     def test_a_new_source_gets_its_share(self) -> None:
-        """However many others there are, as long as they are the same."""
+        """A new source gets its share of the rate, however many other sources there are."""
         for count in (1, 20, 1000):
             self.setUp()
             others = [(f"other {number}",) for number in range(count)]
@@ -103,7 +103,7 @@ class FairRateTests(SynchronousTestCase):
         self.assertEqual(self.rate.sources, 0)
 
     def test_memory_of_all_levels_is_bounded(self) -> None:
-        """Whoever comes from many addresses with ever new keys had as many as these times the most of each level."""
+        """Many addresses with new keys for each request cannot grow the memory beyond the limit."""
         self.ask(int(BURST), ("here", "192.0.2.1", "key"))
         for number in range(4 * MAX_SOURCES):
             self.now += 0.001

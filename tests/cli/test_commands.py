@@ -47,7 +47,10 @@ class CommandCase(EntityCase):
         self.directory.mkdir()
 
     def start(self, *arguments: str, stdout: int | str = "r", code: str = COMMAND, **environment: str) -> Command:
-        """Run it; standard input stays open.  :param stdout: another descriptor than a pipe to the test."""
+        """Run it; standard input stays open.
+
+        :param stdout: another descriptor than a pipe to the test.
+        """
         command = Command()
         argv = [sys.executable, "-c", code, *arguments]
         env = {**os.environ, "COLUMNS": "200", "DMSG_CONFIG": "config.toml", **environment}
@@ -231,7 +234,9 @@ class NetworkCommandTests(CommandCase):
 
     @asynchronous
     async def test_the_sender_reports_data_that_did_not_arrive(self) -> None:
-        """The listener is stopped in the middle: what it has not taken is not called sent."""
+        """The listener is stopped in the middle. The sender does not report data as sent that the listener has not
+        received.
+        """
         url = await self.network()
         listening = self.start("listen", "-w", "60", "--min-servers", "1", DMSG_DISCOVERY=url)
         key = (await self.said(listening, r"listening: ([a-z2-7]{53})"))[1]

@@ -50,7 +50,7 @@ class LoadingTests(SynchronousTestCase):
             self.assertIn(status, (-signal.SIGINT, 130), name)
 
     def test_ctrl_c_ends_an_entity(self) -> None:
-        """Also where a module that is imported ignores errors."""
+        """Ctrl-C also works while an imported module ignores errors."""
         for name in ("dmsg.tap.discovery", "dmsg.tap.running", "dmsg.discovery.service.settings", "klein"):
             self.assertEqual(run(ENTITY, name), (-signal.SIGINT, "", ""), name)
 

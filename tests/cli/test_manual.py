@@ -71,7 +71,7 @@ class PageTests(CommandCase):
 
 
 class TerminalTests(ToolCase):
-    """Colours and bars."""
+    """Colours and progress bars on a terminal."""
 
     def on_terminal(self, width: int, *arguments: str, **environment: str) -> str:
         """Return the output of a command at a terminal of this width."""
@@ -103,7 +103,7 @@ class TerminalTests(ToolCase):
 
     @asynchronous
     async def test_progress_bars_fit_in_one_line(self) -> None:
-        """However narrow the terminal, and however long the name."""
+        """A progress bar fits in one line, however narrow the terminal and however long the name."""
         await self.network()
         (self.directory / "inbox").mkdir()
         name = "a rather long name of a film, part one of three.mkv"

@@ -79,8 +79,8 @@ class KeyInUseTests(ToolCase):
 
     @asynchronous
     async def test_programs_that_share_a_key_are_notified_by_the_server(self) -> None:
-        """Both run and each is notified of the other; the newest can be reached, and the last entry stays when one
-        stops.
+        """Both programs run, and each is notified of the other. The newer one can be reached. When one stops, the entry
+        of the other stays.
         """
         await self.network()
         first = self.start("receive", "--listen", "--anyone", "--dir", ".", "-k", "bob.key", **self.environment)
@@ -121,7 +121,7 @@ class KeyInUseTests(ToolCase):
         self.assertFalse(Path(f"{path}.lock").exists())
 
     def test_the_key_file_is_locked_in_a_read_only_directory(self) -> None:
-        """Then the key file itself is locked."""
+        """If the directory is read-only, the key file itself is locked."""
         path = self.directory / "x.key"
         write_key_file(path, SecKey.generate())
         real_open = os.open
@@ -238,7 +238,7 @@ class WaitingTests(ToolCase):
 
     @asynchronous
     async def test_interrupted_at_any_time(self) -> None:
-        """Ctrl-C while modules are imported, too, is no traceback and no word."""
+        """Ctrl-C prints nothing and no traceback, even while modules are imported."""
         self.environment = {"DMSG_DISCOVERY": "http://127.0.0.1:1"}
         for delay in (0.15, 0.3, 0.5, 0.8):
             command = self.start("ping", SecKey.generate().public.hex(), **self.environment)

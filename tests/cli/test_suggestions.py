@@ -154,7 +154,7 @@ class DiscoveryTests(WordsCase):
 
 
 class MistakeTests(WordsCase):
-    """Whatever is typed wrong ends with 2, and changes nothing."""
+    """Wrong usage ends with status 2, and changes nothing."""
 
     def test_unknown_names_keys_settings_and_files_are_one_line(self) -> None:
         for typed, words in (

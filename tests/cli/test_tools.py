@@ -79,7 +79,7 @@ class AnswersAtTheEnd(Protocol):
 
 
 class EndsFirst(AnswersAtTheEnd):
-    """Says its word and its end at once, and reads on."""
+    """Protocol that sends its data and its end at once, and continues to read."""
 
     def connectionMade(self) -> None:
         self.transport.write(b"hello")  # type: ignore[union-attr]
@@ -382,7 +382,7 @@ class TreeTests(ToolCase):
 
     @asynchronous
     async def test_a_tree_copy_resumes_with_the_next_listener(self) -> None:
-        """The copy goes on with the next one, where it was."""
+        """The copy continues with the next listener, at the byte where it was."""
         await self.network()
         (self.directory / "shared").mkdir()
         self.addCleanup(let_go, self.directory)
@@ -556,7 +556,7 @@ class CopyTests(ToolCase):
 
     @asynchronous
     async def test_devices_and_pipes_at_the_target_are_not_replaced(self) -> None:
-        """A device or a pipe is not replaced; a link is followed; who could not read a file cannot from then on."""
+        """Devices and pipes are not replaced, and links are followed. The new file grants no new read permission."""
         await self.network()
         (self.directory / "shared").mkdir()
         (self.directory / "shared" / "film").write_bytes(b"new")

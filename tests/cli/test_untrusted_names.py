@@ -40,7 +40,9 @@ class PrintableTests(SynchronousTestCase):
         self.assertNotIn("\u202e", out.getvalue())
 
     def test_log_lines_contain_no_line_breaks_of_peers(self) -> None:
-        """Also no line of its own: filters would ban whom a stranger names."""
+        """A peer's text cannot start a line of its own. Otherwise filters such as fail2ban would ban an address that a
+        stranger names.
+        """
         out = io.StringIO()
         observer: Any = printable_log(textFileLogObserver(out))
         observer({"log_format": "{who} said {what}", "who": "somebody", "what": EVIL, "log_time": 0.0})

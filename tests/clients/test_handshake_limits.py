@@ -86,7 +86,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         self.assertIsNone(self.there(B, request(0)))
 
     def test_repeated_strangers_do_not_displace_new_keys(self) -> None:
-        """However many, and however often they knock: at most one of fifty newcomers is refused."""
+        """At most one of fifty newcomers is refused, however many known strangers repeat their handshakes."""
         for attackers in (100, 1000):
             self.setUp()
             names = [bytes([2]) + number.to_bytes(32, "big") for number in range(attackers)]

@@ -48,7 +48,7 @@ class Rules:
         self.assertEqual([two.data for _, two in pairs], [b"", b"written", b"written"])
 
     def test_the_loss_is_reported_before_streams_are_ended(self) -> None:
-        """A program that is told may open the next stream at once: it must not find this session."""
+        """A program that is notified may open the next stream at once. It must not find the lost session."""
         told: list[str] = []
         one, _ = self.open_stream()
         self.a.lost.addCallback(lambda _: told.append("lost"))
@@ -67,7 +67,7 @@ class Rules:
         self.assertEqual(link.ended_for, DropReason.SEND_BUFFER_FULL)
 
     def answer(self) -> None:
-        """Have the server say something."""
+        """Let the server send a frame."""
         raise NotImplementedError
 
 

@@ -172,7 +172,7 @@ class ExchangeTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_a_stream_that_was_replaced_takes_no_room(self) -> None:
-        """However many a sender opens, two of them count."""
+        """A sender may open any number of streams, but only two of them count."""
         streams = []
         for number in range(6):
             stream = Stream(self.clock, self.factory)

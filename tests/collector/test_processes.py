@@ -166,7 +166,7 @@ class ProcessTests(TestCase):
 
     @asynchronous
     async def test_analytics_send_delivers_what_a_server_left(self) -> None:
-        """``dmsg analytics send``: what a server has left that is no more."""
+        """``dmsg analytics send`` delivers files that a stopped server has left."""
         url = await self.network()
         spool = self.directory / "old"
         spool.mkdir()

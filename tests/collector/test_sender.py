@@ -69,7 +69,7 @@ class SenderTests(SynchronousTestCase):
         return sorted(path.name for path in self.spool.glob("*.gz"))
 
     def round(self) -> None:
-        """Until the next look."""
+        """Advance the clock to the next check of the spool."""
         if not self.sender.running:
             self.sender.startService()
             self.clock.advance(0)

@@ -145,7 +145,9 @@ class StoreTests(SynchronousTestCase):
         self.assertRaisesRegex(FileRejected, "signed no voucher", self.bring, spool_name(4), packed(name))
 
     def test_a_key_that_was_claimed_before_keys_had_to_sign(self) -> None:
-        """Whoever has it goes on, be it the server's own sender, until the server signs for another one."""
+        """The present sender may continue, even if it is not the server's own, until the server signs a voucher for
+        another sender.
+        """
         server = SecKey.from_seed(b"a server")
         name = server.public.hex()
         (self.root / "producers" / name).write_text(f"{BOB}\n")

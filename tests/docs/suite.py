@@ -13,7 +13,7 @@ from tests.docs.person import Person, Unexpected
 
 
 class PageTests(SynchronousTestCase):
-    """One test for each page, which runs its blocks from the first to the last."""
+    """One test for each page. A test runs the blocks of its page from the first to the last."""
 
     def follow(self, page: Page) -> None:
         """Follow a page.

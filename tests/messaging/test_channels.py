@@ -80,7 +80,7 @@ class ChannelCase(SynchronousTestCase):
         return sorted(session.core.channels)
 
     def raw_pair(self) -> tuple[Any, RawClient]:
-        """A real client's end, and the other client as plain frames, with what is needed to go on."""
+        """Return a real client's end of a channel, and the other client, which sends and receives plain frames."""
         raw = self.network.raw(X)
         opening = self.a.open(X.public, Accepting())
         self.network.settle()
@@ -265,7 +265,7 @@ class O_OpeningTests(ChannelCase):
         self.assertEqual(self.ids(c), [255])
 
     def test_O5_no_answer(self) -> None:
-        """Neither from the remote nor from the server: the id is free a second later."""
+        """If neither the remote nor the server answers, the id is free a second later."""
         self.network.raw(X)
         opening = self.a.open(X.public, Accepting(), timeout=2)
         self.network.settle()

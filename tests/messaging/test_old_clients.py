@@ -104,7 +104,7 @@ def echo(channel: StockChannel, data: bytes) -> None:
 
 
 class Leaving(Recorder):
-    """Goes when it has heard a word."""
+    """Protocol that closes the channel when the first data arrives."""
 
     def dataReceived(self, data: bytes) -> None:
         super().dataReceived(data)
@@ -185,7 +185,7 @@ class DialTests(SynchronousTestCase):
         return network, mine.built[0], stock
 
     def test_a_short_message_and_its_end_arrive(self) -> None:
-        """This ended the process of an unmodified acceptor."""
+        """Without acknowledgements, this ended the process of an unmodified acceptor."""
         for era in ERAS:
             network, mine, stock = self.reach(era)
             mine.transport.write(b"hell")
@@ -540,7 +540,7 @@ class OfferTests(RelayCase):
         self.assertEqual(self.relay.channel_count, 0)
 
     def test_names_of_others(self) -> None:
-        """The id that was offered may be the name of another channel, and is told of all the same."""
+        """The offered id may be the name of another channel. The answer is sent all the same."""
         a, b = self.peer(0), self.peer(1)
         self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
         first = self.ports[b].take()[-1][1][0]

@@ -86,7 +86,7 @@ def prepare() -> None:
 
 
 def _use_own_reactor() -> None:
-    """Give the reactor descriptors of its own: those that it has belong to all forks."""
+    """Give the reactor descriptors of its own, because all forks share the inherited ones."""
     reactor = sys.modules.get("twisted.internet.reactor")
     if reactor is not None:
         cast(Any, reactor).__init__()
@@ -128,7 +128,10 @@ def wait() -> tuple[int, int]:
 
 
 def measure(tests: list[TestCase], files: list[str]) -> list[Measured]:
-    """Return what each test reaches.  :raises RuntimeError: measuring did not come to its end."""
+    """Return what each test reaches.
+
+    :raises RuntimeError: measuring did not come to its end.
+    """
     import coverage
 
     read, write = os.pipe()
@@ -209,7 +212,10 @@ class Runner:
         self.by_time = [number for _, number in ended]
 
     def check(self) -> None:
-        """Run the tests in the same way as for a mutant, but without one.  :raises RuntimeError: one fails."""
+        """Run the tests as for a mutant, but without a mutant.
+
+        :raises RuntimeError: a test fails.
+        """
         for one in self.measured:
             if one.failed:
                 raise RuntimeError(f"{one.name} fails without a mutant:\n{one.failed}")

@@ -1,4 +1,4 @@
-"""Addresses of servers, which strangers write: what is refused, and that no host adds lines to a request."""
+"""Addresses of servers, which strangers write: malformed addresses are refused, and no host adds lines to a request."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 
 
 
 class BlocksTests(SynchronousTestCase):
-    """Names and factors."""
+    """Blocks of addresses, by name and by factor."""
 
     def test_blocks_have_the_documented_widths(self) -> None:
         for host, expected in (

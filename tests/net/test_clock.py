@@ -14,7 +14,7 @@ from dmsg.net.reactor import monotonic, use_monotonic_clock
 
 
 class _Reactor(ReactorBase):
-    """Only its timers."""
+    """Reactor that has only timers."""
 
     def installWaker(self) -> None:
         pass

@@ -147,7 +147,7 @@ class NetworkTests(EntityCase):
 
     @asynchronous
     async def test_discovery_that_comes_late_and_forgets(self) -> None:
-        """Servers and clients go on while it is away, and tell it again what it has lost."""
+        """Servers and clients keep running while discovery is away, and post their lost entries again."""
         url = await self.start_discovery()
         port = url.rpartition(":")[2]
         server = await self.start_server(f"--discovery={url}")

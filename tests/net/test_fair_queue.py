@@ -30,7 +30,7 @@ class FairQueueTests(SynchronousTestCase):
         self.successResultOf(self.ask("8.8.8.8"))
 
     def test_others_have_the_next_turn(self) -> None:
-        """However many blocks a crowd is spread over."""
+        """Another block gets the next turn, however many blocks a crowd is spread over."""
         for number in range(10):
             self.successResultOf(self.ask(f"9.9.{number}.9"))
         crowd = [self.ask(host) for host in CROWD]

@@ -86,7 +86,7 @@ class FaultCase(EntityCase):
 
 
 class StrangerTests(FaultCase):
-    """Defects 1 to 3: what anybody may send before a handshake."""
+    """Defects 1 to 3: data that any stranger can send before a handshake."""
 
     @asynchronous
     async def test_1a_51_bytes_of_a_bad_key(self) -> None:
@@ -131,7 +131,7 @@ class StrangerTests(FaultCase):
 
     @asynchronous
     async def test_2_silent_and_slow_connections_by_the_hundred(self) -> None:
-        """Other clients connect at once."""
+        """Other clients can connect at once beside 300 silent or slow connections."""
         server = await self.start_server()
         raws = await gatherResults(
             [
@@ -210,11 +210,13 @@ class StrangerTests(FaultCase):
 
 
 class ReceiverTests(FaultCase):
-    """Defects 4, 5, 6 and 12: what a client may do to others."""
+    """Defects 4, 5, 6 and 12: effects of one client on others."""
 
     @asynchronous
     async def test_4_a_receiver_that_stops_reading(self) -> None:
-        """Other pairs of the same sender go on, memory is bounded, the transport ends with a reason."""
+        """Other receivers of the same sender are served, memory is bounded, and the blocked transport ends with a
+        reason.
+        """
         server = await self.start_server()
         sender, stuck, well = [await self.raw_client(server) for _ in range(3)]
         await self.open(sender, stuck, 2)
@@ -326,7 +328,7 @@ class ReceiverTests(FaultCase):
 
 
 class ClientTests(FaultCase):
-    """Defects 7 to 11, 13 and 15: what the reference's client does to itself."""
+    """Defects 7 to 11, 13 and 15: effects of the reference's client on itself."""
 
     @asynchronous
     async def test_7_to_10_32_writers_of_one_transport(self) -> None:

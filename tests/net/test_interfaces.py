@@ -10,7 +10,7 @@ from dmsg.net.interfaces import interface_addresses
 
 
 class InterfaceTests(SynchronousTestCase):
-    """What the system tells."""
+    """Interfaces that the system reports."""
 
     def test_every_address_can_be_bound(self) -> None:
         found = interface_addresses()

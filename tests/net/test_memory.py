@@ -1,4 +1,4 @@
-"""Servers of both families that hold more than they may: who does not read gives, and nobody else."""
+"""Servers of both families above their memory limit. Only clients that do not read lose their buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ServerMemoryTests(EntityCase):
     """Real TCP; the limit is small."""
 
     async def look(self, server: Any) -> None:
-        """Let the server measure its links, as a timer would."""
+        """Let the server measure its links, as its timer does."""
         await self.until(lambda: server.memory.dropped, 60)
 
     async def pairs(self, url: str, number: int, **options: Any) -> list[tuple[Any, Any]]:

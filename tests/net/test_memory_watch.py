@@ -16,7 +16,7 @@ class AllocatorTests(SynchronousTestCase):
         self.clock = Clock()
         self.size = BASE
         self.kept = 0
-        """Bytes that were freed and not given back; ``stuck``: that cannot be."""
+        """Freed bytes that were not returned to the system. ``stuck`` counts those that cannot be returned."""
         self.stuck = 0
         self.allocator = Allocator(self.clock.seconds, self.trim, lambda: self.size + self.kept + self.stuck)
 
@@ -35,7 +35,7 @@ class AllocatorTests(SynchronousTestCase):
         self.assertEqual(self.allocator.releases, 0)
 
     def test_freed_memory_is_returned_within_a_minute(self) -> None:
-        """Whatever was held, and for however long."""
+        """Freed memory is returned, however much was held and for however long."""
         for lasts in (1, 20, 300):
             self.size = BASE + 100 * MIB
             self.look(lasts, held=100 * MIB)

@@ -30,7 +30,7 @@ from tests.support import Accepting, Recorder, asynchronous
 
 
 class Echo(Protocol):
-    """Says what it hears."""
+    """Protocol that sends back all data."""
 
     def dataReceived(self, data: bytes) -> None:
         assert self.transport is not None

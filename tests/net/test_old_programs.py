@@ -133,7 +133,7 @@ class OldServerTests(EntityCase):
 
     @asynchronous
     async def test_a_server_that_carries_secure_transports_is_found(self) -> None:
-        """Though each client is content with one server, and has one of 2019."""
+        """The clients find a common server, although each needs only one server and has one of 2019."""
         self.patch(servers, "CHECK_INTERVAL", 0.2)
         url = await self.start_discovery()
         old = await self.start_old(url)

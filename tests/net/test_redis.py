@@ -1,4 +1,6 @@
-"""Redis goes away, freezes and comes back: calls fail within a moment, discovery says so, and all goes on after it."""
+"""Redis stops, freezes and returns: calls fail within a moment, discovery reports it, and everything continues
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,7 @@ class ConnectionTests(RedisCase):
 
 
 class HangUp(Protocol):
-    """Ends the connection at the first command."""
+    """Server that closes the connection at the first command."""
 
     met = 0
 
@@ -165,7 +167,9 @@ class DiscoveryTests(RedisCase):
 
     @asynchronous
     async def test_discovery_survives_the_loss_of_its_redis(self) -> None:
-        """503 within two seconds, health at once, metrics all the same; nothing unhandled; and it recovers."""
+        """Without Redis, requests are answered with 503 within two seconds, and /health and /metrics work. Discovery
+        recovers when Redis returns.
+        """
         url = await self.start_discovery(f"--store={self.redis.url}")
         key = SecKey.generate()
         entry = Entry("0.0.1", 0, 1, key.public.hex(), ClientMeta((key.public.hex(),))).sign(key)

@@ -147,7 +147,7 @@ ERRORS = (RecursionError("maximum recursion depth exceeded"), KeyError("x"), Dis
 
 
 class LoopTests(SynchronousTestCase):
-    """The loops of a client: one answer is an error, and all is well a little later."""
+    """The loops of a client recover soon after an error."""
 
     def test_publishing_is_retried(self) -> None:
         for bad in range(1, 5):
@@ -240,7 +240,7 @@ class LoopTests(SynchronousTestCase):
         self.assertEqual(publisher.published, ("ee",))
 
     def test_a_server_that_is_lost_and_back_while_its_post_is_under_way(self) -> None:
-        """Who waits for the entry is told, although nothing new has to be posted."""
+        """A caller that waits for the entry is notified, although no new entry has to be posted."""
         clock = Clock()
         questions: Any = Questions(0, ERRORS[0])
         under_way: Deferred[None] = Deferred()
@@ -290,7 +290,7 @@ class LoopTests(SynchronousTestCase):
             self.assertEqual((publisher.published, failed, clock.getDelayedCalls()), (None, [], []))
 
     def test_a_check_that_ends_after_the_stop(self) -> None:
-        """Discovery has lost the entry, or the client has just withdrawn it: it is not posted again."""
+        """An entry that discovery has lost, or the client has just withdrawn, is not posted again after the stop."""
         clock = Clock()
         questions: Any = Questions(0, ERRORS[0])
         questions.withdraw = lambda key, half, features: succeed(None)

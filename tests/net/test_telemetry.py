@@ -1,4 +1,6 @@
-"""Telemetry and the ranking on real TCP: what entities write, what a kill leaves, what discovery prefers."""
+"""Telemetry and the ranking on real TCP: files of entities, files that a killed entity leaves, and servers that
+discovery prefers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def of_type(found: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 def being_written(directory: Path, name: str = "") -> list[str]:
-    """Whole lines of files that are not finished, of a type."""
+    """Return the complete lines of one type in unfinished files."""
     lines = [line for path in directory.glob(".*.open") for line in path.read_text().split("\n")[:-1]]
     return [line for line in lines if not name or f'"type":"{name}"' in line]
 

@@ -10,7 +10,7 @@ from dmsg.net.tls_errors import OTHER_HOST, UNTRUSTED, tls_error_text
 
 
 class TextTests(SynchronousTestCase):
-    """What is said of each error."""
+    """Text for each kind of TLS error."""
 
     def test_each_kind_has_its_words(self) -> None:
         for error, text in (

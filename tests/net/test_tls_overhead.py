@@ -8,7 +8,7 @@ from dmsg.net.tls_overhead import MAX_OVERHEAD, RECORD_OVERHEAD, OverheadAccount
 
 
 class AccountTests(SynchronousTestCase):
-    """What counts, and what is free."""
+    """Bytes that count as overhead, and bytes that do not."""
 
     def test_whole_records_are_free(self) -> None:
         account = OverheadAccount()

@@ -197,7 +197,9 @@ class LinkTests(SynchronousTestCase):
 
     @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(1, 4000), max_size=4), st.booleans())
     def test_frames_before_the_end_of_a_turn_are_delivered(self, kinds: list[int], cuts: list[int], bad: bool) -> None:
-        """Whatever is cut and whatever ends it, what was whole before the end is delivered, in order."""
+        """Frames that were complete before the end of the connection are delivered in order, whatever ends the
+        connection.
+        """
         self.setUp()
         one, two, theirs = self.pair()
         expected: list[Frame] = []
@@ -222,7 +224,7 @@ class LinkTests(SynchronousTestCase):
         self.assertTrue(one.closed)
 
     def test_a_flood_of_strays_ends(self) -> None:
-        """First the connection; who comes again and again is kept out for a while."""
+        """First the connection ends. A client that returns repeatedly is refused for a while."""
         factory = self.network.factory
         client = self.raw("A")
         record = b"".join(encode_frame(FWD, 2 + 2 * (number % 2), b"") for number in range(13_000))
@@ -257,7 +259,7 @@ class LinkTests(SynchronousTestCase):
         return refused
 
     def test_a_flood_is_refused_only_to_its_sender(self) -> None:
-        """Other clients at the same address are served, however many floods come, and under however many keys."""
+        """Other clients at the same address are served, whatever number of keys sends floods."""
         for _ in range(int(FLOOD_BURST)):
             self.assertIsNone(self.end("203.0.113.7", KEYS["A"], DropReason.FLOOD))
         for number in range(20):

@@ -12,7 +12,7 @@ from dmsg.net.turns import HeldReading, HoldReason, TurnTaker
 
 
 class Reader(HeldReading):
-    """Notes when reading stops and goes on."""
+    """Protocol that records when reading is paused and resumed."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -39,7 +39,7 @@ class HoldTests(SynchronousTestCase):
 
 
 class Worker(TurnTaker):
-    """Has so many pieces of work, of 1 ms each."""
+    """Worker with ``pieces`` pieces of work, of 1 ms each."""
 
     _waits = False
     owner = "somebody"

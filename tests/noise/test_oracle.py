@@ -39,7 +39,7 @@ def sides(
 
 
 class OracleTests(SynchronousTestCase):
-    """With the same keys, this package and the library send the same bytes, and each reads the other's."""
+    """With the same keys, this package and the library send the same bytes, and each reads the bytes of the other."""
 
     @given(st.sampled_from(Pattern), st.lists(keys, min_size=4, max_size=4), st.binary(max_size=40), payloads)
     def test_messages_equal_the_librarys(
@@ -68,7 +68,7 @@ class OracleTests(SynchronousTestCase):
     def test_refusals_equal_the_librarys(
         self, pattern: Pattern, which: int, damage: bytes | tuple[int, int] | int
     ) -> None:
-        """Other bytes, one byte changed, or cut short: both refuse, or neither does, in the same words."""
+        """Bytes that are random, changed or truncated: either both refuse them with the same error, or neither does."""
         which %= MESSAGES[pattern]
         said = []
         for kind in (Handshake, LibraryHandshake):
@@ -184,7 +184,7 @@ class OtherPatternTests(SynchronousTestCase):
     """Programs may use the functions for patterns that dmsg has not."""
 
     def test_each_with_the_functions_of_the_library(self) -> None:
-        """Also where three keys are derived at once, and after a rekey."""
+        """The test covers patterns that derive three keys at once, and records after a rekey."""
         for pattern in (b"XX", b"IK", b"XXpsk3", b"NNpsk0"):
             both = []
             for which, backend in enumerate((BACKEND, PLAIN_BACKEND)):

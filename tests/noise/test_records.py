@@ -114,7 +114,7 @@ class RecordTests(SynchronousTestCase):
         self.assertEqual(opener.open_into(stream[-1:], buffer, 0), len(plain))
 
     def test_records_behind_a_broken_record_stay_closed(self) -> None:
-        """However good it is."""
+        """After a broken record, even a valid record is refused."""
         sealer = RecordSealer(KEY)
         first, second, third = (bytes(sealer.seal(b"%d" % number)) for number in range(3))
         opener = RecordOpener(KEY)

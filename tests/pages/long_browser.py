@@ -77,7 +77,7 @@ class BrowserTests(PageCase):
 
     @asynchronous
     async def test_the_page_reconnects_after_an_interruption(self) -> None:
-        """The interruption is an answer of a proxy that is no event stream. The page also reports a hanging server."""
+        """A proxy's answer that is no event stream is an interruption. The page also reports a hanging server."""
         if chromium() is None:
             raise SkipTest("there is no Chromium here")
         await self.network()

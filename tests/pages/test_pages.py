@@ -201,7 +201,9 @@ class PageTests(PageCase):
 
     @asynchronous
     async def test_parts_of_the_page_are_sent_when_they_change(self) -> None:
-        """Parts come when they change; one that does not read is left out, and there are only so many."""
+        """The browser gets parts of the page when they change. A browser that does not read is left out, and the number
+        of browsers is limited.
+        """
         await self.network()
         got = bytearray()
         response: Any = await treq.get(self.base(self.server) + "/live", persistent=False)
@@ -325,7 +327,7 @@ class HardTimesTests(PageCase):
 
     @asynchronous
     async def test_a_store_that_hangs(self) -> None:
-        """The page of discovery opens all the same, and says so."""
+        """The page of discovery still opens, and reports the hanging store."""
         await self.network()
         hanging: Any = Deferred()
         self.discovery._running.api._store._store.count = lambda: hanging

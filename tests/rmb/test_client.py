@@ -180,7 +180,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_replays_and_foreign_answers(self) -> None:
-        """A request is handled once; who was not asked cannot answer."""
+        """A request is handled once, and only the twin that was asked can answer."""
         await self.two()
         handled: list[bytes] = []
         self.b.serve("x", lambda request: handled.append(request.payload) or b"")
@@ -195,7 +195,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_messages_that_are_too_large_are_not_sent(self) -> None:
-        """No relay would read such a message. The caller is told, on both sides; the connections stay."""
+        """No relay would read such a message. Callers on both sides get an error, and connections stay open."""
         await self.two()
         self.b.serve("large", lambda request: bytes(17 * 1024 * 1024))
         self.b.serve("x", lambda request: b"x")
@@ -241,7 +241,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_a_client_of_two_relays_survives_the_loss_of_either(self) -> None:
-        """Connected to both; one is lost, the other goes on."""
+        """The client is connected to two relays. If one is lost, the other delivers."""
         self.one, other = await self.named_relay(), await self.named_relay()
         for name in "AB":
             self.twin(name, None)
@@ -274,7 +274,7 @@ class CallTests(MemoryCase):
 
     @asynchronous
     async def test_callers_that_wait_for_a_client_fail_when_it_is_stopped(self) -> None:
-        """While it starts, while no relay is connected, and after it has stopped."""
+        """The client is stopped while it starts, while no relay is connected, and once more after it has stopped."""
         self.twin("A", None)
         held: Deferred[Any] = Deferred()
         self.patch(self.registry, "id_by_account", lambda account: held)
@@ -347,7 +347,7 @@ def _fail(error: Exception) -> Any:
 
 class SeenTests(MemoryCase):
     def test_the_replay_window_is_bounded_per_twin(self) -> None:
-        """A twin whose share is used up is told so; others are heard; what has expired makes room."""
+        """A twin that has used up its share gets an error, and others are served. Expired entries make room."""
         seen = ReplayWindow(limit=10, of_twin=3)
         self.assertEqual([True] * 3 + [None], [seen.add(1, str(n), "request", 100, 0) for n in range(4)])
         self.assertTrue(seen.add(2, "0", "request", 100, 0))

@@ -148,7 +148,9 @@ class SessionTests(SocketPairCase):
 
     @asynchronous
     async def test_a_message_that_does_not_end(self) -> None:
-        """After some time, or when such messages use too much memory, the session with the largest one is ended."""
+        """The session with the largest incomplete message ends after some time, or when such messages use too much
+        memory.
+        """
         a, b = await self.pair()
         self.one.switch._max_unfinished = 3_000_000
         head = b"\x82\xff" + (10_000_000).to_bytes(8, "big") + b"mask"

@@ -29,7 +29,7 @@ from tests.rmb.relay.test_delivery import FakeSocket
 
 
 class QueueTests(SynchronousTestCase):
-    """A queue that cannot make room: what was inserted is kept, and every caller hears so."""
+    """The queue cannot make room. Inserted messages are kept, and every caller gets the error."""
 
     def test_making_room_fails(self) -> None:
         clock = Clock()

@@ -1,4 +1,4 @@
-"""A disk that is full under the queue of a relay: nothing is delivered twice, and whoever asks is told."""
+"""Full disk under a relay's queue: nothing is delivered twice, and every caller gets an answer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SQLiteTests(SynchronousTestCase):
         return self.successResultOf(appended)
 
     def test_a_full_disk_accepts_no_messages(self) -> None:
-        """So that what is in reserve is there for what was delivered."""
+        """The reserve is left for removing delivered messages."""
         self.disk.full = ("INSERT",)
         self.failureResultOf(self.queue.append("1", b"x", 100.0), QueueUnavailable)
         self.disk.full = ("DELETE",)

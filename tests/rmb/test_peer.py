@@ -64,7 +64,7 @@ class LocalSide:
         return None if found is None else json.loads(found[1])
 
     def serve(self, commands: list[str], number: int, answer: Any) -> int:
-        """Answer so many requests; what could not be taken is missing."""
+        """Answer ``number`` requests. Requests that could not be taken are missing from the result."""
         for count in range(number):
             found = self.redis.brpop([f"msgbus.{command}" for command in commands], 20)
             if found is None:
@@ -147,10 +147,10 @@ class PeerCase(RmbCase):
 
 
 class ExchangeTests(PeerCase):
-    """E1 to E8: what upstream's end-to-end tests ask for."""
+    """E1 to E8: requirements of upstream's end-to-end tests."""
 
     async def exchange(self, sender: LocalSide, receivers: dict[int, LocalSide], number: int) -> None:
-        """So many requests to all receivers: every answer is there once, none is an error."""
+        """Send ``number`` requests to all receivers, and check that every answer arrives once and none is an error."""
         serving = [deferToThread(side.serve, ["echo"], number, echo) for side in receivers.values()]
         ret = str(uuid4())
         for one in range(number):
@@ -298,7 +298,7 @@ class ExchangeTests(PeerCase):
 
 
 class DistrustTests(PeerCase):
-    """Messages that a peer refuses, whoever delivers them."""
+    """Messages that a peer refuses, whichever relay delivers them."""
 
     async def pair(self, **options: Any) -> None:
         self.one = await self.named_relay()
@@ -329,7 +329,7 @@ class DistrustTests(PeerCase):
 
     @asynchronous
     async def test_a_relays_error(self) -> None:
-        """Is believed for a uid that was sent, and for no other; its source is 0."""
+        """A relay's error counts only for the uid of a sent message. Its source is 0."""
         await self.pair()
         ret = self.b.push(dst=[999_999], ref="r")
         self.assertEqual(103, (await deferToThread(self.b.pop, ret))["err"]["code"])
@@ -439,7 +439,9 @@ class DistrustTests(PeerCase):
 
     @asynchronous
     async def test_moved_field_borders_are_refused(self) -> None:
-        """Weakness 3: what has the same signed bytes is refused where the sender signs with borders."""
+        """Weakness 3: moving the borders between fields keeps the signed bytes, so the message is refused if the sender
+        signs the borders.
+        """
         await self.pair()
         self.twin("C", None)
         client = self.client("C", self.one)
@@ -580,7 +582,7 @@ class ListTests(PeerCase):
 
     @asynchronous
     async def test_the_oldest_answers_of_large_lists_are_dropped(self) -> None:
-        """Also when somebody reads from the list meanwhile."""
+        """The limit holds even if another program reads from the list at the same time."""
         self.patch(peer_store, "QUEUE_SIZE", 10_000)
         one = await self.named_relay()
         self.twin("A", one.domain)

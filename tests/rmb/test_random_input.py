@@ -1,4 +1,4 @@
-"""Whatever comes: what local programs push, and what a relay brings to a peer."""
+"""Random input: requests that local programs push, and messages that a relay delivers to a peer."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SealTests(SynchronousTestCase):
 
     @given(st.integers(0, 2**16), st.integers(1, 255))
     def test_changed_bytes_never_yield_another_message(self, place: int, change: int) -> None:
-        """Never another message than was sealed: rejected, or the same in all that counts."""
+        """Changed bytes are refused, or give the message that was sealed."""
         good = self.good()
         data = bytearray(good)
         data[place % len(data)] ^= change

@@ -103,7 +103,7 @@ class Behaviour:
         self.assertEqual([stored], seen)
 
     async def settle(self) -> None:
-        """Until the watching has begun."""
+        """Wait until the watch has begun."""
 
 
 class TableTests(Behaviour, TestCase):
@@ -154,7 +154,7 @@ class FileTests(Behaviour, TestCase):
 
     @asynchronous
     async def test_concurrent_writers_preserve_all_entries(self) -> None:
-        """Neither loses what the other wrote."""
+        """Neither writer loses what the other has written."""
         await self.make()
         other = FileRegistry(self.path, reactor)
         await self.registry.put(statement())
@@ -302,14 +302,14 @@ class CacheTests(SynchronousTestCase):
         self.assertEqual(2, len(self.behind.asked))
 
     def test_concurrent_lookups_share_a_query(self) -> None:
-        """Many look-ups need a single query."""
+        """Concurrent look-ups of one twin need a single query."""
         waiting = [self.cache.get(1) for _ in range(10)]
         self.assertEqual(1, len(self.behind.asked))
         self.behind.asked[0].callback(replace(statement(), id=1))
         self.assertEqual({1}, {self.successResultOf(one).id for one in waiting})
 
     def test_absent_twins_are_cached_briefly(self) -> None:
-        """Is remembered too, for a short time; a change puts it right at once."""
+        """An absent twin is remembered for a short time. A change in the registry takes effect at once."""
         got = self.cache.get(1)
         self.behind.asked[0].errback(TwinNotFound("1"))
         self.failureResultOf(got, TwinNotFound)

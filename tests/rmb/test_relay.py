@@ -186,7 +186,7 @@ class FloodTests(SocketPairCase):
 
     @asynchronous
     async def test_floods_in_both_directions_do_not_deadlock(self) -> None:
-        """Neither waits for the other for ever."""
+        """The floods end, and neither side waits for ever for the other."""
         await self.flood(1500, both=True)
 
     @asynchronous
@@ -222,7 +222,7 @@ class FloodTests(SocketPairCase):
 
     @asynchronous
     async def test_a_twin_that_reads_no_answers_does_not_hold_the_answerer(self) -> None:
-        """A twin asks for more than it reads: the one that answers goes on to answer others."""
+        """A twin asks for more than it reads. The answering twin continues to answer others."""
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
         c_twin = self.twin("C", self.one.domain)
         c = await self.raw("C", self.one)
@@ -251,7 +251,7 @@ class FloodTests(SocketPairCase):
 
 
 class DurableTests(PairCase):
-    """``--durable``: what a client will not send again is written down before it is delivered."""
+    """With ``--durable``, a message that its client would not send again is stored before it is delivered."""
 
     async def other(self, name: str, *, resends: bool) -> RawTwin:
         return await self.raw(name, self.one, resends=resends)
@@ -287,7 +287,9 @@ class DurableTests(PairCase):
 
     @asynchronous
     async def test_a_client_of_the_reference_gets_no_duplicates(self) -> None:
-        """Neither when its connection is lost nor when the relay is stopped; what it was not handed comes later."""
+        """Neither a lost connection nor a stop of the relay causes duplicates. Messages that were not sent yet arrive
+        later.
+        """
         path = self.mktemp()
         self.one = await self.named_relay(durable=True, queue=f"sqlite:{path}")
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
@@ -361,7 +363,7 @@ class SessionTests(PairCase):
 
     @asynchronous
     async def test_confirming_unsent_messages_ends_the_connection(self) -> None:
-        """Ends the connection."""
+        """A confirmation of a message that was not sent ends the connection."""
         _, b = await self.pair()
         b.socket.pong((5).to_bytes(8, "big"))
         self.assertIn("the session confirms a message that was not sent", await b.closed)
@@ -411,7 +413,7 @@ class SessionTests(PairCase):
 
     @asynchronous
     async def test_unconfirmed_messages_of_a_dead_connection_are_resent(self) -> None:
-        """Weakness 8: what was written and not confirmed is delivered again; what was confirmed is not."""
+        """Weakness 8: messages that were written and not confirmed are delivered again. Confirmed messages are not."""
         a, b = await self.pair()
         a.send(a.envelope(b.session, uid="confirmed"), self.now())
         await b.messages.get()
@@ -448,7 +450,7 @@ class SessionTests(PairCase):
 
     @asynchronous
     async def test_expired_in_the_queue(self) -> None:
-        """Weakness 12: not delivered; its sender is told."""
+        """Weakness 12: an expired message is not delivered, and its sender gets an error."""
         a, _ = await self.pair()
         c = Session(self.twin("C", self.one.domain))
         a.send(a.envelope(c, uid="short", expiration=5), self.now())
@@ -472,7 +474,7 @@ class SessionTests(PairCase):
 
     @asynchronous
     async def test_a_slow_reader(self) -> None:
-        """Beyond its window all goes to the queue, in order; the sender is not held up."""
+        """Messages beyond the reader's window go to the queue in order, and the sender is not paused."""
         a, b = await self.pair()
         b.answers_pings = False
         for number in range(2000):
@@ -489,7 +491,9 @@ class SessionTests(PairCase):
 
     @asynchronous
     async def test_a_relay_that_is_stopped(self) -> None:
-        """Says good-bye, and the next one on the same queue delivers what was not confirmed."""
+        """The relay closes its connections in order. The next relay on the same queue delivers the unconfirmed
+        messages.
+        """
         path = self.mktemp()
         a, b = await self.pair(queue=f"sqlite:{path}")
         b.answers_pings = False
@@ -581,7 +585,7 @@ class HostileTests(SocketPairCase):
 
     @asynchronous
     async def test_absurd_fields_are_refused(self) -> None:
-        """A session name of any length, times of any size: nothing of it is kept, and the rounds go on."""
+        """Session names of any length and times of any size are not stored, and the periodic checks continue."""
         a, _ = await self.pair()
         twin = self.twin("C", f"{self.one.domain}_http://127.0.0.1:1")
         await self.refused(a, a.envelope(Session(twin, "x" * 300)), "message with an invalid destination session")
@@ -594,7 +598,7 @@ class HostileTests(SocketPairCase):
 
     @asynchronous
     async def test_a_step_that_fails(self) -> None:
-        """Ends neither the other steps nor the next round."""
+        """A failing step ends neither the other steps nor the next round."""
         a, b = await self.pair()
         self.patch(self.one.switch.queue, "expired", lambda now: 1 / 0)
         b.answers_pings = False
@@ -605,7 +609,7 @@ class HostileTests(SocketPairCase):
 
     @asynchronous
     async def test_repeated_confirmations_do_not_count_as_reading(self) -> None:
-        """Does not count as reading: the queue takes over, and the session is ended."""
+        """Repeated confirmations do not count as reading. The queue takes over, and the session ends."""
         self.patch(periodic, "STALLED_AFTER", 1.0)
         a, b = await self.pair()
         b.answers_pings = False
@@ -626,8 +630,8 @@ class HostileTests(SocketPairCase):
 
     @asynchronous
     async def test_an_answer_while_the_registry_is_away(self) -> None:
-        """The answer is for a twin that is not in the cache: its sender is told by the end of the connection, and
-        sends the answer again.
+        """The answer is for a twin that is not in the cache. The connection ends, so that the sender repeats the
+        answer.
         """
         a, _ = await self.pair()
         c = self.twin("C", self.one.domain)
@@ -809,7 +813,7 @@ class HTTPTests(SocketPairCase):
 
     @asynchronous
     async def test_a_token_is_taken_once(self) -> None:
-        """Weakness 5: who reads it in a proxy's log cannot take the session; unless the operator says so."""
+        """Weakness 5: a token that is read from a proxy's log cannot be used again, unless the operator allows it."""
         relay = await self.named_relay()
         self.twin("A", relay.domain)
         query = token.make(self.identities["A"], Session(self.ids["A"]), int(self.now()) - site.TOKEN_REUSE_TIME - 1)

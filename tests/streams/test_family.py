@@ -169,7 +169,7 @@ class FamilyTests(SynchronousTestCase):
             streams.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
 
     def resume(self) -> None:
-        """New connections, over which the stream goes on."""
+        """Make new connections, over which the stream continues."""
         self.connect()
         (mine, theirs), (one, two) = self.ends, self.sessions
         mine.secure_end.generation += 1

@@ -65,7 +65,7 @@ class _Mute:
 
 
 class SwallowedTests(SecureCase):
-    """A server that goes on, and hands on nothing to the end that only listens."""
+    """A server forwards all frames but those for an end that only listens."""
 
     def silence(self, seconds: float) -> None:
         for _ in range(int(seconds / STALL_CHECK)):
@@ -201,7 +201,7 @@ class AccountTests(SecureCase):
         self.assertNotIn(transport, UNREAD)
 
     def test_a_self_paused_producer_is_resumed_at_the_end(self) -> None:
-        """An echo is paused by itself: at the end nobody would let it go on."""
+        """An echo pauses its own producer. At the end, nothing else would resume it."""
         mine, theirs = self.open()
         theirs.transport.registerProducer(theirs.transport, True)
         theirs.transport.pauseProducing()
@@ -318,7 +318,7 @@ class SpliceEndTests(TestCase):
         self.addCleanup(port.stopListening)
 
         class Stream(StringTransport):
-            """Takes nothing, as one whose peer has named no window."""
+            """Stream that accepts no data, because its peer has named no window."""
 
             has_ended = False
 

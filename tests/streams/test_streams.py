@@ -1,4 +1,4 @@
-"""The table of streams that outlive their transports, by plain calls: who waits, who is looked for, who has to go."""
+"""The table of streams that outlive their transports, by plain calls: waiting streams, searches and evictions."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ class EndedTests(StreamsCase):
 
 
 class RoomTests(StreamsCase):
-    """Streams without a transport are so many, of one peer and in all."""
+    """Limits of the number of streams without a transport, per peer and in total."""
 
     def test_suspended_streams_of_one_peer_are_limited(self) -> None:
         self.patch(streams_module, "MAX_SUSPENDED_OF_PEER", 2)
@@ -390,7 +390,7 @@ class WatchTests(StreamsCase):
         self.assertIsNotNone(one.end.transport, "it keeps its way until there is another")
 
     def test_a_search_that_finds_no_other_server_leaves_the_one_that_stalls(self) -> None:
-        """It may be the only server, and have lost a single frame: nothing but a new transport brings that frame."""
+        """It may be the only server, and have lost a single frame. Only a new transport brings this frame again."""
         stream = self.add()
         carrier = stream.end.transport.carrier
         stream.end.in_flight.append("x")

@@ -19,7 +19,7 @@ from tests.support import asynchronous
 
 
 class DaemonTests(TestCase):
-    """A start that fails is told to who waits for it; the terminal comes back."""
+    """A start that fails reports its error to the waiting program, and frees the terminal."""
 
     async def twistd(self, *arguments: str) -> tuple[str, int]:
         running: Deferred[tuple[bytes, bytes, int]] = getProcessOutputAndValue(

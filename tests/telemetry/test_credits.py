@@ -1,4 +1,4 @@
-"""Credits of a day: what both ends' receipts prove, and what no trick adds."""
+"""Credits of a day: the bytes that receipts of both ends prove. No trick adds to them."""
 
 from __future__ import annotations
 

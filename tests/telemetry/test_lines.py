@@ -18,7 +18,7 @@ from dmsg.telemetry.schema import MAX_LINE
 LINE = b'{"a":1}\n'
 MEMBERS = st.lists(st.sampled_from([0, 1, READ // 8, CHUNK // 8, CHUNK // 8 + 1, CHUNK // 4]), min_size=1, max_size=5)
 MOST = 10_000
-"""Pieces: what does not end is to fail."""
+"""Maximum number of pieces that a text may have. With more, the test fails, because unpacking may not end."""
 
 
 class UnpackedTests(SynchronousTestCase):

@@ -123,7 +123,7 @@ class ListingTests(SynchronousTestCase):
         self.assertEqual(found, (["a/events-1.jsonl.gz"], {Reason.FORBIDDEN: expected}))
 
     def test_files_that_vanish(self) -> None:
-        """Whoever makes room in the spool removes files between two looks at them."""
+        """Another program removes files from the spool between two listings."""
         in_b = self.file("b/events-2.jsonl.gz")
         there = self.file("events-3.jsonl.gz")
         scan = os.scandir

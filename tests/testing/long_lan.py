@@ -245,7 +245,7 @@ class OneNetworkTests(LanCase):
         self.assertFalse((self.lab.directory / "at-carol" / "film").exists())
 
     def test_a_liar_who_answers_for_every_code(self) -> None:
-        """The liar gets one wrong guess or nothing, and the sender's file arrives all the same."""
+        """The liar gets at most one wrong guess, and the sender's file still arrives."""
         (self.lab.directory / "liar.py").write_text(LIAR)
         for kind in ("guesses", "silent"):
             liar = self.lab.run("carol", sys.executable, "liar.py", kind, environment=self.environment)

@@ -148,7 +148,7 @@ class TwoMachineTests(MachineCase):
     hosts = ("alice", "bob")
 
     def test_a_network_of_two(self) -> None:
-        """The host has no default route, and its interface is found all the same."""
+        """The host has no default route. Its interface is found all the same."""
         _, invitation = self.start_network("alice")
         self.join(invitation, "alice", "bob")
         self.transfer("alice", "bob")
@@ -207,7 +207,7 @@ class ThreeMachineTests(MachineCase):
                 return host, host.line(INVITATION)[1]
 
     def test_a_listening_client_outlives_the_host(self) -> None:
-        """It goes back to the host that was started again, and takes files as before."""
+        """After the host is restarted, the client connects to it again and receives files as before."""
         host, invitation = self.start_network("hub")
         self.join(invitation, "alice", "bob")
         receiving = self.dmsg("bob", "receive", "--listen", "--anyone", "-k", "bob.key", "--create", "--dir", "post")

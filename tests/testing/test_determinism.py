@@ -162,7 +162,7 @@ class DateTests(SynchronousTestCase):
             self.assertEqual(host.ahead, 0.0)
 
     def test_the_store_of_a_discovery_begins_with_the_date_of_its_host(self) -> None:
-        """And goes on with the monotonic clock, whatever becomes of the date."""
+        """Later, the store's clock follows the monotonic clock, whatever happens to the host's date."""
         with repeatable_lab(1) as lab:
             host = lab.network.host("discovery")
             host.kill()
@@ -178,10 +178,10 @@ class DateTests(SynchronousTestCase):
 
 
 class RunTests(SynchronousTestCase):
-    """Whole runs."""
+    """Complete runs of the tool."""
 
     def test_another_process_does_the_same_walks(self) -> None:
-        """Although strings hash to other numbers there, and objects lie elsewhere in memory."""
+        """The walks are the same, although strings have other hashes and objects other addresses in that process."""
 
         def found(hash_seed: str) -> list[tuple[str, int]]:
             answer = subprocess.run(

@@ -37,7 +37,7 @@ class DiscoveryWalkTests(WalkCase):
         self.assertEqual(covered.kinds, faults)
 
     def test_each_way_leads_to_its_state(self) -> None:
-        """And a fault that is aimed at happens there."""
+        """A fault that is planned for the state happens in this state."""
         self.assertEqual(set(WAYS), set(STATES))
         for state in STATES:
             done = follow(draw_plan(3, 30, [Aim("reset", state)]))

@@ -219,7 +219,7 @@ class LabTests(SynchronousTestCase):
         lab.stop()
 
     def test_a_peer_that_finds_resumptions_too_many_holds_only_its_own(self) -> None:
-        """Or a server in its name: that is in no encrypted frame."""
+        """A server can also send this error in the peer's name, because it is not encrypted."""
         lab = Lab(3)
         lab.add_servers(2)
         victim, good, bad = (lab.add_client(name) for name in ("victim", "good", "bad"))
@@ -551,7 +551,7 @@ class SleepTests(SynchronousTestCase):
         return self.lab.clock.seconds()
 
     def check_back(self, woke: float) -> None:
-        """Check that the stream goes on, and that the laptop is reached, within two seconds."""
+        """Check that the stream works and that the laptop can be reached within two seconds."""
         network = self.lab.network
         sent = self.stream.transport.send(b"awake")
         network.run_until(lambda: sent.called)
@@ -564,7 +564,9 @@ class SleepTests(SynchronousTestCase):
         self.assertEqual(self.accepting.built[0].data, b"awake")
 
     def test_a_laptop_is_back_within_two_seconds_of_waking(self) -> None:
-        """Its router has forgotten its connections. It fell asleep between two pings, and while one was under way."""
+        """The router has forgotten the laptop's connections. The laptop falls asleep between two pings, or during a
+        ping.
+        """
         for before, seconds in ((3.3, 3600.0), (6.64, 60.0), (10.02, 60.0)):
             with self.subTest(before=before):
                 self.setUp()

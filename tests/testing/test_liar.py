@@ -25,7 +25,7 @@ SEEDS = (200,)
 
 
 REPORTED = 201
-"""Seed of a walk in which lies are told in its first 20 seconds."""
+"""Seed of a walk with lies in its first 20 seconds."""
 
 
 class LieTests(SynchronousTestCase):

@@ -1,4 +1,4 @@
-"""Ends of streams that break the protocol: the other end notices each of their lies."""
+"""Ends of streams that break the protocol. The other end notices each lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client of 2019 and a client of today in a lab: what they tell each other arrives, and what differs is noticed."""
+"""A client of 2019 and a client of today in a lab: their messages arrive, and differences are noticed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OldPartyTests(SynchronousTestCase):
 
 
 class ConversationTests(SynchronousTestCase):
-    """What a conversation notices."""
+    """Differences that a conversation notices."""
 
     def setUp(self) -> None:
         self.conversation = Conversation(3, 100, 0.0)

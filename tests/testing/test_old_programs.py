@@ -49,7 +49,7 @@ class ExchangeTests(SynchronousTestCase):
         self.assertGreater(sum(len(text.splitlines()) for text in EXCHANGES.values()), 90)
 
     def exchange(self, name: str, *, is_steady: bool = True) -> OldPair:
-        """Let the clients do one exchange over a server that runs; afterwards nothing else was received."""
+        """Let the clients do one exchange over a running server, and check that no further frame arrives."""
         pair = OldPair(self.lab, "server-1", 1, is_steady=is_steady)
         self.patch(Random, "choice", lambda random, names: name if name in names else names[0])
         pair.proceed()

@@ -43,7 +43,7 @@ class SimulatedSQLiteTests(SynchronousTestCase):
 
 
 class TornLogTests(SynchronousTestCase):
-    """SQLite's log after two power cuts: what the first one has lost can return with the second."""
+    """SQLite's log after two power cuts. A change that was lost by the first one can reappear after the second."""
 
     HEADER, FRAME = 32, 24 + 4096
     """Numbers of bytes of the header of a log, and of each page in it with the page's own header."""

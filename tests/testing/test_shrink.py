@@ -19,7 +19,7 @@ class ShrinkTests(SynchronousTestCase):
     """Plans that fail for a known reason."""
 
     def test_only_what_makes_it_fail_is_left(self) -> None:
-        """This one fails when a reset comes after a lie of one kind, and the second end says something between."""
+        """This plan fails if a reset follows a lie of one kind and the second end sends data in between."""
         plan = draw(3, 60, ("reset", "delay"), ("cut", "flip", "hold"))
 
         def fails(plan: Plan) -> bool:
@@ -52,7 +52,7 @@ class ShrinkTests(SynchronousTestCase):
         self.assertEqual(shrinker.tries, 3)
 
     def test_the_printed_test_repeats_the_plan(self) -> None:
-        """Its source runs, and hands the same plan to a walk."""
+        """The source of the printed test runs, and passes the same plan to a walk."""
         steps = (Step(((0, 100),), LIES, 5, 0.3, (Lie("cut", 1, 7, 5),)), Step(fault="reset", chance=9), Step())
         plan = Plan(17, steps, lying=True, keeps_last_lie=True, shape=Shape(1, 12, "lying"))
         followed: list[Plan] = []

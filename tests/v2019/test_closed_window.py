@@ -48,7 +48,7 @@ class ClosedWindowTests(SynchronousTestCase):
         self.assertTrue(self.stream.unsent)
 
     def swallow_acks(self) -> list[int]:
-        """Let the server swallow each ACK of the present transport for the sender; return the ids of these ACKs."""
+        """Let the server drop each ACK for the sender on the present transport. Return the ids of these ACKs."""
         peer = next(one for one in self.server.factory.relay.peers if one.key == self.alice.public_key)
         send, frames = peer.port.send, FrameBuffer()
         swallowed: list[int] = []

@@ -1,4 +1,4 @@
-"""Half-close of secure streams: one direction ends, the other goes on, also over another transport."""
+"""Half-close of secure streams: one direction ends and the other continues, also over another transport."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class HalfCloseTests(HalfCase):
             self.assertEqual((one.data, one.told[-1]), (b"answer", ConnectionDone))
 
     def test_the_other_end_is_older(self) -> None:
-        """The older end's hello does not announce half-close: the whole stream is closed, which is no clean end."""
+        """The older end's hello does not announce half-close, so the whole stream ends, and not cleanly."""
         answer = Hello.__init__
 
         def older(hello: Hello, *arguments: Any, half_close: bool = False, **options: Any) -> None:

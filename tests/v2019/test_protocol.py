@@ -158,7 +158,7 @@ class TransportTests(NetworkCase):
 
 
 class EndTests(NetworkCase):
-    """Ends of a transport."""
+    """Ways in which a transport ends."""
 
     def test_lose_connection_delivers_written_data(self) -> None:
         one, two = self.open()
@@ -190,7 +190,7 @@ class EndTests(NetworkCase):
         self.assertTrue(two.lost.check(ConnectionDone))
 
     def test_a_send_of_more_than_a_window_waits_for_all_acks(self) -> None:
-        """Also when everything that fits the window was acknowledged before the rest was sent."""
+        """The send still waits if everything that fits the window was acknowledged before the rest was sent."""
         one, two = self.open()
         sending = one.transport.send(bytes(3 * WINDOW_BYTES))
         two.transport.pauseProducing()

@@ -129,7 +129,7 @@ class AnswerTests(ProvokedCase):
         self.assertEqual(self.relay.drops[DropReason.DESTINATION_RATE], 0)
 
     def test_closing_all_at_once_is_free(self) -> None:
-        """For instance, a server leaves, and every stream moves to another one."""
+        """For example, a server shuts down and every stream moves to another one."""
         self.relay.limits = Limits(request_rate=0)
         ids = [self.accepted(self.enemies[number % 20], 2 * number) for number in range(6000)]
         self.relay.limits = Limits()
@@ -229,7 +229,7 @@ class FloodTests(SynchronousTestCase):
         client.send(b"".join(encode_frame(REQUEST, 2 * (first + number) % 16_000, payload) for number in range(count)))
 
     def test_only_the_flooder_is_ended(self) -> None:
-        """Also not who has the same address and was refused beside them, nor the victim."""
+        """Neither the victim nor a client at the same address that was refused beside the flooders is ended."""
         enemies = [self.join(f"enemy {number}", "203.0.113.7") for number in range(20)]
         neighbour = self.join("neighbour", "203.0.113.7")
         for turn in range(60):

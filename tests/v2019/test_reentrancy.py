@@ -20,7 +20,7 @@ B = KEYS["B"].public
 
 
 class Talks(Recorder):
-    """Says something at once."""
+    """Protocol that sends data at once."""
 
     def connectionMade(self) -> None:
         assert self.transport is not None
@@ -232,10 +232,10 @@ class CallbackTests(StepCase):
 
 
 class MomentTests(StepCase):
-    """Ends that do something while the other is away, or just coming."""
+    """Ends that act while the other end is away or is just returning."""
 
     def test_reading_between_answer_and_confirmation(self) -> None:
-        """The window that the answer named is no longer true; the other end has to hear of it."""
+        """The window in the answer is outdated, so the other end must get an update."""
         one, two = self.open()
         two.transport.pauseProducing()
         one.transport.write(bytes(2_000_000))

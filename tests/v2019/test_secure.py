@@ -1,4 +1,4 @@
-"""Secure transports: what the ends agree on, what a lying server can do, what a replay brings."""
+"""Secure transports: the key agreement, attacks of a lying server, and replays."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ class EndTests(SynchronousTestCase):
         self.assertFalse(one.may_send)
 
     def test_a_peer_has_a_part_of_the_budget(self) -> None:
-        """However many streams it has, others find some."""
+        """Other peers still get a share, however many streams one peer has."""
         budget = Budget(1200)
         self.assertTrue(budget.take(b"greedy", 400))
         self.assertTrue(budget.take(b"greedy", 200))

@@ -1,4 +1,4 @@
-"""Streams that go on over another transport, in memory with one Clock."""
+"""Streams that move to another transport, in memory with one Clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ResumeCase(SecureCase):
         self.streams["A"].reconnect = reconnect
 
     def find(self) -> None:
-        """A's streams go on."""
+        """Let A's streams move to a transport."""
         for name in "AB":
             if not self.sessions[name].connected:
                 self.reconnect(name)
@@ -300,7 +300,7 @@ class ResumeTests(ResumeCase):
         self.assertEqual(two.data, b"as before")
 
     def test_transports_that_end_at_once_are_retried_with_backoff(self) -> None:
-        """A relay that ends a transport as soon as it is resumed: it is looked for more and more slowly."""
+        """A relay ends each transport as soon as it is resumed. The client retries with a growing delay."""
         one, _ = self.open()
         streams = self.streams["A"]
         pauses = [streams.before_moving(one.transport) for _ in range(30)]
@@ -336,7 +336,7 @@ class ResumeTests(ResumeCase):
         self.assertIsNotNone(two.lost or two.transport.end.transport is None)
 
     def test_a_lying_server_is_left(self) -> None:
-        """The stream goes on over another transport; nothing false came through."""
+        """The stream moves to another transport, and no false data is delivered."""
         one, two = self.open()
         lied: list[bool] = []
 

@@ -36,7 +36,7 @@ class _Client:
         self._frames = FrameBuffer()
 
     def feed(self, *frames: Frame) -> list[Frame]:
-        """Give it frames in one piece; what it answers."""
+        """Pass frames in one piece, and return the answers."""
         data = bytearray(b"".join(frame.encode() for frame in frames))
         taken, events = self.core.receive_frames(data, len(data))
         if self.core.broken is not None:

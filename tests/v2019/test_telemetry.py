@@ -165,8 +165,8 @@ class RelayTelemetryTests(ObservedCase):
         self.assertLess(abs(sum(dropped) - 2000), 20)
 
     def test_counts_without_congestion_never_exceed_the_carried_bytes(self) -> None:
-        """Without congestion the owner of dropped frames is unknown: no transport has more than it carried, nor do all
-        together.
+        """Without congestion, the owner of dropped frames is unknown. Neither a single transport nor all together have
+        more bytes than they carried.
         """
         self.open(2)
         self.open(4)
@@ -213,7 +213,7 @@ class RelayTelemetryTests(ObservedCase):
         st.lists(st.integers(1, 900), max_size=8),
     )
     def test_counts_equal_those_of_single_frames(self, runs: list[Any], cuts: list[int]) -> None:
-        """However the bytes are cut, and whatever lies between."""
+        """The counts are equal, whatever pieces the bytes arrive in and whatever frames are in between."""
         self.setUp()
         own = (2, 4, 6)
         for one in own:
@@ -376,7 +376,7 @@ class LostConnectionTests(ReceiptCase):
         self.assertEqual(len(self.memory.of("receipt")), 2)
 
     def test_receipts_are_kept_for_a_server_that_wants_them(self) -> None:
-        """For instance, a server starts without telemetry, and later with it."""
+        """For example, a server starts without telemetry and is later restarted with it."""
         self.carry()
         self.cut("A")
         self.network.client(CLIENTS["A"], streams=self.streams["A"], receipts=False)

@@ -58,7 +58,9 @@ class TableTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_decided_transports_are_not_evicted(self) -> None:
-        """Confirmed, or closed, in the same read: the session is told of it later, and finds it then."""
+        """A transport is confirmed or closed in the same read. The session is notified later, and still finds the
+        transport.
+        """
         one, two, three = (self.add(A) for _ in range(3))
         one.state, two.state = State.OPEN, State.CLOSED
         self.assertIs(self.table.first_to_evict(), three)
@@ -153,7 +155,7 @@ class RoomTests(SecureCase):
 
 
 class OneReadTests(SecureCase):
-    """Frames in one read with a REQUEST for which there is no place."""
+    """Frames in one read with a REQUEST for which there is no room."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -166,7 +166,9 @@ class WhoMayTests(OldServerCase):
             self.assertEqual((frame.type, frame.payload), (CLOSE, bytes((CloseReason.ENCRYPTION_REQUIRED,))))
 
     def test_a_peer_without_an_entry_is_invited(self) -> None:
-        """A command that began a moment ago: it is invited, which leads to nothing but a secure transport."""
+        """A peer without an entry, such as a command that has just started, gets an invitation. It only leads to a
+        secure transport.
+        """
         self.streams["B"].features_of = lambda remote: fail(EntryNotFound("none"))
         accept, *frames = self.request().take()
         self.assertEqual((accept.type, len(frames)), (ACCEPT, PREFACE_FRAMES))
@@ -275,7 +277,7 @@ class OldResponderTests(OldServerCase):
         return opening, client
 
     def assert_told(self, opening: Any, client: RawClient) -> None:
-        """A is told why; the program gets a CLOSE and no byte that it could read."""
+        """Check that A gets the reason, and that the program gets a CLOSE and no readable byte."""
         error = self.failureResultOf(opening, EncryptionUnavailable).value
         self.assertIn("dmsg discovery delete", str(error))
         self.assertEqual([frame.type for frame in client.take()], [CLOSE])
@@ -354,7 +356,7 @@ APART = {
 
 
 class SameTests(SynchronousTestCase):
-    """Whatever holds for streams that are resumed holds for upgrades."""
+    """Rules of resumed streams also hold for upgraded ones."""
 
     def test_upgraded_streams_resume(self) -> None:
         for kind in (test_streams.ResumeTests, test_resumption.LateTests):
@@ -388,7 +390,7 @@ class FrameTests(SynchronousTestCase):
         ),
     )
     def test_random_frames_end_at_worst_the_connection(self, initiator: bool, frames: list[tuple[int, bytes]]) -> None:
-        """Whatever comes while a transport is upgraded ends it, or the connection, at worst."""
+        """Random frames during an upgrade end at worst the transport or the connection."""
         core, transport = _upgrading(initiator)
         for frame_type, payload in frames:
             feed(core, Frame(frame_type, transport.id, payload))

@@ -57,7 +57,7 @@ class _Peer:
         self.backlog: list[Frame] = []
         self.gone = False
         self.exact = True
-        """So far each record was the recorded one."""
+        """Whether each record so far was the recorded one."""
 
     @cached_property
     def ciphers(self) -> tuple[RecordSealer, RecordOpener]:
@@ -93,7 +93,7 @@ def _pattern(head: bytes, size: int) -> bytes:
 
 
 class Replay:
-    """Plays one scenario against a server; stops where it is told to."""
+    """Player of one scenario against a server; it stops at a given event."""
 
     def __init__(self, test: SynchronousTestCase, scenario: dict[str, Any]) -> None:
         self.test = test
@@ -411,7 +411,7 @@ class ServerRuleTests(SynchronousTestCase):
 
 
 class SessionTests(SynchronousTestCase):
-    """sessions.json: what real clients and the real server said to each other."""
+    """sessions.json: recorded frames between real clients and the real server."""
 
     def test_the_server_reproduces_the_recorded_sessions(self) -> None:
         """Every packet of every session, byte for byte."""

@@ -86,7 +86,7 @@ class WronglyPlainTests(SynchronousTestCase):
         self.lab.network.run_until(lambda: self.session(self.alice).pings.answered)
 
     def test_both_clients_are_wrong(self) -> None:
-        """Their streams are upgraded, as through a server of 2019."""
+        """Their streams are upgraded, as over a server of 2019."""
         self.mark_plain("alice")
         self.mark_plain("bob")
         self.lab.result(self.connect(self.alice, self.bob).transport.send(b"x"))
@@ -96,7 +96,7 @@ class RightlyPlainTests(SynchronousTestCase):
     """The server is one of 2019."""
 
     def test_a_refusal_changes_nothing(self) -> None:
-        """The remote refuses a plain transport for another reason: it has an old entry of the client."""
+        """The remote refuses a plain transport for another reason, because it has an old entry of the client."""
         lab = Lab(seed=3)
         lab.old_servers.add(SERVER)
         lab.add_server(SERVER)

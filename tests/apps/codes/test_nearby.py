@@ -1,4 +1,4 @@
-"""Race of those who may have made a code: the true sender wins, whoever else answers."""
+"""Race of candidates that may have made a code. The true sender wins, whoever else answers."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.support import Accepting
 
 
 class RendezvousTests(SynchronousTestCase):
-    """Alice offers a code, and Bob is told it."""
+    """Alice offers a code, and Bob types it."""
 
     def setUp(self) -> None:
         self.lab = lab = Lab(seed=1)
@@ -94,7 +94,7 @@ class RendezvousTests(SynchronousTestCase):
         self.assertEqual(self.warnings, [])
 
     def test_the_second_failed_renewal_in_a_row_is_reported_once(self) -> None:
-        """The second failure in a row is told, once; any error is followed by the next renewal."""
+        """The second failure in a row is logged once. Each error is followed by the next renewal."""
         offered = self.offer()
         answers: list[Any] = [RuntimeError("ours"), *[DiscoveryError("discovery is away")] * 3, True, False]
 

@@ -155,7 +155,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(len(self.results), 1)
 
     def test_wrong_guesses_count_for_the_code_and_not_for_each_receiver(self) -> None:
-        """A code for many receivers is no easier to guess than one for a single receiver."""
+        """A code for many receivers is not easier to guess than a code for one receiver."""
         offer, agreed, over = self.many(receivers=3)
         for _ in range(2):
             for _ in range(2):
@@ -219,7 +219,7 @@ class CodeStreamTests(CodeStreamCase):
             self.assertEqual("somebody else used the code" in str(error), is_told)
 
     def test_the_oldest_silent_stream_is_evicted_for_a_new_one(self) -> None:
-        """However many: for one more the oldest goes that has said nothing."""
+        """At the limit, a new stream evicts the oldest stream that has sent nothing."""
         recorders = [self.silent() for _ in range(3 * MAX_AGREEMENTS)]
         self.lab.network.run(1.0)
         self.assertEqual(sum(one.lost is None for one in recorders), MAX_AGREEMENTS)
@@ -229,7 +229,7 @@ class CodeStreamTests(CodeStreamCase):
         self.run_until(lambda: all(one.lost for one in recorders))
 
     def test_a_guesser_that_stalls_gives_way_after_seconds(self) -> None:
-        """Has some seconds before he goes for another."""
+        """A guesser that stops in the middle has some seconds until it is evicted."""
 
         class Mute(CodeEnd):
             def dataReceived(self, data: bytes) -> None:
@@ -265,7 +265,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(results, [])
 
     def test_a_discovery_that_returns_another_key_cannot_intercept(self) -> None:
-        """The nameplate leads to Eve, who carries every byte between the two: neither takes her for the other."""
+        """The nameplate leads to Eve, who forwards every byte. Neither Alice nor Bob accepts her key."""
 
         class Carrier(Protocol):
             other: Any = None
@@ -370,7 +370,7 @@ class CodeStreamTests(CodeStreamCase):
             self.assertLess(sum(map(len, sender._early_data)), EARLY_LIMIT + 1)
 
     def test_a_stranger_that_leaves_without_an_answer_has_used_its_guess(self) -> None:
-        """A stranger at whom the nameplate leads: what he does not answer was his guess."""
+        """The nameplate leads to a stranger. If the stranger does not answer, the stream counts as a guess."""
 
         class Thief(CodeEnd):
             def dataReceived(self, data: bytes) -> None:
@@ -427,7 +427,9 @@ class CodeStreamTests(CodeStreamCase):
 
 
 class KilledTests(CodeStreamCase):
-    """Either program is killed after any number of steps: the code is good for the next try, or is used."""
+    """If either program is killed after some number of messages, the code is either used up or valid for the next
+    attempt.
+    """
 
     def test_bob_is_killed_at_each_message(self) -> None:
         for steps in range(0, 60, 6):

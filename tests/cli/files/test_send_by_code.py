@@ -37,7 +37,7 @@ class CodeCase(ToolCase):
         return await self.run_command("receive", code, "--min-servers=1", "--dir=inbox", *arguments, **self.environment)
 
     def at_terminal(self, *arguments: str) -> tuple[Command, Any]:
-        """The same as a person sees it: one terminal for all."""
+        """Run both commands as a person sees them, with one terminal for input and output."""
         return self.start_at_terminal(*arguments, environment=self.environment)
 
     async def ends(self, command: Command, status: int, *texts: str) -> None:

@@ -120,7 +120,9 @@ class ManyTests(CodeCase):
 
     @asynchronous
     async def test_a_receiver_that_stands_still_does_not_slow_others(self) -> None:
-        """One is stopped in the middle of the file, and gets the rest when the other has everything."""
+        """One receiver is stopped in the middle of the file. It gets the rest after the other receiver has the whole
+        file.
+        """
         await self.network()
         content = os.urandom(40_000_000)
         (self.directory / "film.mkv").write_bytes(content)

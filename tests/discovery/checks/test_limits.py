@@ -96,7 +96,7 @@ class NamesTests(SynchronousTestCase):
         self.assertNoResult(self.resolve("more.slow", "1.1.1.1"))
 
     def test_a_name_that_led_to_a_server(self) -> None:
-        """While there is no room the server is looked for where it was."""
+        """Without room for another look-up, the server's last known addresses are used."""
         first = self.resolve("honest.example", "2.2.2.2")
         self.answer("8.8.8.8")
         addresses = self.successResultOf(first)

@@ -57,7 +57,7 @@ class ProofTests(TestCase):
 
     @asynchronous
     async def test_a_wrong_or_missing_answer_fails_the_proof(self) -> None:
-        """Or nothing."""
+        """A server that sends nothing fails the proof, too."""
 
         class Chatty(Protocol):
             def connectionMade(self) -> None:
@@ -98,7 +98,7 @@ class ProofTests(TestCase):
 
     @asynchronous
     async def test_names_of_private_addresses_are_not_connected(self) -> None:
-        """``localhost`` is this machine, whoever wrote it."""
+        """``localhost`` always means this machine, whoever wrote it into an entry."""
         looks = self.looks()
         entry = server(1, "localhost:1")
         self.assertIn(

@@ -1,4 +1,4 @@
-"""Looking at servers: what is connected to, how often, and what has to be proved."""
+"""Schedule of checks: which servers are checked, how often, and what a check has to prove."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
     def test_a_quiet_one_with_an_old_mark(self) -> None:
-        """Another program left the mark: only the way in which the entry was posted counts."""
+        """An old mark of another program has no effect. Only the way in which the entry was posted counts."""
         self.post(server(1, version="0.0.1+relay1"))
         self.advance(600.0)
         self.assertEqual(self.listed(), 1)
@@ -191,7 +191,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertLess(len(self.reached), 10)
 
     def test_an_address_that_many_entries_name_is_asked_so_often(self) -> None:
-        """Or entries would be a way to have discovery flood somebody.  Others have their part."""
+        """Otherwise entries could make discovery flood an address. Servers at other addresses are still checked."""
         for number in range(100):
             self.post(server(number))
         self.advance(30.0)
@@ -201,7 +201,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.listed(), PROOFS_PER_BLOCK + 1)
 
     def test_posts_from_the_servers_own_block_have_their_own_checks(self) -> None:
-        """Has looks of his own, whatever others say is there."""
+        """A server that posts from its own block is checked, however many other posters name the block."""
         for number in range(400):
             self.post(server(number, f"8.8.8.8:{number + 1}"), place=f"1.1.1.{number % 50}")
         self.clock.pump([0.1] * 20)
@@ -361,7 +361,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.assertEqual(self.listed(), 1)
 
     def test_postponed_checks_leave_room_for_others(self) -> None:
-        """Entries for which there is no room come back, and the more of them there are the later."""
+        """Entries without room for a check return later. The more entries wait, the longer they wait."""
         delays = [self.looks._postponement_delay() for _ in range(60_000)]
         self.assertGreater(sum(delays[-100:]) / 100, 150.0)
         self.assertLess(sum(delays[:100]) / 100, 1.5 * POSTPONED_FOR)

@@ -1,4 +1,4 @@
-"""Only what says that it deletes, deletes; and once."""
+"""Signed deletions: only a deletion deletes an entry, and only once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = SecKey.from_seed(b"entry")
 
 
 class DeletionTests(SynchronousTestCase):
-    """Only what says that it deletes, deletes; and once."""
+    """A signed deletion, its parser, and its effect on an entry."""
 
     def test_a_signed_deletion_is_accepted(self) -> None:
         deletion = Deletion(KEY.public.hex(), 3, 10).sign(KEY)

@@ -230,7 +230,7 @@ class LookupTests(APICase):
             self.assertEqual({json.loads(one)["timestamp"] for one in asked}, {1000}, body)
 
     def test_an_earlier_discovery_does_not_say_when(self) -> None:
-        """Then the message names what the owner can look at."""
+        """If the earlier discovery gives no time, the message names what the owner can check."""
         self.life(1)
         self.store._db.execute("UPDATE entries SET deletion = NULL")
         lookup = Lookup(self.clock, "http://discovery", http=self.http, date=lambda: 1_800_000_000 * 10**9)

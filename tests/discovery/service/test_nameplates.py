@@ -1,4 +1,4 @@
-"""Nameplates: what discovery answers, and what a program makes of it."""
+"""Nameplates in discovery's API, and in programs that use it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class AnswerTests(APICase):
         return json.dumps({"static": SecKey.from_seed(seed).public.hex()}).encode()
 
     def test_a_claim_that_loses_every_race_is_retried_and_counted(self) -> None:
-        """Whoever asks may ask again, and it is counted."""
+        """The client may retry the claim, and the failure is counted."""
         self.store.nameplates.claim = lambda *asked: fail(StoreContended("other processes changed it"))
         self.assertEqual(self.message("POST", PATH, self.body(b"one")), (503, "other processes changed it"))
         self.assertIn('dmsg_discovery_refused_total{reason="contended"} 1.0', self.metrics.render().decode())

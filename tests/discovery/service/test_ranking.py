@@ -1,4 +1,4 @@
-"""The signed ranking: what is believed, and what it does to answers."""
+"""The signed ranking: which rankings are valid, and their effect on answers."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class GateTests(APICase):
         self.assertEqual(len(said), MAX_REACHED)
 
     def connections(self, number: int, data: bytes, **options: Any) -> list[Any]:
-        """So many clients at one address, each with a request of its own."""
+        """Make ``number`` clients at one address, each with a request of its own."""
         from twisted.internet.testing import StringTransport
 
         site = self.site(**options)

@@ -213,7 +213,7 @@ class StoreMixin:
 
     @asynchronous
     async def test_each_due_server_is_taken_once(self) -> None:
-        """Also if two processes share one store."""
+        """Two processes that share one store do not take the same server either."""
         for number in range(3):
             await self.store.post(server_entry(number), 10.0, Terms(checked=False, place=f"place {number}"))
         await self.store.post(server_entry(3), 10.0)

@@ -144,7 +144,7 @@ class SQLiteStoreTests(StoreMixin, TestCase):
 
     @asynchronous
     async def test_a_locked_file_fails_without_partial_changes(self) -> None:
-        """Whoever asks is told; nothing is half done."""
+        """The caller gets an error, and no change is partly made."""
         await self.store.post(server_entry(1), 0.0, terms=UNCHECKED)
         self.store._db.execute("PRAGMA busy_timeout = 0")
         other = sqlite3.connect(self.path, isolation_level=None)

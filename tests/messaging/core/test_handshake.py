@@ -46,7 +46,7 @@ class L_HandshakeTests(SynchronousTestCase):
     """The sans-IO core."""
 
     def refuses(self, side: JSONHandshake, data: bytes, word: str = "") -> None:
-        """:meth:`receive_data` fails, and the other side is told nothing."""
+        """Check that :meth:`receive_data` fails, and that the other side gets no frame."""
         side.data_to_send()
         error = self.assertRaises(HandshakeError, side.receive_data, data)
         self.assertIn(word, str(error))
@@ -296,7 +296,7 @@ class L_HandshakeTests(SynchronousTestCase):
 
 
 class RecordedTests(SynchronousTestCase):
-    """link_handshake_rejects.json: what a peer sent to the Go code, sent to this one."""
+    """link_handshake_rejects.json: frames that a peer sent to the Go code are sent to this code."""
 
     accepted = frozenset(
         {

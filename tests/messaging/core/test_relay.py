@@ -260,7 +260,7 @@ class ForwardingTests(RelayCase):
 
 
 class SlowReaderTests(RelayCase):
-    """A receiver that is slower than its sender: nothing is closed for it, and others go on."""
+    """A receiver that is slower than its sender does not end any channel, and other receivers are served."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -483,7 +483,9 @@ class UnansweredTests(RelayCase):
     profile = Profile.SKYWIRE
 
     def test_others_can_end_their_channels(self) -> None:
-        """Whoever opened channels to it and disconnected had its answer to the next CloseChannel taken for that one."""
+        """A peer could open channels to the client and disconnect. The client's late answer to the next CloseChannel
+        must not count for that peer.
+        """
         victim, enemy = self.peer(0), self.peer(1)
         for number in range(256):
             self.channel(enemy, victim, number)
@@ -718,12 +720,8 @@ class ManyTests(RelayCase):
         self.say(b, frame)
 
     def test_answers_to_others_are_no_flood(self) -> None:
-        """Many clients, each within its rate, open more channels to one client than it may open itself; the client is
-        not ended for its answers.
-
-        Requests above that rate are refused, and count against the clients that send them.
-
-        What is more than it has to answer is refused, and counts as a flood of those who ask.
+        """Many clients, each within its own rate, open more channels to one client than one client may open. The client
+        is not ended for its answers, and requests above the rate are refused.
         """
         victim = self.peer(0)
         others = [self.peer(number) for number in range(1, 6)]
@@ -750,7 +748,7 @@ class ManyTests(RelayCase):
         self.assertEqual(caught.exception.reason, DropReason.FLOOD)
 
     def test_late_answers_are_no_flood(self) -> None:
-        """Channels that are closed before their remote has answered: what it says then is of no channel."""
+        """Channels are closed before their remote answers. Then its answers are for unknown channels."""
         victim, other = self.peer(0), self.peer(1)
         self.relay.limits = Limits(open_rate=10)
         for _ in range(600):
@@ -776,7 +774,9 @@ class ManyTests(RelayCase):
         self.assertEqual(self.relay.strays, 1000)
 
     def test_late_data_is_no_flood_when_the_id_is_in_use_again(self) -> None:
-        """Whoever has all ids of the victim closes a channel and asks for one: it has the same id there."""
+        """A client that occupies all ids of the victim closes a channel and opens another one, which gets the same id
+        at the victim.
+        """
         victim, other = self.peer(0), self.peer(1)
         self.relay.limits = Limits(open_rate=0)
         for number in range(256):
@@ -930,7 +930,7 @@ class RandomTests(SynchronousTestCase):
         self.assertEqual({what for _, what in TRANSITIONS}, set(Input))
 
     def test_closing_a_client_ends_its_channels_in_order(self) -> None:
-        """Stopping a client ends its channels in order: what was written arrives."""
+        """When a client stops, its channels end in order, and all written data arrives."""
         network = Network()
         factory = Accepting()
         a, _ = network.client(KEYS["A"]), network.client(KEYS["B"], factory)

@@ -1,4 +1,4 @@
-"""A client's table of channels, by plain calls: what comes where nothing is as it should be."""
+"""A client's table of channels, by plain calls: frames in states in which they are not expected."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class DataTests(CoreCase):
 
 
 class ReadTests(CoreCase):
-    """So many frames of a read."""
+    """Reads with several frames."""
 
     def test_several_messages_of_one_read_arrive_in_order(self) -> None:
         channel = self.open(report_messages=True)

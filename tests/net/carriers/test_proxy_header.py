@@ -1,4 +1,4 @@
-"""Headers of the PROXY protocol: what is accepted, and that the cuts between reads change nothing."""
+"""Headers of the PROXY protocol: which headers are accepted, whatever pieces they arrive in."""
 
 from __future__ import annotations
 

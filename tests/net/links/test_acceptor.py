@@ -100,7 +100,7 @@ class PlacesTests(SynchronousTestCase):
         self.assertFalse(asker.closed or answerer.closed)
 
     def test_where_none_is_idle_a_greedy_block_loses_one_all_the_same(self) -> None:
-        """Or who fills a server need only open something."""
+        """Otherwise clients could keep a server full by keeping one transport open each."""
         crowd = self.fill("1.1.1.1")
         self.factory.is_busy = lambda peer: True
         self.assertGreater(self.PLACES, self.PLACES / GREEDY_PART)

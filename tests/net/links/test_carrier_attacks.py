@@ -19,7 +19,7 @@ UPGRADE = REQUEST + b"\r\n"
 
 
 class Stranger(Recorder):
-    """Sends bytes of the test, and keeps what it gets."""
+    """Client that sends bytes of the test, and records the answer."""
 
     closed = False
 
@@ -28,7 +28,7 @@ class Stranger(Recorder):
 
 
 class AttackTests(LinkCase):
-    """One stranger each."""
+    """Attacks by one stranger each."""
 
     def come(self, *pieces: bytes) -> tuple[Stranger, Any]:
         """Connect and send the pieces, each in a read of its own."""

@@ -1,4 +1,4 @@
-"""Links: what a closing one has to say still leaves, within bounds."""
+"""Links: a closing link still sends its queue, within limits."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Frames:
         return whole
 
     def link_congested(self) -> None:
-        """Never here."""
+        """Do nothing: this event never happens here."""
 
     def link_relieved(self) -> None:
-        """Never here."""
+        """Do nothing: this event never happens here."""
 
     def link_lost(self, reason: Any) -> None:
         self.link = None
@@ -190,7 +190,7 @@ class HoldingTests(TestCase):
 
     @asynchronous
     async def test_sent_parts_of_a_long_piece_are_released(self) -> None:
-        """Twisted keeps a piece until nearly all of it is sent: that is counted, and let go of."""
+        """Twisted keeps a piece until nearly all of it is sent. The link counts this memory, and frees it."""
         theirs: Deferred[Any] = Deferred()
 
         class Deaf(Protocol):

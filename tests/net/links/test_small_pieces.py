@@ -1,4 +1,4 @@
-"""Senders of a few bytes at a time: what is bounded, what ends them, and who is never meant."""
+"""Senders of small pieces: the limits, the connections that are ended, and those that never are."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ names = st.lists(st.binary(min_size=1, max_size=MAX_LABEL).map(bytes.lower), max
 
 
 class PacketTests(SynchronousTestCase):
-    """Both forms of a packet."""
+    """Questions and answers."""
 
     @given(st.integers(0, 0xFFFF), names)
     def test_a_question_is_parsed_as_it_was_encoded(self, identifier: int, name: tuple[bytes, ...]) -> None:

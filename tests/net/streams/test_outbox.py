@@ -28,7 +28,9 @@ class OutboxTests(SynchronousTestCase):
         self.assertEqual(b"".join(frames), b"".join(bytes([number]) * 262_144 for number in range(4)))
 
     def test_writes_with_tickets_are_not_joined(self) -> None:
-        """Neither before it nor behind it: who waits is told of his own bytes."""
+        """A write with a ticket is joined neither with the write before nor with the write after it, because the ticket
+        confirms exactly its bytes.
+        """
         outbox = Outbox()
         outbox.add(b"a" * (FRAME + 10), None)
         waiting: Deferred[None] = Deferred()

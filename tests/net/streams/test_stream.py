@@ -103,7 +103,7 @@ class StreamCase(SynchronousTestCase):
 
     @property
     def lost(self) -> Any:
-        """Why the program was told that it is over; None: it was not."""
+        """Error with which the program was told the end of the stream; None while the stream is open."""
         reason = getattr(self.program, "lost", None)
         return None if reason is None else reason.value
 
@@ -141,7 +141,7 @@ class ReceivingTests(StreamCase):
         self.assertEqual(self.program.data, b"abc")
 
     def test_many_unread_small_pieces_are_joined(self) -> None:
-        """Are kept as few."""
+        """Many unread small pieces are joined into few large ones."""
         self.stream.pauseProducing()
         for _ in range(10_000):
             self.stream.data_received(b"xy")
@@ -647,7 +647,7 @@ class ProducerTests(StreamCase):
         self.assertTrue(self.carrier.data.endswith(b"the rest"))
 
     def test_a_pull_producer(self) -> None:
-        """Asked whenever nothing waits."""
+        """A pull producer is asked for data whenever the queue is empty."""
         producer = Producer()
         self.stream.registerProducer(cast(Any, producer), False)
         self.assertEqual(producer.told, ["resume"])
@@ -664,7 +664,7 @@ class ProducerTests(StreamCase):
         self.assertEqual(self.carrier.closed, [])
 
     def test_the_end_stops_producers(self) -> None:
-        """Also one whose stop fails, and one that comes later."""
+        """Producers whose stop fails, and producers that are registered later, are stopped, too."""
 
         class Broken(Producer):
             def stopProducing(self) -> None:

@@ -122,7 +122,7 @@ class ChannelTests(SynchronousTestCase):
     def test_every_request_is_answered_once_and_in_order(
         self, asked: list[tuple[bool, bytes, bool]], cuts: list[int], big: int
     ) -> None:
-        """However they are cut, whatever is answered at once, and whatever is as long as some pieces."""
+        """Requests are answered once and in order, whatever pieces they arrive in."""
         case = Case()
         expected = []
         data = b""

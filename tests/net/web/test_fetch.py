@@ -35,7 +35,7 @@ KEY = SecKey.from_seed(b"somebody").public
 
 
 class Hostile(Protocol):
-    """Says its piece to each request, again and again if it is to have no end."""
+    """Server that sends its text to each request; repeatedly, if the text must have no end."""
 
     def __init__(self, head: bytes, again: bytes) -> None:
         self._head = head
@@ -116,7 +116,7 @@ class FetchTests(TestCase):
         ]
 
     async def refused(self, url: str) -> None:
-        """None of them takes it, soon, and with little memory."""
+        """Check that no client accepts the answer, and that each fails soon and with little memory."""
         process = psutil.Process()
         before = process.memory_info().rss
         began = time.monotonic()
@@ -181,7 +181,7 @@ class FetchTests(TestCase):
 
     @asynchronous
     async def test_the_head_has_its_own_limit(self) -> None:
-        """A large body in the read that brings the end of the head is no large head."""
+        """A large body in the same read as the end of the head does not count as a part of the head."""
         body = b"x" * (3 * MAX_HEAD)
         url = await self.serve(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         pool = make_pool(reactor, persistent=False)
@@ -193,9 +193,9 @@ class FetchTests(TestCase):
 
 
 class Closing(Protocol):
-    """Server that answers so many requests of a connection, and closes it at the next one, before it has read that.
+    """Server that answers some requests of a connection, and closes the connection before it reads the next one.
 
-    That one's sender cannot know it: the end of the connection is under way while it sends.
+    The client cannot know this, because it sends the request while the end of the connection is under way.
     """
 
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"

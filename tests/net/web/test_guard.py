@@ -178,7 +178,7 @@ class GuardTests(SynchronousTestCase):
         self.assertEqual(sum(one.gone for one in waiting), 1)
 
     def test_unparsable_requests_are_answered_without_traceback(self) -> None:
-        """An exception of Twisted's parser, whatever it may be about, is no traceback in the log."""
+        """Exceptions of Twisted's parser write no traceback to the log."""
         self.patch(HTTPChannel, "lineReceived", lambda *_: int("x"))
         mine = self.connect(self.guard(), said=b"POST / HTTP/1.1\r\n")
         self.assertTrue(mine.gone)
@@ -214,7 +214,7 @@ class GuardTests(SynchronousTestCase):
         self.assertEqual((len(os.listdir("/proc/self/fd")), len(held)), (before, 50))
 
     def test_the_address_with_most_pending_data_loses_its_oldest(self) -> None:
-        """The address with most gives the oldest that it has, whoever came last."""
+        """The address with most pending data loses its oldest request, whichever address sent the last one."""
         account = self.site.unanswered
         account.most = 6000
         factory = self.guard()

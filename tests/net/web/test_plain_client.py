@@ -1,6 +1,5 @@
-"""The HTTP client of discovery's clients: what it sends, which connections it keeps, and its timeouts.
-
-``test_fetch`` has hostile servers and connections that end, over real TCP.
+"""The HTTP client of discovery's clients: its requests, the connections that it keeps, and its timeouts. ``test_fetch``
+tests hostile servers and ending connections over real TCP.
 """
 
 from __future__ import annotations

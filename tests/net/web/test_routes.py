@@ -1,4 +1,4 @@
-"""The short way to routes: what it answers is what Klein answers."""
+"""The fast router: its answers are those of Klein."""
 
 from __future__ import annotations
 

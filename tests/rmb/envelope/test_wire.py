@@ -104,7 +104,7 @@ class EnvelopeTests(SynchronousTestCase):
 
     @given(st.binary(max_size=300))
     def test_random_bytes(self, data: bytes) -> None:
-        """Either an envelope or an EnvelopeError; and then everything can be asked of it."""
+        """Random bytes are either decoded or raise EnvelopeError. All functions accept a decoded envelope."""
         try:
             envelope = wire.decode(data)
         except EnvelopeError:
@@ -263,7 +263,7 @@ class IdentityTests(SynchronousTestCase):
 
     @given(st.binary(min_size=65, max_size=65), st.binary(min_size=32, max_size=32))
     def test_random_signatures_are_invalid(self, signature: bytes, account: bytes) -> None:
-        """Never anything but SignatureInvalid, whatever the bytes."""
+        """Random bytes raise SignatureInvalid and no other error."""
         for kind in (b"e", b"s", b""):
             field = kind + signature[: 65 - len(kind)]
             self.assertRaises(SignatureInvalid, verify, field, b"message", account)
@@ -321,7 +321,7 @@ class TokenTests(SynchronousTestCase):
     """jwt.json; upstream's token tests."""
 
     def test_tokens_are_accepted_and_refused_as_in_the_table(self) -> None:
-        """A15: what is taken, what is refused and with which words."""
+        """A15: valid tokens are accepted, and all others are refused with the text of the table."""
         now = 1_800_000_000
         for row in vectors("jwt")["rows"]:
             for name in ("ed25519_token", "sr25519_token_sample", "token"):
@@ -437,7 +437,7 @@ class TokenTests(SynchronousTestCase):
 
     @given(st.one_of(st.binary(max_size=100), st.text("eyJ.{}01=", max_size=100).map(str.encode)))
     def test_random_bytes(self, data: bytes) -> None:
-        """Never anything but TokenError."""
+        """Random bytes raise TokenError and no other error."""
         try:
             token.parse(data)
         except TokenError as error:

@@ -115,7 +115,7 @@ class NodeTests(TestCase):
 
     @asynchronous
     async def test_a_twin_is_read_by_number_and_account(self) -> None:
-        """Upstream's twin 1: that account, no relay, no key."""
+        """Twin 1 of upstream has this account, no relay and no key."""
         await self.make()
         self.assertEqual(Twin(1, FIRST), await self.registry.get(1))
         self.assertEqual("relay.example", (await self.registry.get(2)).relay)

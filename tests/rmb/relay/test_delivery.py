@@ -113,7 +113,7 @@ class SessionBufferTests(SynchronousTestCase):
 
 
 class FakeSession:
-    """The connection of a session: what it got, and which pings wait."""
+    """Connection of a session that records its messages and its pings."""
 
     unsent = 0
 
@@ -141,7 +141,7 @@ class QueueStore:
         """Reads of earlier connections."""
         self.slow_reads = False
         self.failing = 0
-        """So many appends fail."""
+        """Number of appends that will fail."""
         self.told: list[str] = []
 
     def keep(self, session: Session, message: Message) -> Deferred[Any]:
@@ -248,7 +248,7 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(({}, False), (store.kept, current.catching_up))
 
     def check(self, current: Delivery) -> None:
-        """The sums are those of what is there, and the window is no larger than it may be, but for one message."""
+        """Check the counts of messages and bytes. The window is at most one read larger than its limit."""
         sizes = [len(message.data) for message in current._window]
         self.assertEqual(current._size, sum(sizes))
         self.assertEqual(current._backlog_size, sum(len(message.data) for message in current._backlog))
@@ -337,7 +337,9 @@ class DeliveryTests(SynchronousTestCase):
 
 
 class HandingTests(SynchronousTestCase):
-    """A client of the reference, which does not know what it has had: what was handed to it is not given again."""
+    """A client of the reference does not recognise repeated messages. So messages that were written to its connection
+    are not sent again.
+    """
 
     def setUp(self) -> None:
         self.pongs: list[bytes] = []
@@ -385,7 +387,7 @@ class HandingTests(SynchronousTestCase):
         self.assertEqual([message.settled for message in messages], [True, False, False])
 
     def test_messages_before_the_first_pong_are_stored(self) -> None:
-        """Until then it is unknown whether the client is still connected."""
+        """Before the first pong, it is unknown whether the client is still connected."""
         self.current.start()
         message = self.message()
         self.current.offer(message)
@@ -408,7 +410,7 @@ class HandingTests(SynchronousTestCase):
         self.assertEqual((self.store.kept, self.current.close()), ({}, []))
 
     def test_messages_are_stored_when_a_session_stops_answering(self) -> None:
-        """Then the queue keeps what is not confirmed, as before, and what comes from now on at once."""
+        """From then on, the queue stores unconfirmed messages, and all new messages at once."""
         self.current.start()
         self.answer()
         self.current.offer(self.message(b"1"))
@@ -436,7 +438,7 @@ class HandingTests(SynchronousTestCase):
         self.assertEqual(self.store.kept, {})
 
     def test_messages_are_stored_while_a_session_does_not_read(self) -> None:
-        """Until its connection has it."""
+        """Messages are stored until the session's connection has taken the earlier data."""
         self.current.start()
         self.answer()
         self.session.unsent = 1
@@ -907,7 +909,9 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.store.kept, {})
 
     def test_a_session_that_catches_up_is_read_for_up_to_its_window(self) -> None:
-        """A read is sent as a whole, so the window may be larger than allowed; it is full all the same."""
+        """The messages of a read are sent together, so the window may exceed its limit. Even so, no further read
+        follows while the window is full.
+        """
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         self.store.kept.update(dict.fromkeys(range(1, 13), b"kept"))
         self.current.wake()
@@ -949,7 +953,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.session.got, [b"window"])
 
     def test_new_messages_wait_behind_a_backlog_being_stored(self) -> None:
-        """Also when a read under way finds nothing."""
+        """The backlog goes first, even if a read that is under way finds nothing."""
         self.patch(delivery, "WINDOW_MESSAGES", 2)
         self.current.offer(self.message(b"window"))
         self.store.slow_reads = self.store.slow = True
@@ -1037,7 +1041,7 @@ class KeepingTests(SynchronousTestCase):
             self.assertEqual(len(self.store.kept), stored)
 
     def test_few_messages_are_unconfirmed(self) -> None:
-        """Then a session that logs each ping is pinged later."""
+        """With few unconfirmed messages, a session that logs pings is pinged later."""
         for number in range(1, delivery.FEW_IN_WINDOW + 2):
             self.current.offer(self.message())
             self.assertIs(self.current.has_few_unconfirmed, number < delivery.FEW_IN_WINDOW, number)

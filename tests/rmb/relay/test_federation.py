@@ -100,7 +100,7 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_A5_fail_fast_across(self) -> None:
-        """The other relay says 404; the sender is told with the text of that case, without a destination."""
+        """The other relay answers 404. The sender gets the text of that case, without a destination."""
         await self.two()
         self.twin("A", self.first.domain)
         b = self.twin("B", self.second.domain)
@@ -127,7 +127,9 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_A10_messages_are_stored_and_handed_over(self) -> None:
-        """Kept at the first while it is away from both, and handed over when it comes to the second."""
+        """The first relay stores a message while the twin is offline at both relays. It hands the message over when the
+        twin connects to the second.
+        """
         self.patch(federation, "RETRY_FIRST", 0.1)
         await self.two()
         both = f"{self.first.domain}_{self.second.domain}"
@@ -144,7 +146,9 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_A10_or_to_the_first(self) -> None:
-        """Then it has it from there, and the second is not asked any more."""
+        """The twin connects to the first relay, which delivers the message itself. The second relay is not asked any
+        more.
+        """
         await self.two()
         both = f"{self.first.domain}_{self.second.domain}"
         self.twin("A", self.first.domain)
@@ -158,7 +162,7 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_other_relays_are_tried_after_a_4xx(self) -> None:
-        """Weakness 10: one that refuses does not keep the message from one that takes it."""
+        """Weakness 10: a relay that refuses a message does not prevent another relay from accepting it."""
         await self.two()
         refusing, posts = await self.scripted(404)
         self.twin("A", self.first.domain)
@@ -172,7 +176,7 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_A9_retries_and_ranking(self) -> None:
-        """500, then no answer at all, then it works; who failed is tried last."""
+        """The relay answers 500, then nothing, and then accepts. A relay that failed is tried last."""
         self.patch(poster, "POST_TIMEOUT", 0.2)
         await self.two()
         failing, posts = await self.scripted(500, None, 202)
@@ -189,7 +193,9 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_unsigned_messages_count_against_the_sending_relay(self) -> None:
-        """The other relay counts it against this one: what such a twin sends is verified here from then on."""
+        """The other relay counts the message against this relay. From then on, this relay verifies the messages of such
+        a twin.
+        """
         await self.two()
         self.twin("A", self.first.domain), self.twin("C", self.first.domain)
         b = Session(self.twin("B", self.second.domain))
@@ -206,8 +212,8 @@ class ForwardTests(MemoryFederationCase):
 
     @asynchronous
     async def test_A9_expired_under_way(self) -> None:
-        """No relay accepts the message until it expires: the sender is told, and until then the message is in the
-        queue.
+        """No relay accepts the message before it expires. It stays in the queue until then, and the sender gets an
+        error.
         """
         self.patch(federation, "RETRY_FIRST", 0.2)
         await self.two()
@@ -254,7 +260,7 @@ class ForwardTests(MemoryFederationCase):
 
 
 class HostileTests(FederationCase):
-    """Other relays, and twins that name them, are nobody's friends."""
+    """Hostile relays, and twins that name such relays."""
 
     @asynchronous
     async def test_a_hanging_relay_does_not_delay_messages_to_others(self) -> None:
@@ -272,7 +278,7 @@ class HostileTests(FederationCase):
 
     @asynchronous
     async def test_an_endless_answer_is_read_for_some_kilobytes(self) -> None:
-        """Is read for some kilobytes; the status counts."""
+        """Only some kilobytes of the answer are read, and its status decides."""
 
         reactor = self.reactor
 
@@ -322,7 +328,7 @@ class HostileTests(FederationCase):
 
 
 class IntakeTests(FederationCase):
-    """Weakness 2: what anybody can POST."""
+    """Weakness 2: requests that anybody can POST."""
 
     async def make(self, **options: Any) -> None:
         self.one = await self.named_relay(**options)
@@ -370,7 +376,9 @@ class IntakeTests(FederationCase):
 
     @asynchronous
     async def test_for_a_session_that_does_not_read(self) -> None:
-        """A sender here would be held; another relay is told to try again. Answers, which it asked for, are taken."""
+        """A local sender would be paused, and another relay is asked to retry. Answers to the relay's own twins are
+        accepted.
+        """
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         self.patch(switch, "BACKLOG_MESSAGES", 2)
         await self.make()
@@ -391,7 +399,9 @@ class IntakeTests(FederationCase):
 
     @asynchronous
     async def test_each_message_counts_once(self) -> None:
-        """Whoever has got one can bring it again: it is not carried again, and uses up nothing of its sender's."""
+        """Anybody who has a message can post it again. The repetition is not delivered, and uses nothing of its
+        sender's share.
+        """
         await self.make()
         message = self.message()
         for _ in range(5):
@@ -483,7 +493,7 @@ class IntakeTests(FederationCase):
 
 
 class StartTests(MemoryFederationCase):
-    """A relay that has just been started: its sessions come back in a moment, and nobody is told that they are away."""
+    """A relay was just started. Its sessions return in a moment, so no sender gets the error that they are offline."""
 
     @asynchronous
     async def test_sessions_that_come_back_after_a_start_are_waited_for(self) -> None:
@@ -637,7 +647,7 @@ class PassTests(SynchronousTestCase):
         self.assertEqual(([], 1), (done, len(self.queue)))
 
     def test_a_refusal_by_all_relays_is_reported_to_the_sender(self) -> None:
-        """Each relay is asked once; then the sender is told."""
+        """Each relay is asked once. Then the sender gets the error."""
         answers = Answers(r1=[404], r2=[400])
         done = self.forward(self.federation(answers), "r1", "r2")
         self.assertEqual({"r1", "r2"}, set(answers.asked))

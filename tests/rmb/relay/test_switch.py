@@ -447,7 +447,7 @@ class EnqueueTests(SwitchCase):
         self.b, self.wire_b = self.connect(B)
 
     def answer_appends(self) -> list[Deferred[Any]]:
-        """Let the test answer the appends of the queue."""
+        """Record the queue's appends, so that the test can answer them."""
         waiting: list[Deferred[Any]] = []
 
         def append(*arguments: Any) -> Deferred[Any]:
@@ -499,7 +499,7 @@ class EnqueueTests(SwitchCase):
 
 
 class ExpiredTests(SwitchCase):
-    """Kept messages whose life is over."""
+    """Stored messages that have expired."""
 
     def test_senders_at_this_relay_are_notified_of_expiry(self) -> None:
         """Connected or not; a notice for a session of another relay would stay in the queue for ever."""

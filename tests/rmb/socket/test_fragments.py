@@ -89,7 +89,7 @@ class FragmentsTests(SynchronousTestCase):
 
 
 class _Counting:
-    """A share whose clock goes on by a millisecond whenever it is looked at."""
+    """TurnShare whose clock advances by a millisecond each time it is read."""
 
     def __init__(self, share: Any) -> None:
         self._share = share
@@ -114,10 +114,10 @@ class _Counting:
 
 
 class FloodTests(SocketPairCase):
-    """Whoever sends them, others go on."""
+    """Floods of fragments delay no other session."""
 
     async def empties(self, number: int) -> RawTwin:
-        """A session that has sent so many empty fragments of one message."""
+        """Return a session that has sent ``number`` empty fragments of one message."""
         a, self.b = await self.pair()
         a.socket.transport.write(frames.encode(BEGINNING, b"", b"mask") + EMPTY * number)
         return a

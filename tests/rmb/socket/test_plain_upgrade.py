@@ -175,7 +175,7 @@ class PlainUpgradeTests(SynchronousTestCase):
         self.assertEqual(len(self.factory.guard), 0)
 
     def test_unparsable_requests_end_the_connection_without_traceback(self) -> None:
-        """An exception of Twisted's parser ends the connection, and is no traceback in the log."""
+        """An exception of Twisted's parser ends the connection, and writes no traceback to the log."""
         self.door.dataReceived(b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n")
         self.assertFalse(self.transport.connected)
         self.assertEqual(self.flushLoggedErrors(), [])

@@ -70,7 +70,7 @@ class AgreementTests(SynchronousTestCase):
 
 
 class RekeyTests(SynchronousTestCase):
-    """Keys change after so many messages, in each direction for itself."""
+    """Each direction changes its key after a number of messages."""
 
     AFTER = 8
 

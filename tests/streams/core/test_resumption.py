@@ -1,4 +1,4 @@
-"""RESUME before it is confirmed: nothing of the stream changes, whoever made it."""
+"""Unconfirmed RESUMEs: they change nothing of the stream, whoever made them."""
 
 from __future__ import annotations
 
@@ -171,7 +171,9 @@ class ManyResumesTests(ForgeryCase):
     """Several RESUMEs wait for their confirmation at a time."""
 
     def test_forged_resumes_do_not_displace_the_real_resume(self) -> None:
-        """So many wait, through one server; the real one is the newest, and confirms."""
+        """The relay's places fill with forged RESUMEs through one server. The real RESUME is the newest, and is
+        confirmed.
+        """
         one, two = self.open()
         forger = self.forger()
         for turn in range(3 * MAX_ANSWERS):
@@ -191,7 +193,7 @@ class ManyResumesTests(ForgeryCase):
         self.assertEqual(self.b.transports, 1)
 
     def test_forged_resumes_through_another_server_do_not_count(self) -> None:
-        """The relay that forges has places of its own: it ends none that came over another connection."""
+        """The forging relay has places of its own. It evicts no RESUME that came over another connection."""
         one, two = self.open()
         forger = self.forger()
         self.forge(forger, self.position(one))
@@ -228,7 +230,7 @@ class ManyResumesTests(ForgeryCase):
 
 
 class LateTests(ForgeryCase):
-    """The old transport goes on carrying until a move is confirmed: what it brings is neither lost nor given twice."""
+    """Until a move is confirmed, the old transport carries the stream. No data is lost or delivered twice."""
 
     def catch(self) -> tuple[list[Frame], Any]:
         """Keep all later frames of the server for B; return them, and the port that delivers them."""

@@ -185,7 +185,7 @@ class _Nothing:
 
 
 class AdmissionTests(ServerCase):
-    """Lists and hook."""
+    """Lists of allowed and denied keys, and the hook."""
 
     options: dict[str, Any] = {}
 
@@ -243,7 +243,7 @@ class AdmissionTests(ServerCase):
         self.assertRaises(ListError, KeyList, path)
 
     def test_a_change_that_leaves_time_and_size_as_they_were(self) -> None:
-        """For instance, a list that could not be read gets its permissions."""
+        """For instance, an unreadable list becomes readable."""
         path = self.write("deny", KEYS["A"])
         status = os.stat(path)
         deny = KeyList(path)

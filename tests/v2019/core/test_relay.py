@@ -68,7 +68,7 @@ class FakePort:
 
 
 def feed(relay: Relay, peer: RelayPeer, *frames: Frame) -> None:
-    """Give frames in one piece."""
+    """Pass all frames in one piece."""
     data = bytearray(b"".join(frame.encode() for frame in frames))
     assert relay.receive_frames(peer, data, len(data)) == len(data)
 
@@ -172,7 +172,7 @@ class RelayTests(RelayCase):
         self.peers[0] = self.relay.add(KEYS[0], self.ports[0])
 
     def test_the_transports_of_a_lost_peer_are_closed_a_few_at_a_time(self) -> None:
-        """Until then its other ends may send: that goes nowhere, and nobody is held for it."""
+        """While the rest is being closed, data from the other ends is dropped, and no sender is paused."""
         for number in range(10):
             self.open(0, 1, 2 * number)
         a, b = self.peers[:2]
@@ -349,7 +349,7 @@ class CongestionTests(RelayCase):
         self.assertEqual((len(self.peers[0].routes), self.relay.drops), (10, {}))
 
     def test_one_of_many_has_its_share_when_there_is_little_room(self) -> None:
-        """Above the limit of a peer's queue a route that has more than its share ends; one that has less goes on."""
+        """Above the limit of a peer's queue, a route with more than its share ends. A route with less stays open."""
         for own_id in range(2, 34, 2):
             self.open(0, 1, own_id)
         self.ports[1].waiting = PEER_QUEUE_LIMIT + 1

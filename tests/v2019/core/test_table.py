@@ -52,7 +52,7 @@ REMOTE = SecKey.from_seed(b"remote").public
 
 
 def feed(core: ClientConnection, *frames: Frame) -> list[Event]:
-    """Give frames in one piece."""
+    """Pass all frames in one piece."""
     data = bytearray(b"".join(frame.encode() for frame in frames))
     taken, events = core.receive_frames(data, len(data))
     if core.broken is not None:
@@ -178,7 +178,7 @@ class StateTests(ClientCase):
 
 
 class SendTests(ClientCase):
-    """Windows and identifiers."""
+    """Windows and identifiers of sent frames."""
 
     def test_many_frames_in_flight(self) -> None:
         for number in range(100):
@@ -432,7 +432,7 @@ class SecureTests(SynchronousTestCase):
         self.assertEqual(self.types(self.b), [])
 
     def test_small_reads_are_acknowledged_together(self) -> None:
-        """However often the application reads before the ACK goes out."""
+        """One ACK is sent, however often the application reads before it."""
         self.open()
         for _ in range(3):
             self.a.send(self.at_a, bytes(INITIAL_WINDOW // 4 - 2000))

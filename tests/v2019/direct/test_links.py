@@ -28,7 +28,7 @@ PORT = 25
 
 
 class Stranger(Protocol):
-    """Somebody who connects with plain TCP."""
+    """Client that connects with plain TCP."""
 
     def __init__(self) -> None:
         self.got = b""
@@ -147,7 +147,7 @@ class DirectLinkTests(LinkCase):
 
 
 class StrangerTests(LinkCase):
-    """Those without a ticket hear nothing."""
+    """A client without a ticket gets no answer."""
 
     def write(self, stranger: Stranger, data: bytes) -> None:
         stranger.transport.write(data)  # type: ignore[union-attr]

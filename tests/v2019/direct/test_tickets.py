@@ -53,7 +53,7 @@ class TicketTests(SynchronousTestCase):
 
 
 class HandshakeTests(SynchronousTestCase):
-    """Both ends of a link."""
+    """Handshake of the two ends of a direct link."""
 
     def setUp(self) -> None:
         self.tickets = Tickets()

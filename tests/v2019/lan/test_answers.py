@@ -1,4 +1,4 @@
-"""The sender's rules: it is silent, but to those who ask for its number."""
+"""The sender's rules: it answers only queries for its own number."""
 
 from __future__ import annotations
 

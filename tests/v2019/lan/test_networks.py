@@ -16,7 +16,7 @@ OFFICE = Interface("eth0", 2, IPv4Address("10.0.0.5"), IPv4Network("10.0.0.0/8")
 
 
 class Running:
-    """What runs on an address."""
+    """Service that runs on an address."""
 
     def __init__(self, log: list[tuple[str, Interface]], interface: Interface) -> None:
         self.log = log

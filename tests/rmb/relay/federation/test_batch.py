@@ -25,7 +25,7 @@ messages = st.lists(st.tuples(st.binary(max_size=50), st.booleans()), min_size=1
 
 
 class WireTests(SynchronousTestCase):
-    """Bytes and back."""
+    """Batches are decoded as they were encoded."""
 
     @given(messages)
     def test_written_batches_are_read_back(self, sent: list[tuple[bytes, bool]]) -> None:
@@ -194,7 +194,7 @@ class PosterTests(FederationCase):
 
     @asynchronous
     async def test_answers_that_make_no_sense(self) -> None:
-        """A message that is none of these, one twice, what is no line: whatever it is, each has one answer."""
+        """A line that is malformed, repeated or for an unknown message changes nothing. Each message has one answer."""
         for lines, expected in (
             (b"7 202\n", [0, 0]),
             (b"0 202\n0 500\n", [202, 0]),

@@ -165,7 +165,7 @@ class SlotsTests(SynchronousTestCase):
         )
     )
     def test_every_message_has_exactly_a_single_attempt(self, steps: list[tuple[str, int, int]]) -> None:
-        """Whatever comes, limits hold, and in the end nobody was forgotten."""
+        """The limits hold in any order of events, and in the end every message has had its attempt."""
         slots: Slots[int] = Slots()
         added = 0
         running: dict[int, frozenset[str]] = {}

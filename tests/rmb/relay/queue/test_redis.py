@@ -55,7 +55,7 @@ class QueueTests(RedisCase):
 
     @asynchronous
     async def test_messages_are_serialised_as_by_the_reference(self) -> None:
-        """The reference's stream: one entry, the field _, the bytes; EXPIRE 3600."""
+        """An entry of the reference's stream has the field ``_`` with the bytes. EXPIRE is 3600."""
         queue = await self.queue()
         number = await queue.append("0", b"\0body\xff", 1e12)
         entries = self.redis.xrange("stream:0")
@@ -172,7 +172,7 @@ class RedisFloodTests(RedisCase, test_relay.FloodTests):
 class ExpiryTests(RedisCase, test_relay.SocketPairCase):
     @asynchronous
     async def test_a_notice_comes_from_behind_others(self) -> None:
-        """The sender is told when the life of its message ends, also where the receiver stays away."""
+        """The sender is notified when the life of its message ends, even if the receiver stays away."""
         a, b = await self.pair(queue=self.url)
         await b.drop()
         await self.until(lambda: len(self.one.switch.sessions) == 1)

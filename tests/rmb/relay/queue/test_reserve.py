@@ -19,7 +19,7 @@ class ReserveTests(SynchronousTestCase):
         self.allocate = os.posix_fallocate
 
     def make_disk(self, size: int) -> None:
-        """Let no file grow beyond ``size`` bytes."""
+        """Make a disk on which no file can grow beyond ``size`` bytes."""
 
         def limited(descriptor: int, offset: int, length: int) -> None:
             if offset + length > size:

@@ -95,7 +95,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.failureResultOf(self.append("3", b"x" * 100))
 
     def test_expired_messages_are_removed_and_returned(self) -> None:
-        """Taken out, with whose they were."""
+        """Expired messages are removed, and returned with their sessions."""
         self.append("1", b"old", 5.0)
         self.append("2", b"new", 15.0)
         self.assertEqual([("1", b"old")], self.successResultOf(self.queue.expired(10.0)))
@@ -113,7 +113,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertEqual((self.dropped, self.queue.total), ([("1", 1)], 100))
 
     def test_messages_of_the_relay_itself_have_no_share(self) -> None:
-        """Only twins are limited to a part of what is kept."""
+        """The share of one sender limits only messages of twins."""
         queue = SQLiteQueue(":memory:", self.clock, QueueLimits(100, 100, 800))
         for number in range(8):
             queue.append(str(number), bytes(100), 10.0)
@@ -137,7 +137,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(self.queue.read("1", None)), [second])
 
     def test_messages_for_other_relays_are_taken_once(self) -> None:
-        """Until the relay asks for all of them again."""
+        """Messages for other relays are taken once, until the relay asks for all of them again."""
         self.patch(sqlite, "BATCH", 2)
         queue = SQLiteQueue(":memory:", self.clock)
         for number in range(5):
@@ -245,7 +245,7 @@ class TroubleTests(SynchronousTestCase):
         return [self.successResultOf(one) for one in waiting]
 
     def test_a_commit_that_fails_fails_its_appends(self) -> None:
-        """Also when the database cannot be read afterwards."""
+        """The appends fail even if the database cannot be read afterwards."""
         for full in (("COMMIT",), ("COMMIT", "SELECT")):
             waiting = [self.append() for _ in range(2)]
             self.disk.full = full
