@@ -398,9 +398,9 @@ OF_DISCOVERY: dict[str, tuple[str, Sequence[Change]]] = {
         _ENTRIES,
         [
             (
-                "        except KeyError:\n            return fail(EntryNotFound())",
-                '                db.execute("DELETE FROM entries WHERE static = ?", (deletion.static,))\n'
-                "        except KeyError:\n            return fail(EntryNotFound())",
+                "                deletion.static,\n            ),\n        )\n",
+                "                deletion.static,\n            ),\n        )\n"
+                '        self._db.execute("DELETE FROM entries WHERE static = ?", (deletion.static,))\n',
             )
         ],
     ),

@@ -196,7 +196,7 @@ class DiscoveryUnderTest(StoreUnderTest):
 
     def open(self) -> None:
         try:
-            self._store = SQLiteStore(self.path, at_turn_end=at_turn_end(self._clock) if self.durable else None)
+            self._store = SQLiteStore(self.path, at_turn_end=at_turn_end(self._clock), durable=self.durable)
         except StoreError as error:
             raise OSError(str(error)) from None
 

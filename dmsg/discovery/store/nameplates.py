@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred, DeferredLock, fail, succeed
@@ -41,12 +42,7 @@ class SQLiteNameplates:
     def claim(
         self, static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float
     ) -> Deferred[int]:
-        try:
-            with self._changes.change():
-                number = self._claim(static, numbers, place, limit, now, ends)
-        except sqlite3.Error:
-            return fail()
-        return self._changes.acknowledge(number)
+        return self._changes.make(partial(self._claim, static, numbers, place, limit, now, ends))
 
     def _claim(self, static: str, numbers: Sequence[int], place: str, limit: float, now: float, ends: float) -> int:
         db = self._db
@@ -73,13 +69,11 @@ class SQLiteNameplates:
             return fail()
 
     def release(self, number: int, static: str, now: float) -> Deferred[None]:
-        try:
-            with self._changes.change():
-                check_stored(self._stored("number", number), now, static)
-                self._db.execute("DELETE FROM nameplates WHERE number = ?", (number,))
-        except (EntryNotFound, sqlite3.Error):
-            return fail()
-        return self._changes.acknowledge(None)
+        return self._changes.make(partial(self._release, number, static, now))
+
+    def _release(self, number: int, static: str, now: float) -> None:
+        check_stored(self._stored("number", number), now, static)
+        self._db.execute("DELETE FROM nameplates WHERE number = ?", (number,))
 
 
 # The keys in Redis are: a hash from number to "<key> <place>"; a hash from key to number; a hash from place to the

@@ -84,7 +84,7 @@ async def open_store(
 
     if kind == "memory":
         return SQLiteStore(":memory:", limit, random, on_dropped)
-    file = SQLiteStore(rest, limit, on_dropped=on_dropped, at_turn_end=at_turn_end(reactor) if durable else None)
+    file = SQLiteStore(rest, limit, on_dropped=on_dropped, at_turn_end=at_turn_end(reactor), durable=durable)
     try:
         await file.shift_times(clock())
     except file.failures as error:

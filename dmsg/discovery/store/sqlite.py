@@ -6,13 +6,14 @@ import json
 import math
 import sqlite3
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
 from dmsg.databases import prepare_database
-from dmsg.discovery.entries.entry import Entry, EntryInvalid
+from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.entries.rules import (
     NEVER,
     TOMBSTONE_TTL,
@@ -142,15 +143,16 @@ class SQLiteStore:
     A statement takes some tens of microseconds, so statements run in the reactor thread. A change for which the client
     has got an answer survives ``kill -9``. A change does not wait for the disk (``synchronous=NORMAL``), so a power
     failure loses the changes that the operating system has not written yet, at most those since SQLite's last
-    checkpoint. A power failure never damages the file. In a durable store, the changes of a reactor turn wait together
-    for the disk (``synchronous=FULL``), and none is lost.
+    checkpoint. A power failure never damages the file. In a durable store, each transaction waits for the disk
+    (``synchronous=FULL``), and no change is lost.
 
     :param path: path of the file; ``:memory:`` stores entries in memory until the store is closed.
     :param limit: maximum number of bytes of entries that are kept; the file becomes about twice as large.
     :param random: random numbers with which servers are drawn, if the draw has to be repeatable.
     :param on_dropped: called for entries that the store drops.
-    :param at_turn_end: makes the store durable, and schedules its commits; see
-        :class:`~dmsg.discovery.store.transaction.Changes`.
+    :param at_turn_end: schedules the transaction for the changes of a reactor turn; None for a transaction for each
+        change (:class:`~dmsg.discovery.store.transaction.Changes`).
+    :param durable: whether changes in a file survive a power failure.
     """
 
     failures: tuple[type[Exception], ...] = (sqlite3.Error,)
@@ -163,6 +165,7 @@ class SQLiteStore:
         on_dropped: Dropped = ignore_dropped,
         *,
         at_turn_end: AtTurnEnd | None = None,
+        durable: bool = False,
     ) -> None:
         """Open or create the file.
 
@@ -173,7 +176,7 @@ class SQLiteStore:
         try:
             with prepare_database(path, 5.0) as self._db:
                 self._db.execute("PRAGMA journal_mode=WAL")
-                self._db.execute(f"PRAGMA synchronous={'FULL' if at_turn_end else 'NORMAL'}")
+                self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
                 if random is not None:
                     self._db.create_function("random", 0, lambda: random.getrandbits(63))
                 with transaction(self._db):
@@ -195,43 +198,41 @@ class SQLiteStore:
         return PresentState(Head(int(row[0]), row[1], bool(row[2]), row[3]), row[4], bool(row[5])), row[6]
 
     def post(self, entry: Entry, now: float, terms: Terms = Terms()) -> Deferred[bool]:
-        db = self._db
+        return self._changes.make(partial(self._post, entry, now, terms))
+
+    def _post(self, entry: Entry, now: float, terms: Terms) -> bool:
+        present, planned = self._read_state(entry.static)
+        decision = decide_post(present, entry, now, terms)
+        check_at = planned if decision.keeps_check and planned is not None else decision.check_at
+        body = entry.to_json()
+        self._db.execute(
+            _POST,
+            (
+                entry.static,
+                str(entry.sequence),
+                time_order(entry.timestamp),
+                body,
+                now,
+                is_listable(entry),
+                not terms.refreshes,
+                now,
+                check_at,
+                kind(entry),
+                terms.place,
+                size_of(body),
+                ends(now, terms.lasts),
+                target(entry),
+                decision.checked,
+            ),
+        )
         dropped: list[tuple[str, str]] = []
-        try:
-            with self._changes.change():
-                present, planned = self._read_state(entry.static)
-                decision = decide_post(present, entry, now, terms)
-                check_at = planned if decision.keeps_check and planned is not None else decision.check_at
-                body = entry.to_json()
-                db.execute(
-                    _POST,
-                    (
-                        entry.static,
-                        str(entry.sequence),
-                        time_order(entry.timestamp),
-                        body,
-                        now,
-                        is_listable(entry),
-                        not terms.refreshes,
-                        now,
-                        check_at,
-                        kind(entry),
-                        terms.place,
-                        size_of(body),
-                        ends(now, terms.lasts),
-                        target(entry),
-                        decision.checked,
-                    ),
-                )
-                size, load, total = self._loads_of(terms.place)
-                if max(size, load) > terms.most:
-                    dropped += self._shrink_place(terms.place, terms.most)
-                if total > self._limit:
-                    dropped += self._make_room()
-        except (EntryInvalid, sqlite3.Error):
-            return fail()
+        size, load, total = self._loads_of(terms.place)
+        if max(size, load) > terms.most:
+            dropped += self._shrink_place(terms.place, terms.most)
+        if total > self._limit:
+            dropped += self._make_room()
         self._tell(dropped)
-        return self._changes.acknowledge(decision.first)
+        return decision.first
 
     def _make_room(self) -> list[tuple[str, str]]:
         """Drop entries until the store is within its limit, but at most :data:`ROOM_AT_ONCE` entries.
@@ -317,27 +318,25 @@ class SQLiteStore:
         return fail(EntryNotFound()) if row is None or row[0] is None else succeed(row[0])
 
     def delete(self, deletion: Deletion, now: float) -> Deferred[None]:
-        db = self._db
+        return self._changes.make(partial(self._delete, deletion, now))
+
+    def _delete(self, deletion: Deletion, now: float) -> None:
+        present, _ = self._read_state(deletion.static)
         try:
-            with self._changes.change():
-                present, _ = self._read_state(deletion.static)
-                check_deletion(None if present is None else present.head, deletion)
-                db.execute(
-                    "UPDATE entries SET time_order = ?, json = NULL, listable = 0, size = ?, ends = ?, deletion = ? "
-                    "WHERE static = ?",
-                    (
-                        time_order(deletion.timestamp),
-                        OVERHEAD,
-                        ends(now, TOMBSTONE_TTL),
-                        deletion.to_json(),
-                        deletion.static,
-                    ),
-                )
+            check_deletion(None if present is None else present.head, deletion)
         except KeyError:
-            return fail(EntryNotFound())
-        except (EntryInvalid, sqlite3.Error):
-            return fail()
-        return self._changes.acknowledge(None)
+            raise EntryNotFound from None
+        self._db.execute(
+            "UPDATE entries SET time_order = ?, json = NULL, listable = 0, size = ?, ends = ?, deletion = ? "
+            "WHERE static = ?",
+            (
+                time_order(deletion.timestamp),
+                OVERHEAD,
+                ends(now, TOMBSTONE_TTL),
+                deletion.to_json(),
+                deletion.static,
+            ),
+        )
 
     def available(self, limit: int, since: float) -> Deferred[list[bytes]]:
         rows = self._db.execute(
@@ -364,22 +363,26 @@ class SQLiteStore:
         return succeed([row[0] for row in rows])
 
     def due(self, limit: int, now: float, next_check: float) -> Deferred[list[DueServer]]:
-        try:
-            with self._changes.change():
-                rows = self._db.execute(
-                    "SELECT static, json, place, quiet, checked FROM entries WHERE listable AND look_at <= ? "
-                    "ORDER BY look_at LIMIT ?",
-                    (now, limit),
-                ).fetchall()
-                for static, *_ in rows:
-                    self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_check, static))
-        except sqlite3.Error:
-            return fail()
-        return succeed([DueServer(body, place, not quiet, bool(checked)) for _, body, place, quiet, checked in rows])
+        return self._changes.make(partial(self._due, limit, now, next_check))
+
+    def _due(self, limit: int, now: float, next_check: float) -> list[DueServer]:
+        rows = self._db.execute(
+            "SELECT static, json, place, quiet, checked FROM entries WHERE listable AND look_at <= ? "
+            "ORDER BY look_at LIMIT ?",
+            (now, limit),
+        ).fetchall()
+        for static, *_ in rows:
+            self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_check, static))
+        return [DueServer(body, place, not quiet, bool(checked)) for _, body, place, quiet, checked in rows]
 
     def record_check(
         self, static: str, target: str, at: float | None, next_check: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
+        return self._changes.make(partial(self._record_check, static, target, at, next_check, lasts, listed))
+
+    def _record_check(
+        self, static: str, target: str, at: float | None, next_check: float, lasts: float, listed: bool
+    ) -> None:
         if at is None:
             self._db.execute(
                 "UPDATE entries SET look_at = ?, checked = checked AND ? WHERE static = ? AND listable AND target = ?",
@@ -392,35 +395,31 @@ class SQLiteStore:
                 "ends = CASE WHEN quiet THEN max(ends, ?) ELSE ends END WHERE static = ? AND listable AND target = ?",
                 (at, next_check, at, ends(at, lasts), static, target),
             )
-        return succeed(None)
 
     def shift_times(self, now: float) -> Deferred[None]:
-        try:
-            with self._changes.change():
-                self._db.execute("UPDATE entries SET posted = ? WHERE posted > ?", (now, now))
-                self._db.execute("UPDATE entries SET seen = ? WHERE listable AND seen > ?", (now, now))
-                self._db.execute(
-                    "UPDATE entries SET look_at = ? WHERE listable AND look_at > ? AND look_at < ?",
-                    (now, now + LATEST_CHECK, NEVER),
-                )
-        except sqlite3.Error:
-            return fail()
-        return succeed(None)
+        # A discovery that starts calls this method before the reactor has turns.
+        return self._changes.make_at_once(partial(self._shift_times, now))
+
+    def _shift_times(self, now: float) -> None:
+        self._db.execute("UPDATE entries SET posted = ? WHERE posted > ?", (now, now))
+        self._db.execute("UPDATE entries SET seen = ? WHERE listable AND seen > ?", (now, now))
+        self._db.execute(
+            "UPDATE entries SET look_at = ? WHERE listable AND look_at > ? AND look_at < ?",
+            (now, now + LATEST_CHECK, NEVER),
+        )
 
     def sweep(self, now: float, limit: int) -> Deferred[int]:
-        try:
-            with self._changes.change():
-                rows = self._db.execute(
-                    "SELECT static, place, json IS NULL FROM entries WHERE ends <= ? ORDER BY ends LIMIT ?",
-                    (now, limit),
-                ).fetchall()
-                self._db.executemany("DELETE FROM entries WHERE static = ?", [(static,) for static, _, _ in rows])
-                dropped = self._make_room()
-        except sqlite3.Error:
-            return fail()
-        self._tell(dropped)
+        return self._changes.make(partial(self._sweep, now, limit))
+
+    def _sweep(self, now: float, limit: int) -> int:
+        rows = self._db.execute(
+            "SELECT static, place, json IS NULL FROM entries WHERE ends <= ? ORDER BY ends LIMIT ?",
+            (now, limit),
+        ).fetchall()
+        self._db.executemany("DELETE FROM entries WHERE static = ?", [(static,) for static, _, _ in rows])
+        self._tell(self._make_room())
         self._tell([("deleted" if was_deleted else "ended", place) for _, place, was_deleted in rows])
-        return succeed(len(rows))
+        return len(rows)
 
     def count(self) -> Deferred[int]:
         return succeed(self._fetch_one("SELECT sum(number) FROM counts"))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.python.failure import Failure
 
 from dmsg.discovery.store.base import StoreContended
 from dmsg.net.turn_end import AtTurnEnd
 
 ATTEMPTS = 8
 """Maximum number of attempts at a change in Redis. If other processes interfere with all of them, the change fails."""
-ROLLED_BACK = "SQLite has rolled back the changes of this reactor turn"
 
 Result = TypeVar("Result")
 
@@ -36,87 +36,76 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 class Changes:
-    """Atomic changes of a database, and their acknowledgements.
+    """Atomic changes of a database.
 
-    Without ``at_turn_end``, each change is a transaction of its own, and is acknowledged at once. With it, all changes
-    of a reactor turn are one transaction. They are committed at the end of the turn, and acknowledged after that. In a
-    durable store each commit waits for the disk, so a commit for each change would make the store slow.
+    Without ``at_turn_end``, each change is made at once, in a transaction of its own. With it, changes wait for the end
+    of the reactor turn, and are then made in one transaction, in the order in which they were requested. A transaction
+    for each change would take twice the time, and in a durable store each transaction waits for the disk. The database
+    is locked only while the changes are made, not while requests are parsed and signatures are verified.
     """
 
     def __init__(self, db: sqlite3.Connection, at_turn_end: AtTurnEnd | None = None) -> None:
         self._db = db
         self._at_turn_end = at_turn_end
-        self._is_open = False
-        self._waiting: list[Callable[[sqlite3.Error | None], None]] = []
+        self._waiting: list[tuple[Callable[[], Any], Deferred[Any]]] = []
 
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        """Context manager that makes all changes within it or, after an exception, none of them.
+    def make(self, change: Callable[[], Result]) -> Deferred[Result]:
+        """Make a change. The Deferred fires with the result of ``change`` once the change is committed.
 
-        The exception is raised again.
+        If ``change`` raises an exception, nothing of this change is written, and the Deferred fails with the exception.
+        If the transaction cannot be committed, the Deferreds of all changes in it fail with the same error.
         """
         if self._at_turn_end is None:
-            with transaction(self._db):
-                yield
-            return
-        self._begin(self._at_turn_end)
-        self._db.execute("SAVEPOINT change")
-        try:
-            yield
-            self._db.execute("RELEASE change")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK TO change")
-                self._db.execute("RELEASE change")
-            raise
-
-    def acknowledge(self, value: Result) -> Deferred[Result]:
-        """Return a Deferred that fires with a value once the last change is committed. It fails with
-        ``sqlite3.Error`` if the change cannot be committed."""
-        if self._at_turn_end is None:
-            return succeed(value)
+            return self._make_now(change)
+        if not self._waiting:
+            self._at_turn_end(self.commit)
         deferred: Deferred[Result] = Deferred()
-
-        def committed(error: sqlite3.Error | None) -> None:
-            if error is None:
-                deferred.callback(value)
-            else:
-                deferred.errback(error)
-
-        self._waiting.append(committed)
+        self._waiting.append((change, deferred))
         return deferred
 
-    def commit(self) -> None:
-        """Commit the changes that are not committed yet."""
-        if not self._is_open:
-            return
-        self._is_open = False
-        error: sqlite3.Error | None = None
+    def make_at_once(self, change: Callable[[], Result]) -> Deferred[Result]:
+        """Make the changes that wait, and then this change in a transaction of its own."""
+        self.commit()
+        return self._make_now(change)
+
+    def _make_now(self, change: Callable[[], Result]) -> Deferred[Result]:
         try:
-            if not self._db.in_transaction:
-                raise sqlite3.OperationalError(ROLLED_BACK)
-            self._db.execute("COMMIT")
-        except sqlite3.Error as caught:
-            error = caught
-            if self._db.in_transaction:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-        self._acknowledge_all(error)
+            with transaction(self._db):
+                result = change()
+        except Exception:
+            return fail()
+        return succeed(result)
 
-    def _begin(self, at_turn_end: AtTurnEnd) -> None:
-        if self._is_open and not self._db.in_transaction:
-            # After some errors, such as a full disk, SQLite rolls back the whole transaction.
-            self._is_open = False
-            self._acknowledge_all(sqlite3.OperationalError(ROLLED_BACK))
-        if not self._is_open:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._is_open = True
-            at_turn_end(self.commit)
-
-    def _acknowledge_all(self, error: sqlite3.Error | None) -> None:
+    def commit(self) -> None:
+        """Make the changes that wait, in one transaction, and fire their Deferreds."""
         waiting, self._waiting = self._waiting, []
-        for acknowledge in waiting:
-            acknowledge(error)
+        if not waiting:
+            return
+        results: list[Any]
+        try:
+            with transaction(self._db):
+                results = [self._attempt(change) for change, _ in waiting]
+        except Exception:
+            # The result of each change, including a refusal, may depend on earlier changes of the transaction.
+            results = [Failure() for _ in waiting]
+        for (_, deferred), result in zip(waiting, results, strict=True):
+            # A Failure makes the Deferred fail.
+            deferred.callback(result)
+
+    def _attempt(self, change: Callable[[], Any]) -> Any:
+        """Make one change of a transaction; return its result, or a Failure if nothing of the change was written."""
+        db = self._db
+        db.execute("SAVEPOINT change")
+        try:
+            result = change()
+        except Exception:
+            # After some errors, such as a full disk, SQLite rolls back the whole transaction.
+            if not db.in_transaction:
+                raise
+            db.execute("ROLLBACK TO change")
+            result = Failure()
+        db.execute("RELEASE change")
+        return result
 
 
 async def attempt(change: Callable[[], Awaitable[Result | None]]) -> Result:

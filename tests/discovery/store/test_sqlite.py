@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from hypothesis import given, strategies as st
 from twisted.internet import reactor
@@ -19,6 +20,7 @@ from dmsg.discovery.entries.rules import (
 )
 from dmsg.discovery.store.base import OVERHEAD, StoreError
 from dmsg.discovery.store.sqlite import SQLiteStore
+from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.turn_end import at_turn_end
 from dmsg.testing.disk import Disk, Operation
@@ -51,7 +53,7 @@ class DurableStoreTests(StoreMixin, TestCase):
     """A durable store in a file, whose changes of a reactor turn are one transaction."""
 
     def setUp(self) -> None:
-        self.store = SQLiteStore(self.mktemp(), at_turn_end=at_turn_end(reactor))
+        self.store = SQLiteStore(self.mktemp(), at_turn_end=at_turn_end(reactor), durable=True)
         self.addCleanup(self.store.close)
 
 
@@ -63,7 +65,7 @@ class TurnTests(SynchronousTestCase):
         context = sqlite_on(self.disk)
         context.__enter__()
         self.addCleanup(context.__exit__, None, None, None)
-        self.store = SQLiteStore("store", at_turn_end=at_turn_end(self.clock))
+        self.store = SQLiteStore("store", at_turn_end=at_turn_end(self.clock), durable=True)
         self.addCleanup(lambda: self.store.close())
         self.entries = [client_entry(key=SecKey.from_seed(b"%d" % number)) for number in range(4)]
 
@@ -78,12 +80,57 @@ class TurnTests(SynchronousTestCase):
         self.assertEqual([True] * 4, [self.successResultOf(post) for post in posts])
 
     def test_one_that_is_refused_undoes_no_other(self) -> None:
-        first = self.store.post(self.entries[0], 0.0)
-        self.failureResultOf(self.store.post(self.entries[0], 0.0), EntryInvalid)
-        second = self.store.post(self.entries[1], 0.0)
+        first, refused, second = (self.store.post(self.entries[number], 0.0) for number in (0, 0, 1))
         self.clock.advance(0)
+        self.failureResultOf(refused, EntryInvalid)
         self.successResultOf(first), self.successResultOf(second)
         self.assertEqual(2, self.stored())
+
+    def test_changes_of_one_key_are_made_in_their_order(self) -> None:
+        key = SecKey.from_seed(b"0")
+        entries = [client_entry(number, 1 + number, key) for number in range(4)]
+        deletion = Deletion(entries[0].static, 1, 10)
+        changes: list[Any] = [self.store.post(entries[number], 0.0) for number in (1, 0, 1, 3)]
+        changes += [self.store.delete(deletion, 0.0), self.store.delete(deletion, 0.0)]
+        changes += [self.store.post(entries[2], 0.0), self.store.post(client_entry(0, 11, key), 0.0)]
+        self.clock.advance(0)
+        found = [self.failureResultOf(one) if number in (0, 3, 5, 6) else None for number, one in enumerate(changes)]
+        self.assertEqual(
+            [EntryInvalid, EntryInvalid, EntryNotFound, EntryInvalid], [one.type for one in found if one is not None]
+        )
+        results = [self.successResultOf(changes[number]) for number in (1, 2, 4, 7)]
+        self.assertEqual([True, False, None, True], results)
+        self.assertEqual(client_entry(0, 11, key).to_json(), self.successResultOf(self.store.get(entries[0].static)))
+
+    def test_of_one_that_fails_nothing_is_written(self) -> None:
+        """An error of SQLite after a statement of the change has written, which does not end the transaction."""
+
+        def change() -> None:
+            self.store._db.execute("UPDATE total SET size = size + 1000000")
+            self.store._db.execute("SELECT no_such_function()")
+
+        first = self.store.post(self.entries[0], 0.0)
+        failed = self.store._changes.make(change)
+        second = self.store.post(self.entries[1], 0.0)
+        self.clock.advance(0)
+        self.failureResultOf(failed, sqlite3.OperationalError)
+        self.successResultOf(first), self.successResultOf(second)
+        self.assertLess(self.successResultOf(self.store.size()), 1_000_000)
+
+    def test_a_process_that_stops_within_the_turn_has_acknowledged_nothing(self) -> None:
+        posts = [self.store.post(entry, 0.0) for entry in self.entries]
+        for post in posts:
+            self.assertNoResult(post)
+        self.disk.cut_power()
+        self.disk.restore_power()
+        self.store = SQLiteStore("store")
+        self.assertEqual(0, self.stored())
+
+    def test_times_are_corrected_after_the_changes_that_wait(self) -> None:
+        post = self.store.post(self.entries[0], 100.0)
+        self.successResultOf(self.store.shift_times(5.0))
+        self.successResultOf(post)
+        self.assertEqual(5.0, self.store._db.execute("SELECT posted FROM entries").fetchone()[0])
 
     def test_after_a_failed_sync_none_is_acknowledged(self) -> None:
         self.disk.fail(Operation.SYNC)
@@ -97,17 +144,21 @@ class TurnTests(SynchronousTestCase):
         self.assertTrue(self.successResultOf(again))
 
     def test_when_sqlite_rolls_back_none_is_acknowledged(self) -> None:
+        def change() -> None:
+            # SQLite does the same after some errors.
+            self.store._db.execute("ROLLBACK")
+            raise sqlite3.OperationalError("disk I/O error")
+
         first = self.store.post(self.entries[0], 0.0)
-        self.store._db.execute("ROLLBACK")  # SQLite itself rolls back after some errors.
+        failed = self.store._changes.make(change)
         second = self.store.post(self.entries[1], 0.0)
-        self.failureResultOf(first, sqlite3.Error)
         self.clock.advance(0)
-        self.successResultOf(second)
-        third = self.store.post(self.entries[2], 0.0)
-        self.store._db.execute("ROLLBACK")
+        for one in (first, failed, second):
+            self.failureResultOf(one, sqlite3.Error)
+        self.assertEqual(0, self.stored())
+        again = self.store.post(self.entries[0], 0.0)
         self.clock.advance(0)
-        self.failureResultOf(third, sqlite3.Error)
-        self.assertEqual(1, self.stored())
+        self.successResultOf(again)
 
     def test_closing_commits(self) -> None:
         post = self.store.post(self.entries[0], 0.0)
@@ -116,6 +167,39 @@ class TurnTests(SynchronousTestCase):
         self.clock.advance(0)
         self.store = SQLiteStore("store")
         self.assertEqual(1, self.stored())
+
+
+class SharedFileTests(SynchronousTestCase):
+    """Changes of a reactor turn in a file that another process uses."""
+
+    def setUp(self) -> None:
+        self.clock, self.path = Clock(), self.mktemp()
+        self.store = SQLiteStore(self.path, at_turn_end=at_turn_end(self.clock))
+        self.addCleanup(self.store.close)
+        self.entries = [client_entry(key=SecKey.from_seed(b"%d" % number)) for number in range(4)]
+
+    def test_the_file_is_not_locked_until_the_end_of_the_turn(self) -> None:
+        post = self.store.post(self.entries[0], 0.0)
+        other = SQLiteStore(self.path)
+        self.addCleanup(other.close)
+        other._db.execute("PRAGMA busy_timeout = 0")
+        self.assertTrue(self.successResultOf(other.post(self.entries[1], 0.0)))
+        self.assertTrue(self.successResultOf(other.post(self.entries[0], 0.0)))
+        self.clock.advance(0)
+        self.failureResultOf(post, EntryInvalid)
+        self.assertEqual(2, self.successResultOf(self.store.count()))
+
+    def test_a_locked_file_fails_all_of_them(self) -> None:
+        self.store._db.execute("PRAGMA busy_timeout = 0")
+        other = SQLiteStore(self.path)
+        self.addCleanup(other.close)
+        other._db.execute("BEGIN IMMEDIATE")
+        posts = [self.store.post(entry, 0.0) for entry in self.entries]
+        self.clock.advance(0)
+        for post in posts:
+            self.failureResultOf(post, sqlite3.OperationalError)
+        other._db.execute("ROLLBACK")
+        self.assertEqual(0, self.successResultOf(self.store.count()))
 
 
 class SQLiteStoreTests(StoreMixin, TestCase):
