@@ -26,6 +26,7 @@ import io
 import os
 import pickle
 import pkgutil
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +50,8 @@ MOST_DESCRIPTORS = 16
 _INTERPRETER_PREFIXES = ("PYTHON", "LC_", "LANG", "LD_", "COVERAGE", "MALLOC_")
 """Prefixes of variables that Python reads when it starts. A program for which they differ is not forked."""
 _NOT_IMPORTED = ("dmsg.analytics", "dmsg.cli.__main__", "dmsg.cli.pipeline")
+IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+"""Signals that Python ignores from its start."""
 _PR_SET_CHILD_SUBREAPER = 36
 _REACTOR = "twisted.internet.reactor"
 _BEYOND = 200
@@ -82,6 +85,17 @@ def _import_all() -> None:
         _get_local_constants()
 
 
+def reset_signals() -> None:
+    """Handle signals as an interpreter does that Twisted has started.
+
+    Twisted gives a program the default action for each signal that it ignores itself. A run of the tests may ignore
+    SIGHUP, below nohup, or SIGINT, in the background of a script.
+    """
+    for number in signal.valid_signals() - IGNORED_BY_PYTHON:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 def _become(request: dict[str, Any], given: list[int]) -> str:
     """Give this process the descriptors, directory, environment and arguments of the request; return its code."""
     wanted: list[int] = request["descriptors"]
@@ -98,6 +112,7 @@ def _become(request: dict[str, Any], given: list[int]) -> str:
     if code == WORKER:
         sys.argv = request["arguments"]
     else:
+        reset_signals()
         sys.argv = ["-c", *request["arguments"]]
         sys.path.insert(0, "")
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding=sys.stdin.encoding, errors=sys.stdin.errors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ told = {
 random = random.random()
 print(json.dumps([told, random]))
 sys.exit(3)
+"""
+
+SIGNALS = """
+import json, signal
+def name(handler):
+    return getattr(handler, "__name__", repr(handler).partition(":")[0].strip("<"))
+print(json.dumps({one.name: name(signal.getsignal(one)) for one in signal.Signals}))
 """
 
 ENDS = """
@@ -99,6 +107,24 @@ class ForkingTests(TestCase):
         self.assertEqual(told[1], told[2])
         self.assertEqual(told[0]["parent"], os.getpid())
         self.assertEqual(len(set(drawn)), 3, "forked programs must not draw the same numbers")
+
+    @asynchronous
+    async def test_signals_that_a_run_ignores_are_not_ignored_by_its_programs(self) -> None:
+        """Below nohup, a run ignores SIGHUP; in the background of a script, SIGINT, too."""
+        for number in (signal.SIGHUP, signal.SIGINT):
+            self.addCleanup(signal.signal, number, signal.signal(number, signal.SIG_IGN))
+        server = forking.ForkServer()
+        # The server ends with its connection; it must not be a child of this process after the test.
+        self.addCleanup(lambda: (server._connection.close(), server._process.wait()))
+        self.patch(forking, "fork_server", lambda: server)
+        told = []
+        for forked in (True, False):
+            program = self.start(SIGNALS, forked=forked)
+            self.assertEqual(((await program.ended).exitCode, program.err), (0, b""))
+            told.append(json.loads(program.out))
+        self.assertEqual(*told)
+        self.assertEqual(told[0]["SIGHUP"], "Handlers.SIG_DFL")
+        self.assertIn("default_int_handler", told[0]["SIGINT"])
 
     @asynchronous
     async def test_a_forked_program_ends_like_a_started_one(self) -> None:
