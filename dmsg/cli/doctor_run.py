@@ -26,6 +26,7 @@ from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
+from dmsg.net.deadlines import no_answer
 from dmsg.net.pending import cancellable
 from dmsg.net.proxies import VARIABLES, ProxyError, proxy_for
 from dmsg.net.reactor import Reactor
@@ -281,7 +282,7 @@ async def _time_there(reactor: Reactor, examination: Examination, url: str) -> N
     try:
         response = await cancellable(asking)
         took = reactor.seconds() - began
-        await cancellable(read_body(response, ANSWER).addTimeout(CHECK_TIMEOUT, reactor))
+        await cancellable(read_body(response, ANSWER).addTimeout(CHECK_TIMEOUT, reactor, no_answer))
     except CancelledError:
         raise
     except Exception:  # The next check reports why discovery does not answer.
@@ -344,7 +345,7 @@ async def _server(reactor: Reactor, examination: Examination, client: Client, en
     name = f"server {entry.key.short} at {entry.server.address}"
     try:
         began = reactor.seconds()
-        session = await client.server_session(entry.key).addTimeout(CHECK_TIMEOUT, reactor)
+        session = await client.server_session(entry.key).addTimeout(CHECK_TIMEOUT, reactor, no_answer)
         took = reactor.seconds() - began
         if session.pings.known:
             took = min([await session.ping(CHECK_TIMEOUT) for _ in range(3)])

@@ -13,6 +13,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import Reactor
 
 START_TIMEOUT = 30.0
@@ -139,7 +140,7 @@ async def stop(reactor: Reactor, child: Child) -> int:
 
         child.ended.addCallback(ended)
         try:
-            await waiting.addTimeout(STOP_TIMEOUT, reactor)
+            await waiting.addTimeout(STOP_TIMEOUT, reactor, no_answer)
         except TimeoutError:
             child.signal("KILL")
             await child.ended

@@ -37,6 +37,7 @@ from dmsg.errors import (
     WrongDiscovery,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.race import CarrierMemory
 from dmsg.net.reactor import Reactor
@@ -402,7 +403,7 @@ class DelegatedClient(Service, Generic[SessionT]):
                 left = deadline - self._reactor.seconds()
                 share = max(left / (len(servers) - position), 0.01)
                 try:
-                    session = await self._set.session(server).addTimeout(share, self._reactor)
+                    session: SessionT = await self._set.session(server).addTimeout(share, self._reactor, no_answer)
                     left = deadline - self._reactor.seconds()
                     share = max(left / (len(servers) - position), 0.01)
                     return await opening(session, share)
@@ -410,7 +411,7 @@ class DelegatedClient(Service, Generic[SessionT]):
                     raise
                 except TimeoutError as error:
                     reasons[server] = CloseReason.TIMEOUT
-                    attempts.append((server.short, str(error) or f"not connected within {share:.3g} s"))
+                    attempts.append((server.short, str(error)))
                 except Exception as error:
                     reasons[server] = getattr(error, "reason", None)
                     attempts.append((server.short, shorten(str(error)) or type(error).__name__))

@@ -62,6 +62,10 @@ class _ServiceEndpoint(Generic[SessionT]):
         self._link = link
         self._endpoint = endpoint
 
+    def __repr__(self) -> str:
+        # ClientService logs the endpoint to which it connects again.
+        return f"server {self._link.server.short}"
+
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         def opened(session: SessionT) -> IProtocol:
             protocol = protocolFactory.buildProtocol(None)  # type: ignore[arg-type]  # has no address

@@ -17,6 +17,7 @@ from dmsg.discovery.lookup.key_conflict import CONFLICT_TIME, KeyConflict
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
 
@@ -134,7 +135,7 @@ class EntryPublisher:
             try:
                 offered = [feature for feature, said in self._features.items() if said]
                 withdrawn = self._lookups.withdraw(self._key, "client", offered)
-                await withdrawn.addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+                await withdrawn.addTimeout(WITHDRAW_TIMEOUT, self._reactor, no_answer)
             except (DmsgError, TimeoutError) as error:
                 _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
         self.published = None

@@ -32,6 +32,7 @@ from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import ConnectFailed, DmsgError
 from dmsg.keylock import KeyInUse, KeyLock, hold_key
 from dmsg.keys import SecKey, load_or_create_key
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
@@ -224,7 +225,7 @@ class SpoolSender(Service):
     async def _leave(self) -> None:
         """Send the last files of the entity if the collector has been accepting files. Then stop."""
         if self._taking:
-            last = Deferred.fromCoroutine(self._send_last()).addTimeout(LAST_TIMEOUT, self._reactor)
+            last = Deferred.fromCoroutine(self._send_last()).addTimeout(LAST_TIMEOUT, self._reactor, no_answer)
             # Errors are ignored, because files that were not sent are sent after the next start.
             await last.addErrback(lambda _: None)
         await self._stop()

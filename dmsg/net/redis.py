@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, needs_extra
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import cancel_call
 from dmsg.net.redis_protocol import PlainCalls, PlainCommands
 
@@ -225,7 +226,7 @@ async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = 
     """
     connection = lazy_redis(url, reply_timeout=reply_timeout)
     try:
-        await connection.ping().addTimeout(CONNECT_TIMEOUT, reactor)
+        await connection.ping().addTimeout(CONNECT_TIMEOUT, reactor, no_answer)
     except Exception as error:
         await connection.disconnect()
         said = f": {error}" if type(error).__name__ == "ResponseError" else ""

@@ -22,6 +22,7 @@ from dmsg.base.printable import shorten
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 
@@ -157,7 +158,7 @@ class Hook:
             response = await self._http.post(
                 self.url, json={"key": key.hex()}, timeout=self._timeout, reactor=cast("_ITreqReactor", self._reactor)
             )
-            await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
+            await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor, no_answer)
             answer = {200: True, 403: False}.get(response.code)
             problem = f"status {response.code}"
         except Exception as error:

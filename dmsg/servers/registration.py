@@ -18,6 +18,7 @@ from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import cancel_call
 from dmsg.net.retry import retry_delay
 
@@ -110,7 +111,7 @@ class Registration:
         if self._lookups is None:
             return []
         try:
-            entries = await self._lookups.available_servers().addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+            entries = await self._lookups.available_servers().addTimeout(WITHDRAW_TIMEOUT, self._reactor, no_answer)
         except (DmsgError, TimeoutError):
             return []
         return [entry.key for entry in entries if entry.key != self._key.public]
@@ -121,7 +122,9 @@ class Registration:
             return
         try:
             marks = features(self._mark(""))
-            await self._lookups.withdraw(self._key, "server", marks).addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+            await self._lookups.withdraw(self._key, "server", marks).addTimeout(
+                WITHDRAW_TIMEOUT, self._reactor, no_answer
+            )
         except (DmsgError, TimeoutError) as error:
             _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
 

@@ -21,6 +21,7 @@ from dmsg.errors import DropReason
 from dmsg.keys import SecKey
 from dmsg.net.addresses import parse_address
 from dmsg.net.carriers.names import WEBSOCKET_HERE, carriers_of
+from dmsg.net.deadlines import no_answer
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.listening import ListeningService
@@ -206,7 +207,7 @@ class RelayServer(ListeningService):
             self.factory.admission.stop()
             await self._leave()
             try:
-                await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
+                await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor, no_answer)
             except TimeoutError:
                 _log.info(
                     "{count} clients were still connected at the deadline for draining; their connections are closed",

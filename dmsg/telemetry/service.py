@@ -18,6 +18,7 @@ from dmsg.base.memory import resident
 from dmsg.base.version import program_version
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.isolate import call_isolated
 from dmsg.net.threads import in_thread
 from dmsg.telemetry.pseudonyms import Pseudonyms
@@ -276,7 +277,7 @@ class Telemetry:
             _log.warn("the program stops before all telemetry is written; the rest is lost")
 
         done = flush() if self._writing is None else self._writing.addCallback(flush)
-        return done.addTimeout(STOP_TIMEOUT, self._reactor).addErrback(late)
+        return done.addTimeout(STOP_TIMEOUT, self._reactor, no_answer).addErrback(late)
 
     def _in_thread(
         self, act: Callable[_Arguments, object], *args: _Arguments.args, **options: _Arguments.kwargs

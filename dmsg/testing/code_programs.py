@@ -24,6 +24,7 @@ from dmsg.apps.parcels.walk import WalkResult, walk
 from dmsg.apps.partial_files import part_of
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.deadlines import no_answer
 from dmsg.testing.lab import Lab
 from dmsg.testing.limited_destination import LimitedDestination
 from dmsg.testing.promise import PromiseBroken
@@ -316,7 +317,7 @@ class ReceiverProgram(Program):
         if isinstance(result, ReceivedParcel):
             self.received = result
         with suppress(Exception):
-            await parcel.closed.addTimeout(CLOSE_TIMEOUT, self.host)
+            await parcel.closed.addTimeout(CLOSE_TIMEOUT, self.host, no_answer)
         if isinstance(result, Failure):
             result.raiseException()
 

@@ -36,6 +36,7 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.addresses import parse_address
 from dmsg.net.carriers.names import carriers_of
 from dmsg.net.cipher_choice import preferred_cipher
+from dmsg.net.deadlines import no_answer
 from dmsg.net.pacing import PacedQueue
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
@@ -450,7 +451,7 @@ class Client(DelegatedClient[ClientSession]):
                     return
                 try:
                     await self._turn_to_resume(server, remote)
-                    session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor)
+                    session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor, no_answer)
                     upgrade = self._has_offered(remote, UPGRADE_FEATURE)
                     reopen = self._try_upgrade(partial(_reopen, stream), upgrade=upgrade)
                     await reopen(session, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))

@@ -12,6 +12,7 @@ from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.carriers.endpoint import carrier_endpoint
 from dmsg.net.carriers.names import PLAIN, Carrier
+from dmsg.net.deadlines import no_answer
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT
 from dmsg.net.links.race import CarrierMemory, CarrierRace
@@ -96,7 +97,7 @@ class SessionEndpoint:
             )
         )
         try:
-            await session.established.addTimeout(self._timeout, self._reactor)
+            await session.established.addTimeout(self._timeout, self._reactor, no_answer)
         except TimeoutError:
             session.close()
             raise HandshakeError(

@@ -12,6 +12,7 @@ from twisted.internet.protocol import Factory
 from dmsg.apps.codes.pake import Role, WrongCode
 from dmsg.apps.codes.stream import CodeAgreement, CodeEnd, CodeUsedUp
 from dmsg.apps.codes.words import Code
+from dmsg.net.deadlines import no_answer
 
 CLOSE_TIMEOUT = 5.0
 """Seconds to wait until this side's last message has been sent."""
@@ -34,7 +35,7 @@ async def prove_code(
         return await end.agreed
     except WrongCode:
         with suppress(TimeoutError):
-            await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
+            await end.closed.addTimeout(CLOSE_TIMEOUT, reactor, no_answer)
         raise CodeUsedUp(
             "the code is wrong, or another person answered it; check the code, or ask for a new one"
         ) from None

@@ -19,6 +19,7 @@ from dmsg.apps.codes.words import Code
 from dmsg.base.buckets import Bucket
 from dmsg.errors import DmsgError, NobodyThere, Unwanted
 from dmsg.keys import PubKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.isolate import call_isolated
 from dmsg.net.reactor import cancel_call
 from dmsg.net.streams.address import DmsgAddress
@@ -283,7 +284,7 @@ class CodeFactory(Factory):
         if isinstance(result, Failure):
             # ``agreed`` fails only after the peer has received WRONG, because the program may end when ``agreed``
             # fails.
-            end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
+            end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor, no_answer)
             end.closed.addBoth(lambda _: agreed.callback(result))
         else:
             call_isolated(self._on_agreed, result)

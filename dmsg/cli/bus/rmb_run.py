@@ -14,6 +14,7 @@ from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 
 from dmsg.base.printable import shorten
+from dmsg.net.deadlines import no_answer
 
 if TYPE_CHECKING:
     from twisted.python.failure import Failure
@@ -147,7 +148,7 @@ def handler_for(
         environment.update({f"RMB_{name}": value.replace("\0", "") for name, value in told.items()})
         program = _Program(request.payload)
         reactor.spawnProcess(program, "/bin/sh", ["/bin/sh", "-c", shell], env=environment)
-        program.ended.addTimeout(SERVE_TIMEOUT, reactor)
+        program.ended.addTimeout(SERVE_TIMEOUT, reactor, no_answer)
         return program.ended
 
     return handle

@@ -26,6 +26,7 @@ from dmsg.cli.processes import Child, Entities, address_of
 from dmsg.cli.screen import Screen, print_table
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client
@@ -115,7 +116,7 @@ class Demo:
             await self._clients[sender].connect(
                 self._clients[receiver].public_key, _factory(outgoing), timeout=STEP_TIMEOUT, via=server
             )
-            done = await outgoing.done.addTimeout(STEP_TIMEOUT, self._reactor)
+            done = await outgoing.done.addTimeout(STEP_TIMEOUT, self._reactor, no_answer)
             await incoming.done
         finally:
             await maybeDeferred(port.stopListening)
@@ -155,7 +156,7 @@ class Demo:
         port = bob.listen(_factory(incoming))
         outgoing = FilesSender(walk([path]))
         await carol.connect(bob.public_key, _factory(outgoing), timeout=STEP_TIMEOUT, via=server)
-        done = await outgoing.done.addTimeout(STEP_TIMEOUT, self._reactor)
+        done = await outgoing.done.addTimeout(STEP_TIMEOUT, self._reactor, no_answer)
         await incoming.done
         await maybeDeferred(port.stopListening)
         await child.ended

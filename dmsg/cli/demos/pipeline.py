@@ -26,6 +26,7 @@ from dmsg.cli.screen import Screen
 from dmsg.collector.sender import KEY_FILE
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey, load_or_create_key, read_key_file, write_key_file
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client
@@ -112,7 +113,7 @@ class PipelineDemo:
         write_key_file(key, self._key)
         options = (f"--store={self._directory / 'spool'}", f"--senders={lists}", f"--key-file={key}", "--reserve=0")
         child = self._entities.start("dmsg-collector", f"--discovery={url}", *options)
-        await child.line("can be reached").addTimeout(ONLINE_TIMEOUT, self._reactor)
+        await child.line("can be reached").addTimeout(ONLINE_TIMEOUT, self._reactor, no_answer)
 
     async def _start(self) -> str:
         url = await self._entities.discovery("--store=memory:", *self._telemetry("discovery"))

@@ -21,6 +21,7 @@ from dmsg.base.units import milliseconds
 from dmsg.cli.processes import START_TIMEOUT, Child, address_of, start_twistd, stop
 from dmsg.cli.screen import Screen, print_table
 from dmsg.errors import DmsgError
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import Reactor
 from dmsg.net.redis import lazy_redis
 from dmsg.rmb.peer.local_json import outgoing_request
@@ -217,7 +218,7 @@ class Demo:
     async def _answer(self, caller: str, ret: str) -> dict[str, Any]:
         popping: Deferred[Any] = self._clients[caller].brpop(ret, timeout=int(STEP_TIMEOUT))
         try:
-            found = await popping.addTimeout(STEP_TIMEOUT + 5, self._reactor)
+            found = await popping.addTimeout(STEP_TIMEOUT + 5, self._reactor, no_answer)
         except TimeoutError:
             found = None
         if found is None:

@@ -31,6 +31,7 @@ from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, WrongUse
 from dmsg.keys import PubKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import stream_of
 
@@ -310,7 +311,7 @@ async def copy_one(
                     finally:
                         if isinstance(copier, Get):
                             with suppress(TimeoutError):
-                                await copier.closed.addTimeout(CLOSE_TIMEOUT, reactor)
+                                await copier.closed.addTimeout(CLOSE_TIMEOUT, reactor, no_answer)
                     break
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached:

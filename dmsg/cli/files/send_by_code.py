@@ -39,6 +39,7 @@ from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.prompts import ask, can_ask
 from dmsg.cli.reconnect_notice import resume_timeout_of, watch_connection
 from dmsg.clients.address_book import AddressBook
+from dmsg.net.deadlines import no_answer
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -225,7 +226,7 @@ class _TransferDialogue:
                 await self._output.close()
             with suppress(TimeoutError):
                 # The client must not stop before the sender has received the result.
-                await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
+                await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor, no_answer)
         return lambda: self._report(taken)
 
     def _report(self, received: ReceivedParcel) -> None:

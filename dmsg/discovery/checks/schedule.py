@@ -41,6 +41,7 @@ from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, parse_address, parse_ip
 from dmsg.net.blocks import blocks_of
 from dmsg.net.carriers.names import PLAIN, Carrier, carriers_of
+from dmsg.net.deadlines import no_answer
 from dmsg.net.fair_queue import FairQueue, QueueCrowded
 from dmsg.net.retry_loop import RetryLoop
 
@@ -445,7 +446,9 @@ class ServerChecks:
             reaching: Deferred[object] = maybeDeferred(
                 self._reach, number, port, opening, checked.carrier, checked.name
             )
-            await reaching.addTimeout(SHORT_TIMEOUT if self._is_short(checked) else CHECK_TIMEOUT, self._reactor)
+            await reaching.addTimeout(
+                SHORT_TIMEOUT if self._is_short(checked) else CHECK_TIMEOUT, self._reactor, no_answer
+            )
         except CancelledError:
             if self._stopped:
                 raise

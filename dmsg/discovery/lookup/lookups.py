@@ -16,6 +16,7 @@ from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import cancel_call
 
 T = TypeVar("T")
@@ -230,7 +231,7 @@ async def _send_request_after(reactor: IReactorTime, earlier: Deferred[Any], sen
 
     earlier.addBoth(over)
     try:
-        await ended.addTimeout(GRACE, reactor)
+        await ended.addTimeout(GRACE, reactor, no_answer)
     except TimeoutError:
         earlier.cancel()
     return await send()

@@ -31,6 +31,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
+from dmsg.net.deadlines import no_answer
 from dmsg.net.outgoing import outgoing_endpoint
 from dmsg.net.web.body import read_body
 from dmsg.net.web.plain_client import IDLE_TIMEOUT
@@ -277,7 +278,7 @@ class TreqRequests:
         response = await self._http.request(
             method, f"{self._url}{path}", data=body, headers=headers, reactor=self._reactor, timeout=self._timeout
         )
-        answer = await read_body(response, self._limit).addTimeout(self._timeout, self._reactor)
+        answer = await read_body(response, self._limit).addTimeout(self._timeout, self._reactor, no_answer)
         return response.code, answer
 
     def close(self) -> Deferred[None]:

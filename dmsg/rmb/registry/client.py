@@ -17,6 +17,7 @@ from zope.interface import implementer
 from dmsg.base.printable import without_userinfo
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError
+from dmsg.net.deadlines import no_answer
 from dmsg.net.isolate import call_isolated
 from dmsg.net.pending import cancellable
 from dmsg.net.retry import retry_delay
@@ -74,8 +75,8 @@ class HTTPRegistry:
         headers = Headers({"content-type": ["application/json"]} if body is not None else {})
         try:
             request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
-            response = await cancellable(request.addTimeout(timeout, self._reactor))
-            answer = await cancellable(read_body(response, limit).addTimeout(timeout, self._reactor))
+            response = await cancellable(request.addTimeout(timeout, self._reactor, no_answer))
+            answer = await cancellable(read_body(response, limit).addTimeout(timeout, self._reactor, no_answer))
             content = parse_json(answer)
         except CancelledError:
             raise

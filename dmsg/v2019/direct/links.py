@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey
+from dmsg.net.deadlines import no_answer
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.acceptor import Acceptor
 from dmsg.net.links.connect import LinkClientEndpoint
@@ -51,7 +52,7 @@ class AcceptedSession(ClientSession):
         super().link_up(link)
         self._port.session_up(self)
         if link.ended_for is None and self._port.keep_place(self):
-            self.established.addTimeout(OK_TIMEOUT, self._port.reactor)
+            self.established.addTimeout(OK_TIMEOUT, self._port.reactor, no_answer)
             self.established.addCallbacks(lambda _: self.pings.watch(), lambda _: self._no_ok(link))
 
     @staticmethod
@@ -157,7 +158,7 @@ def dial(
     async def connect() -> ClientSession:
         session = await LinkClientEndpoint(reactor, endpoint, make_link).connect(make_session)
         try:
-            await session.established.addTimeout(OK_TIMEOUT, reactor)
+            await session.established.addTimeout(OK_TIMEOUT, reactor, no_answer)
         except TimeoutError:
             session.close()
             raise HandshakeError("the other end sent no OK frame", DropReason.NO_OK_FRAME) from None

@@ -1,0 +1,49 @@
+"""Errors of Deferreds that did not fire in time."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+import dmsg
+from dmsg.net.deadlines import no_answer
+
+
+class DeadlineTests(SynchronousTestCase):
+    def test_text(self) -> None:
+        clock = Clock()
+        late: Deferred[int] = Deferred().addTimeout(2.5, clock, no_answer)
+        clock.advance(3)
+        self.assertEqual(str(self.failureResultOf(late, TimeoutError).value), "no answer within 2.5 s")
+
+    def test_results_and_other_errors_stay(self) -> None:
+        clock = Clock()
+        fired: Deferred[int] = Deferred()
+        fired.addTimeout(1, clock, no_answer)
+        fired.callback(3)
+        self.assertEqual(self.successResultOf(fired), 3)
+        cancelled: Deferred[int] = Deferred()
+        cancelled.addTimeout(1, clock, no_answer)
+        cancelled.cancel()
+        self.failureResultOf(cancelled, CancelledError)
+        failing: Deferred[int] = Deferred(lambda one: one.errback(OSError("closed")))
+        failing.addTimeout(1, clock, no_answer)
+        clock.advance(2)
+        self.failureResultOf(failing, OSError)
+
+    def test_every_timeout_has_a_text(self) -> None:
+        """The text of Twisted's own error is ``(2.5, 'Deferred')``, and errors are printed and logged."""
+        root = Path(dmsg.__file__).parent
+        bare = []
+        for path in root.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                called = node.func if isinstance(node, ast.Call) else None
+                if isinstance(called, ast.Attribute) and called.attr == "addTimeout":
+                    assert isinstance(node, ast.Call)
+                    if len(node.args) + len(node.keywords) < 3:
+                        bare.append(f"{path.relative_to(root)}:{node.lineno}")
+        self.assertEqual(bare, [])
