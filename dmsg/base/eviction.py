@@ -24,3 +24,16 @@ def pick_loser(counts: Counter[_Owner], newcomer: _Owner, protected_count: int =
         return None
     greediest = max(counts, key=counts.__getitem__)
     return greediest if counts[greediest] > max(protected_count, counts[newcomer] + 1) else None
+
+
+def pick_replaced(counts: Counter[_Owner], newcomer: _Owner) -> _Owner | None:
+    """Return the owner whose item is replaced by an item of ``newcomer``, in a full table that refuses no new item.
+
+    This is the owner that :func:`pick_loser` returns, or otherwise the newcomer, so that no owner replaces more items
+    of others than its share.
+
+    :param counts: number of items of each owner in the table, without the new item.
+    :returns: the owner; None if the newcomer has no item and all owners have few, so that any item may be replaced.
+    """
+    loser = pick_loser(counts, newcomer)
+    return newcomer if loser is None and counts[newcomer] else loser

@@ -6,7 +6,7 @@ from collections import Counter
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.base.eviction import pick_loser
+from dmsg.base.eviction import pick_loser, pick_replaced
 
 
 def loser_to(newcomer: str, **counts: int) -> str | None:
@@ -46,3 +46,12 @@ class PickLoserTests(SynchronousTestCase):
                 counts[loser] -= 1
             counts[owner] += 1
         self.assertEqual({"greedy": 10, "modest": 10}, dict(counts))
+
+    def test_an_item_is_replaced_without_more_than_a_share_of_others(self) -> None:
+        for counts, newcomer, expected in (
+            ({"greedy": 7, "modest": 1}, "modest", "greedy"),
+            ({"greedy": 7, "modest": 1}, "greedy", "greedy"),
+            ({"one": 4, "other": 4}, "one", "one"),
+            ({"one": 1, "other": 1}, "newcomer", None),
+        ):
+            self.assertEqual(pick_replaced(Counter(counts), newcomer), expected, counts)

@@ -53,6 +53,16 @@ class PingTests(SynchronousTestCase):
         self.assertTrue(all(one.transport.has_ended for one in pings[:3]))
         self.assertFalse(pings[-1].transport.has_ended)
 
+    def test_pings_of_one_client_end_none_of_another(self) -> None:
+        self.network.client(B, None)
+        other = self.network.client(X, Accepting())
+        opening = other.open(B.public, Accepting(), ping=True)
+        self.network.settle()
+        modest = self.successResultOf(opening)
+        greedy = [self.ping() for _ in range(2 * MAX_PINGS)]
+        self.assertFalse(modest.transport.has_ended)
+        self.assertEqual(sum(not one.transport.has_ended for one in greedy), MAX_PINGS - 1)
+
 
 class ChannelCase(SynchronousTestCase):
     """A network in memory."""

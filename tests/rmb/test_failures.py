@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sqlite3
 import stat
@@ -156,6 +157,25 @@ class UploadTests(SynchronousTestCase):
         self.assertEqual((len(self.files._incoming), max(counts.values())), (16, 2))
         for key in list(self.files._incoming):
             self.files._give_up(key)
+
+    def test_many_finished_uploads_of_one_twin_are_forgotten_before_those_of_another(self) -> None:
+        self.patch(files_module, "MAX_OUTCOMES", 10)
+
+        def upload(twin: int, number: int) -> None:
+            self.begin(twin, number)
+            uid = f"of-{twin}-{number}"
+            self.say("write", b"abc", "offset=0", twin=twin, uid=uid)
+            self.say("close", b"", twin=twin, uid=uid)
+            self.assertIsNone(self.answers[-1][1])
+
+        upload(8, 0)
+        for number in range(20):
+            upload(7, number)
+        self.assertEqual(len(self.files._outcomes), 10)
+        self.say("close", b"", twin=8, uid="of-8-0")
+        self.assertEqual(self.answers[-1], (json.dumps(str(self.directory / "of-8-0")).encode(), None))
+        self.say("close", b"", twin=7, uid="of-7-0")
+        self.assertEqual(self.answers[-1][1][1], "there is no such upload")
 
     def test_uploads_together_leave_space_on_the_disk(self) -> None:
         """An upload may use at most half of what the present ones leave."""

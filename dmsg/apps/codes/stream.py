@@ -4,6 +4,7 @@ stream.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -17,6 +18,7 @@ from twisted.python.failure import Failure
 from dmsg.apps.codes.pake import Agreement, CodeProtocolError, Role, WrongCode
 from dmsg.apps.codes.words import Code
 from dmsg.base.buckets import Bucket
+from dmsg.base.eviction import pick_loser
 from dmsg.errors import DmsgError, NobodyThere, Unwanted
 from dmsg.keys import PubKey
 from dmsg.net.deadlines import no_answer
@@ -36,8 +38,9 @@ connection is aborted.
 CLOSE_TIMEOUT = 1.0
 """Seconds to wait until a peer with a wrong code has received the message WRONG."""
 MAX_AGREEMENTS = 8
-"""Maximum number of concurrent key agreements for one code.  Above it, one agreement is ended to make room: one whose
-peer has sent nothing, or else one that has run for ``SLOW_RUN`` seconds.
+"""Maximum number of concurrent key agreements for one code.  Above it, a peer with several agreements loses one to
+another peer.  Otherwise an agreement is ended whose peer has sent nothing, or that has run for ``SLOW_RUN`` seconds,
+but none of another peer for one that has several.
 """
 SLOW_RUN = 5.0
 """Seconds after which a key agreement may be ended to make room for another, even if its peer has sent data."""
@@ -237,7 +240,7 @@ class CodeFactory(Factory):
         self.code = code
         self._on_wrong_guess = on_wrong_guess
         self._on_agreed = on_agreed
-        self._running: dict[CodeEnd, float] = {}
+        self._running: dict[CodeEnd, tuple[PubKey | None, float]] = {}
         self._runs = Bucket(RUNS_BURST, reactor.seconds())
         self._is_over = False
         self.receivers = receivers
@@ -246,19 +249,34 @@ class CodeFactory(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> CodeEnd | None:
         now = self._reactor.seconds()
+        peer = addr.public_key if isinstance(addr, DmsgAddress) else None
         if self.code is None or self._is_over or self.agreed.called:
             return None
         if not self._runs.take(1.0, RUNS_RATE, RUNS_BURST, now):
             return None
         if len(self._running) >= MAX_AGREEMENTS:
-            slow = [one for one, began in self._running.items() if now - began >= SLOW_RUN or not one.has_spoken]
-            if not slow:
+            loser = self._pick_evicted(peer, now)
+            if loser is None:
                 return None
-            min(slow, key=lambda one: one.has_spoken).agreed.cancel()
+            loser.agreed.cancel()
         end = CodeEnd(self._reactor, Role.SENDER, self.code)
-        self._running[end] = now
+        self._running[end] = (peer, now)
         end.agreed.addBoth(self._ended, end)
         return end
+
+    def _pick_evicted(self, newcomer: PubKey | None, now: float) -> CodeEnd | None:
+        """Return the agreement that ends to make room for one of ``newcomer``, or None."""
+        counts = Counter(peer for peer, _ in self._running.values())
+        loser = pick_loser(counts, newcomer)
+        if loser is not None:
+            of_loser = [end for end, (peer, _) in self._running.items() if peer == loser]
+            return next((end for end in of_loser if not end.has_spoken), of_loser[-1])
+        slow = [
+            end
+            for end, (peer, began) in self._running.items()
+            if (now - began >= SLOW_RUN or not end.has_spoken) and (peer == newcomer or not counts[newcomer])
+        ]
+        return min(slow, key=lambda end: end.has_spoken, default=None)
 
     def _ended(self, result: CodeAgreement | Failure, end: CodeEnd) -> None:
         self._running.pop(end, None)

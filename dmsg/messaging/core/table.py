@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
+from dmsg.base.eviction import pick_replaced
 from dmsg.errors import CloseReason, DropReason, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.messaging.core.agreement import Offer, Proposal
@@ -396,10 +397,14 @@ class ClientConnection:
 
     def _answer_ping(self, channel: ClientChannel) -> None:
         """Accept a ping: a channel that only measures a round trip, so no program is notified of it. The opener closes
-        the channel. If ``MAX_PINGS`` of these channels are open already, the oldest is closed here."""
+        the channel. If ``MAX_PINGS`` of these channels are open already, the oldest one of a remote is closed here;
+        :func:`pick_replaced` returns the remote."""
         pings = [one for one in self._pings if one.state is State.OPEN and self.channels.get(one.id) is one]
         if len(pings) >= MAX_PINGS:
-            self._end(pings.pop(0))
+            loser = pick_replaced(Counter(one.remote for one in pings), channel.remote)
+            oldest = next(one for one in pings if loser in (None, one.remote))
+            pings.remove(oldest)
+            self._end(oldest)
         self._pings = [*pings, channel]
         self.accept(channel)
 

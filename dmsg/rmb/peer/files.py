@@ -28,7 +28,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from dmsg.base.eviction import pick_loser
+from dmsg.base.eviction import pick_loser, pick_replaced
 from dmsg.base.units import human_size
 from dmsg.directories import free_bytes, sync_directory
 from dmsg.net.deadlines import no_answer
@@ -59,7 +59,7 @@ MAX_SPANS = 1000
 """Maximum number of separate received parts of a file, with missing bytes between them."""
 MAX_OUTCOMES = 1000
 """Maximum number of finished uploads whose outcome is remembered. A repeated ``file.close`` then gets the same
-answer."""
+answer. Above it, the twin with most outcomes loses its oldest one to another twin."""
 PART = ".part"
 IN_FLIGHT = 8
 """Maximum number of writes of one upload that no relay has confirmed yet."""
@@ -402,9 +402,11 @@ class FileUploads:
         del self._incoming[key]
         self._release(incoming)
         outcome = None if incoming.command is not None else json.dumps(str(incoming.path)).encode()
+        if len(self._outcomes) >= MAX_OUTCOMES and key not in self._outcomes:
+            # Otherwise a twin with many small uploads would make the peer forget those of all others.
+            loser = pick_replaced(Counter(twin for twin, _ in self._outcomes), key[0])
+            del self._outcomes[next(one for one in self._outcomes if loser in (None, one[0]))]
         self._outcomes[key] = outcome
-        if len(self._outcomes) > MAX_OUTCOMES:
-            self._outcomes.popitem(last=False)
         if outcome is not None:
             answer(outcome, None)
             return

@@ -228,6 +228,27 @@ class CodeStreamTests(CodeStreamCase):
         self.assertEqual(self.results[0].peer, self.bob.public_key)
         self.run_until(lambda: all(one.lost for one in recorders))
 
+    def test_one_key_cannot_use_up_all_agreements(self) -> None:
+        """Whether its agreements are silent or have begun, and in whichever order the two come."""
+        clock = Clock()
+        eve, bob = (DmsgAddress(client.public_key, 0) for client in (self.eve, self.bob))
+        for has_spoken in (True, False):
+            offer = CodeFactory(clock, CODE)
+            offer.agreed.addErrback(lambda _: None)
+            ends = [offer.buildProtocol(eve) for _ in range(MAX_AGREEMENTS)]
+            for end in ends:
+                assert end is not None
+                end.has_spoken = has_spoken
+            honest = offer.buildProtocol(bob)
+            assert honest is not None
+            self.assertEqual(len(offer._running), MAX_AGREEMENTS)
+            for _ in range(5):
+                offer.buildProtocol(eve)
+                clock.advance(1.0)
+            offer.buildProtocol(eve)
+            self.assertIn(honest, offer._running)
+            offer.agreed.cancel()
+
     def test_a_guesser_that_stalls_gives_way_after_seconds(self) -> None:
         """A guesser that stops in the middle has some seconds until it is evicted."""
 
