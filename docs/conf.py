@@ -12,6 +12,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "_generated"]
+# Quotes and ellipses only: an option such as ``--allow`` in a plain sentence must keep its two hyphens.
+smartquotes_action = "qe"
 html_theme = "furo"
 html_title = "dmsg"
 # Lists of contents name sections, not each class and function: the theme copies all of them for every page, also for

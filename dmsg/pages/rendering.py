@@ -67,7 +67,7 @@ def whole_page(source: StatusSource, parts: Parts, searched: str = "", answer: T
     header = tags.header(
         tags.h1(source.kind),
         tags.code(source.key if key is None else key.text) if source.key else "",
-        tags.small("in logs and JSON: ", tags.code(source.key)) if key is not None else "",
+        [" ", tags.small("in logs and JSON: ", tags.code(source.key))] if key is not None else "",
         tags.p("No connection: this page shows the last known state.", id="lost", hidden="hidden"),
     )
     body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in parts.items())))

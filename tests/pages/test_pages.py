@@ -126,8 +126,9 @@ class PageTests(PageCase):
         _, text = await self.get(self.base(collector) + "/")
         for expected in (
             "<h1>dmsg collector</h1>",
-            collector.client.public_key.text,
-            f"in logs and JSON: <code>{collector.client.public_key}<",
+            # With a space between the two texts of the key.
+            f"<code>{collector.client.public_key.text}</code> <small>in logs and JSON: "
+            f"<code>{collector.client.public_key}<",
             "1 sender sent no file for at least",
             r"no room</td><td class=\"number\">2</td>",
             "Uptime.*Started.*Memory of the process",
