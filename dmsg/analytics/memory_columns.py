@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dmsg.analytics.expressions import Expression
-from dmsg.analytics.xxhash import xxhash64, xxhash64_of_text
+from dmsg.analytics.xxhash import xxhash64, xxhash64_of_texts
 
 Values: TypeAlias = Any
 """Column in memory: an array of Arrow, or a scalar, which stands for the same value in every row."""
@@ -245,7 +245,8 @@ def _bits(function: Callable[..., int]) -> Callable[..., pa.Array]:
 
 def _hash(*values: pa.Array) -> pa.Array:
     if len(values) == 1:
-        return _map(values[0], xxhash64_of_text, pa.int64())
+        encoded = values[0].dictionary_encode(null_encoding="encode")
+        return xxhash64_of_texts(encoded.dictionary).take(encoded.indices)
     rows = list(zip(*(one.to_pylist() for one in values), strict=True))
     known = {row: xxhash64(row) for row in set(rows)}
     return pa.array([known[row] for row in rows], pa.int64())
