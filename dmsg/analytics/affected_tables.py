@@ -123,6 +123,14 @@ class AffectedTables:
     ) -> pa.Table:
         return read_events(self._bronze.storage(), self._files(family, days, new=new), family, groups)
 
+    @property
+    def has_few_events(self) -> bool:
+        """Whether the new events are so few that only the affected rows can be computed."""
+        try:
+            return bool(self._new_events)
+        except WholeDays:
+            return False
+
     @cached_property
     def _new_events(self) -> dict[str, pa.Table]:
         """Events that no run has refined yet, by family of events."""

@@ -151,6 +151,31 @@ class Lake(Store):
             self.held.check()
         table.commit(None, run, replaced=replaced, earlier_attempt=str(run), parts=parts, gone=gone)
 
+    def put_parts(
+        self,
+        parts: Sequence[Part],
+        rows: pa.Table,
+        more: DataFrame | None,
+        layer: str,
+        name: str,
+        run: int,
+        days: Iterable[str],
+    ) -> None:
+        """Replace the rows of a table with days by rows that tasks of Spark have computed.
+
+        :param parts: files that the tasks have written.
+        :param rows: further rows, in memory.
+        :param more: further rows, which Spark has to compute; None if there are none.
+        """
+        table, chosen = self.table(layer, name), list(days)
+        table.ensure()
+        directory, files = run_directory(str(run)) + token_hex(4), table.storage()
+        found = list(parts)
+        for day in chosen:
+            of_day = in_files([rows_of_day(rows, day)])
+            found += [write_part(files, one.drop_columns(["dt"]), directory, {"dt": day}) for one in of_day]
+        self._commit(more, table, str(run), run, replaced={"dt": chosen}, parts=found)
+
     def batch_directory(self, origin: str, number: int) -> str:
         """Return the path of a new directory below bronze for the files of a batch."""
         return run_directory(f"{origin}.{number}") + token_hex(4)

@@ -24,6 +24,8 @@ from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_tables import MemoryTables, as_rows, rows_of_table
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, FAMILIES, GOLD, OVERALL, SILVER
+from dmsg.analytics.shard_tasks import FAMILIES_OF
+from dmsg.analytics.shards import LargeDays, only_shards
 from dmsg.analytics.store import NUMBERS, SUMS
 from dmsg.analytics.table_plans import HISTORY_DAYS, Read, Tables, daily_tables, overall_tables, silver_tables
 from dmsg.analytics.table_writer import TableWriter
@@ -60,6 +62,17 @@ def _sums(events: Callable[[], DataFrame]) -> DataFrame:
 
 def _numbers(sums: DataFrame, events: Callable[[], DataFrame] | None) -> DataFrame:
     return bronze.numbers(sums, None if events is None else events())
+
+
+Choose = Callable[[DataFrame], DataFrame]
+"""Function that returns some of the rows of a table."""
+Plan = Callable[..., Tables]
+"""Function that returns the plans of the tables for some days. An optional second argument is a :data:`Choose`, which
+limits the rows from which the tables are computed."""
+
+
+def _all(rows: DataFrame) -> DataFrame:
+    return rows
 
 
 class Refinement:
@@ -123,6 +136,11 @@ class Refinement:
             self._changes.note("life", lake.days_of_lives(before.batches))
         self._step = step
         self._affected = AffectedTables(lake, before, state) if self._writer.can_compare else None
+        if self._affected is not None and not self._affected.has_few_events:
+            self._affected = None
+        self._large: LargeDays | None = None
+        if LargeDays.are_needed(lake, days, memory=memory):
+            self._large = LargeDays(lake, state, self._changes, claim.number, self._writer.returned_rows)
 
     def _events(self, family: str, days: Iterable[str], doubtful: DataFrame | None) -> DataFrame:
         rows = self._lake.bronze([family], days)
@@ -192,18 +210,20 @@ class Refinement:
             # events of all these days.
             self._changes.note_everything()
             self._affected = None
+            self._large = None
 
         last_day = date.fromisoformat(max(state.days))
 
         @cache
-        def plan(days: tuple[str, ...]) -> Tables:
+        def plan(days: tuple[str, ...], choose: Choose = _all) -> Tables:
             wider_days = days_around(days)
+            read, around = self._reader(days), self._reader(wider_days)
             return silver_tables(
-                lambda family: self._events(family, days, doubtful),
-                self._reader(days),
-                self._reader(wider_days),
+                lambda family: choose(self._events(family, days, doubtful)),
+                lambda name: choose(read(name)),
+                lambda name: choose(around(name)),
                 days,
-                lambda: lake.accepted_receipts(state, wider_days),
+                lambda: choose(lake.accepted_receipts(state, wider_days)),
                 self._hint,
                 last_day=last_day,
             )
@@ -241,7 +261,8 @@ class Refinement:
                 for name, rows in ((SUMS.name, sums), (NUMBERS.name, numbers)):
                     self._writer.replace_changed(rows, "silver", name, days)
                 return
-        if (found := self._numbers_in_memory()) is not None:
+        found = self._numbers_in_memory() if self._large is None else self._large.numbers(days)
+        if found is not None:
             for name, rows in zip((SUMS.name, NUMBERS.name), found, strict=True):
                 self._writer.replace_collected(rows, "silver", name, days)
             return
@@ -291,7 +312,7 @@ class Refinement:
         self,
         layer: str,
         names: Iterable[str],
-        plan: Callable[[tuple[str, ...]], Tables],
+        plan: Plan,
         plan_in_memory: Callable[[tuple[str, ...]], Tables] | None,
     ) -> None:
         """Write each table for the days on which an input of it has changed.
@@ -305,13 +326,16 @@ class Refinement:
             if not some:
                 self._lake.table(layer, name).ensure()
         wanted = {name: some for name, some in days.items() if some}
+        for name, some in list(wanted.items()):
+            if not self._is_affected(name) and self._replace_by_shards(layer, name, some, plan):
+                del wanted[name]
         if plan_in_memory is not None and self._memory and len(self._parts) > 1:
             self._write_parts(layer, wanted, plan_in_memory)
             plan_in_memory = None
         in_memory = (
             {} if plan_in_memory is None else {name: plan_in_memory(some)[name] for name, some in wanted.items()}
         )
-        self._write(layer, {name: plan(some)[name] for name, some in wanted.items()}, in_memory, days)
+        self._write(layer, {name: plan(some)[name] for name, some in wanted.items()}, in_memory, days, plan)
 
     def _write_parts(
         self, layer: str, wanted: dict[str, tuple[str, ...]], plan_in_memory: Callable[[tuple[str, ...]], Tables]
@@ -347,7 +371,12 @@ class Refinement:
         return self._affected is not None and name in TABLES
 
     def _write(
-        self, layer: str, tables: Tables, in_memory: Tables, days: Mapping[str, Sequence[str]] | None = None
+        self,
+        layer: str,
+        tables: Tables,
+        in_memory: Tables,
+        days: Mapping[str, Sequence[str]] | None = None,
+        plan: Plan | None = None,
     ) -> None:
         """Write tables that do not depend on each other. In a small job, several tables are written at the same time.
 
@@ -361,6 +390,8 @@ class Refinement:
             chosen = None if days is None else tuple(days[name])
             if chosen is not None and self._replace_affected(layer, name, chosen):
                 return
+            if chosen is not None and plan is not None and self._replace_by_shards(layer, name, chosen, plan):
+                return
             found = self._compute(name, in_memory[name]) if name in in_memory else None
             if found is None:
                 self._writer.replace(tables[name](), layer, name, chosen)
@@ -369,6 +400,25 @@ class Refinement:
 
         with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
             list(pool.map(one, tables))
+
+    def _replace_by_shards(self, layer: str, name: str, days: tuple[str, ...], plan: Plan) -> bool:
+        """Replace the rows of a table by rows that tasks of Spark compute with Arrow.
+
+        :returns: whether this was possible.
+        """
+        if self._large is None or name not in FAMILIES_OF:
+            return False
+        self._step(f"{layer}: {name}")
+        self._claim.check()
+        found = self._large.rows(name, days, alone=self._affected is not None)
+        if found is None:
+            return False
+        more: DataFrame | None = None
+        for day, shards in found.too_large.items():
+            of_day = plan((day,), partial(only_shards, shards=shards, count=found.shards))[name]()
+            more = of_day if more is None else more.unionByName(of_day)
+        self._writer.replace_sharded(found, more, layer, name, days)
+        return True
 
     def _replace_affected(self, layer: str, name: str, days: tuple[str, ...]) -> bool:
         """Replace only the rows of a table that the new events affect.
@@ -388,13 +438,14 @@ class Refinement:
         """Write the gold tables of the days to recompute."""
 
         @cache
-        def plan(days: tuple[str, ...]) -> Tables:
+        def plan(days: tuple[str, ...], choose: Choose = _all) -> Tables:
             wider_days = days_around(days)
+            read, around = self._reader(days), self._reader(wider_days)
             tables = daily_tables(
-                self._reader(days),
-                self._reader(wider_days),
+                lambda name: choose(read(name)),
+                lambda name: choose(around(name)),
                 self._hint,
-                accepted=lambda: self._lake.accepted_receipts(self._state, wider_days),
+                accepted=lambda: choose(self._lake.accepted_receipts(self._state, wider_days)),
             )
             assert tables.keys() == DAILY.keys()
             return tables

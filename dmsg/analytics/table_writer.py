@@ -14,6 +14,8 @@ from dmsg.analytics.changes import COMPARED_ROWS, Changes, are_equal, rows_of_da
 from dmsg.analytics.lake import Lake, with_types
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import Claim, State
+from dmsg.analytics.schemas import GOLD, SILVER
+from dmsg.analytics.shards import Sharded
 
 _CLIENT_TABLES = {
     *("sessions", "heartbeats", "verdicts", "unfinished", "transports", "refusals", "entries", "receipts"),
@@ -112,6 +114,31 @@ class TableWriter:
     def replace_changed(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> None:
         """Replace the rows of the days on which they differ from the stored rows."""
         self._changes.note(name, self._write_changed(rows, layer, name, days))
+
+    @property
+    def returned_rows(self) -> dict[str, int | None]:
+        """Maximum number of rows that tasks of Spark return to the driver for each table and day; None for any number.
+        Tasks write the rows of larger tables themselves."""
+        other = None if self._in_memory else 0
+        return {name: COMPARED_ROWS if name in _CLIENT_TABLES else other for name in (*SILVER, *GOLD)}
+
+    def replace_sharded(
+        self, found: Sharded, more: DataFrame | None, layer: str, name: str, days: Sequence[str]
+    ) -> None:
+        """Replace the rows of a table by rows that tasks of Spark have computed.
+
+        :param more: further rows, which Spark has to compute; None if there are none.
+        """
+        schema = self._lake.table(layer, name).schema
+        rows = pa.concat_tables([arrow_schema(schema).empty_table(), *found.rows])
+        if more is not None and self.returned_rows[name] is None:
+            rows = pa.concat_tables([rows, with_types(more, schema).toArrow().cast(arrow_schema(schema))])
+            more = None
+        if more is None and not found.parts:
+            self.replace_collected(rows, layer, name, days)
+            return
+        self._lake.put_parts(found.parts, rows, more, layer, name, self._claim.number, days)
+        self._changes.note(name, days)
 
     def write_collected(self, rows: pa.Table, layer: str, name: str, days: Sequence[str] | None) -> Sequence[str]:
         """Write rows as :meth:`replace_collected` does, but do not record the change.

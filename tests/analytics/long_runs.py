@@ -26,6 +26,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.analytics import jobs
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import spool_source
+from dmsg.analytics.parquet import is_of_arrow
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD, REGISTER
 from dmsg.analytics.session import SHUFFLE_PARTITIONS, find_java
@@ -40,6 +41,13 @@ SUBMITTED = """
 from dmsg.analytics.session import make_session
 session = make_session()
 print(session.conf.get("spark.sql.shuffle.partitions"), session.conf.get("spark.sql.session.timeZone"))
+"""
+SHARDED = """
+import sys
+from dmsg.analytics import shards, table_writer
+from dmsg.analytics.main import main
+shards.LARGE_ROWS, shards.SHARD_ROWS, table_writer.COMPARED_ROWS = 1, 3000, 100
+sys.exit(main(sys.argv[1:]))
 """
 DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics")
 
@@ -269,6 +277,33 @@ class ClusterTests(ProcessCase):
         )
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         self.assertEqual(json.loads(done.stdout.splitlines()[-1])["run"], 1)
+        self.assertEqual(rounded(gold(self.root / "cluster")), rounded(gold(self.root / "local")))
+
+    def test_a_cluster_computes_large_days_in_shards(self) -> None:
+        """Each executor computes the tables of some servers, and writes their files."""
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        analytics(*self.run_arguments(self.root / "local"))
+        script = self.root / "script.py"
+        script.write_text(SHARDED)
+        done = subprocess.run(
+            [
+                *(str(self.home / "bin" / "spark-submit"), "--master", self.cluster(), "--driver-memory", "1g"),
+                *("--conf", "spark.executor.memory=900m", str(script)),
+                *map(str, self.run_arguments(self.root / "cluster")),
+            ],
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT,
+            check=False,
+            env=self.environment,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        self.assertNotIn("executors cannot", done.stderr)
+        # Spark would write these files itself, with names that do not begin with Arrow's prefix.
+        for table in ("silver/verdicts", "gold/pair_day"):
+            names = [path.name for path in (self.root / "cluster" / table).rglob("*.parquet")]
+            self.assertGreater(len(names), 4)
+            self.assertEqual({is_of_arrow(name) for name in names}, {True})
         self.assertEqual(rounded(gold(self.root / "cluster")), rounded(gold(self.root / "local")))
 
     def test_properties_of_spark_submit_win(self) -> None:

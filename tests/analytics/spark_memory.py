@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from functools import partial
 from itertools import product
@@ -14,7 +15,8 @@ from unittest.mock import patch
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import functions as F, memory_groups, memory_tables, refine
+from dmsg.analytics import functions as F, memory_groups, memory_tables, refine, shards, table_writer
+from dmsg.analytics.data_files import File
 from dmsg.analytics.expressions import Expression
 from dmsg.analytics.functions import Window
 from dmsg.analytics.gold.histograms import bucket_of, count_buckets, quantile, sum_aggregate
@@ -27,6 +29,9 @@ from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.memory_tables import MemoryTables, as_rows
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import SparkOnDemand
+from dmsg.analytics.shard_tasks import FAMILIES_OF, Job, Piece
+from dmsg.analytics.shards import LargeDays
+from dmsg.analytics.xxhash import xxhash64, xxhash64_of_texts
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.comparison import compare
 from tests.analytics.spark_tables import Story
@@ -237,6 +242,16 @@ class OperationsTests(SynchronousTestCase):
             MemoryRows.of(rows).select(*wanted),
         )
 
+    def test_many_texts_of_one_length_have_the_hashes_of_single_texts(self) -> None:
+        """Arrow hashes them together."""
+        random = Random(6)
+        for length in (0, 1, 3, 4, 7, 8, 9, 31, 32, 33, 63, 64, 66, 90):
+            texts = ["".join(random.choices("0123456789abcdef", k=length)) for _ in range(100)]
+            mixed = [*texts, None, "x", *texts[:30], "ü" * 20]
+            # A slice of a column has an offset.
+            for rows in (pa.array(mixed), pa.array(["y", *mixed]).slice(1)):
+                self.assertEqual(xxhash64_of_texts(rows).to_pylist(), [xxhash64((text,)) for text in mixed], length)
+
     def test_rows_are_grouped_by_many_columns(self) -> None:
         """The number of combinations of the columns' values exceeds the range of 64-bit numbers."""
         random, count = Random(5), 2000
@@ -317,6 +332,11 @@ class OperationsTests(SynchronousTestCase):
             self.assertEqual(found.where(F.col("t") == "c").distinct().column("t").to_pylist(), ["c"])
 
 
+def fail_to_import(job: Job, groups: Iterable[Sequence[File]]) -> Iterator[Piece]:
+    """Fail as a task does on a machine without Arrow."""
+    raise ImportError("no pyarrow")
+
+
 class TablesTests(LakeCase):
     """Tables of runs by either engine."""
 
@@ -378,10 +398,85 @@ class TablesTests(LakeCase):
         story = Story("write")
         story.setUp()
         story.write()
-        with patch.object(refine, "PART_ROWS", 1), patch.object(memory_tables, "MEMORY_ROWS", 60):
+        with (
+            patch.object(refine, "PART_ROWS", 1),
+            patch.object(memory_tables, "MEMORY_ROWS", 60),
+            patch.object(LargeDays, "are_needed", return_value=False),
+        ):
             story.run_jobs()
         names = [name for name in GOLD if name != "quality_day"]
         self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
+
+    def run_by_shards(self, memory_rows: int, shard_rows: int) -> tuple[Story, set[str], list[Any]]:
+        """Run the story's jobs with limits that its days exceed.
+
+        :returns: the story, the tables and views that Spark has read, and the results of the shards' jobs.
+        """
+        story = Story("write")
+        story.setUp()
+        story.write()
+        read: set[str] = set()
+        results: list[Any] = []
+        read_table, run_job = Lake.read, shards.run_job
+
+        def noted(lake: Lake, layer: str, name: str, *rest: Any) -> Any:
+            read.add(name)
+            return read_table(lake, layer, name, *rest)
+
+        def recorded(*arguments: Any) -> Any:
+            results.append(run_job(*arguments))
+            return results[-1]
+
+        with (
+            patch.object(memory_tables, "MEMORY_ROWS", memory_rows),
+            patch.object(shards, "SHARD_ROWS", shard_rows),
+            patch.object(LargeDays, "are_needed", return_value=True),
+            patch.object(Lake, "read", noted),
+            patch.object(shards, "run_job", recorded),
+        ):
+            story.run_jobs()
+        return story, read, results
+
+    def check_story(self, story: Story) -> None:
+        names = [name for name in GOLD if name != "quality_day"]
+        self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
+        for name in ("verdicts", "unfinished"):
+            self.assertEqual(story.table(name, "silver"), Story.told().table(name, "silver"), name)
+
+    def test_a_day_in_shards_gives_the_same_tables(self) -> None:
+        """Tasks of Spark compute the large tables with Arrow; Spark has no plan of them."""
+        story, read, results = self.run_by_shards(2_000_000, 60)
+        (result,) = results
+        self.assertGreater(len({one.shards for one in result.tables.values()} - {1}), 0)
+        self.assertEqual({name for name, _ in result.tables}, set(FAMILIES_OF))
+        self.assertEqual(result.too_large, {})
+        self.assertEqual(read, set())
+        self.check_story(story)
+
+    def test_large_tables_of_shards_are_files(self) -> None:
+        """Tasks write the rows of tables that are not small, and return no rows to the driver."""
+        with patch.object(table_writer, "COMPARED_ROWS", 0), patch.object(table_writer, "MEMORY_EVENTS", 0):
+            story, _, results = self.run_by_shards(2_000_000, 60)
+        self.assertTrue(any(one.parts for one in results[0].tables.values()))
+        self.assertEqual(sum(rows.num_rows for one in results[0].tables.values() for rows in one.rows), 0)
+        self.check_story(story)
+
+    def test_a_shard_that_is_too_large_is_left_to_spark(self) -> None:
+        """Spark computes the tables of its servers, and tasks compute those of the others."""
+        story, read, results = self.run_by_shards(15, 60)
+        (result,) = results
+        self.assertTrue(result.too_large)
+        self.assertTrue(any(rows.num_rows for one in result.tables.values() for rows in one.rows))
+        self.assertTrue(read)
+        self.check_story(story)
+
+    def test_executors_without_arrow_leave_all_to_spark(self) -> None:
+        with patch.object(shards, "divide_files", fail_to_import), patch.object(shards, "_log") as log:
+            story, read, results = self.run_by_shards(0, 60)
+        self.assertEqual(results, [None])
+        self.assertIn("executors cannot compute tables with Arrow", log.warning.call_args.args[0])
+        self.assertIn("transports", read)
+        self.check_story(story)
 
     def test_a_run_over_few_events_starts_no_spark(self) -> None:
         boot = Boot(S1, "b")

@@ -12,6 +12,7 @@ from unittest.mock import patch
 from dmsg.analytics import memory_tables
 from dmsg.analytics.affected_tables import AffectedTables, Rows
 from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.shards import LargeDays
 from tests.analytics.inputs import Inputs
 from tests.analytics.support import DAY, DISCOVERY, NEXT, S1, S2, S3, Boot, LakeCase, ms, write_file
 
@@ -49,7 +50,11 @@ class Story(LakeCase):
             story.setUp()
             story.write()
             late = story.hold_back(Random(5), 0.1)
-            with cls.inputs.noted(), patch.object(memory_tables, "MEMORY_ROWS", 0):
+            with (
+                cls.inputs.noted(),
+                patch.object(memory_tables, "MEMORY_ROWS", 0),
+                patch.object(LargeDays, "are_needed", return_value=False),
+            ):
                 story.run_jobs()
             for path, rows in late.items():
                 write_file(path, rows)
