@@ -74,6 +74,8 @@ def string_of(value: object, field: str) -> str:
         return ""
     if not isinstance(value, str):
         raise EntryDecodeError(f"{field} is not a string")
+    if value.isascii():
+        return value
     # A lone surrogate such as \ud800 is replaced by U+FFFD, as in Go.
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -69,14 +69,15 @@ _INDICES = (
     "CREATE INDEX IF NOT EXISTS greediest_block ON loads (load)",
 )
 # Triggers in the database update the counts, so that the counts are right even if a process of another version writes
-# to the file.
+# to the file. A trigger of columns is not called for statements that set other columns only, such as ``_REFRESH``. All
+# statements that delete the JSON, or write it where there was none, also set ``kind`` or ``listable``.
 _TRIGGERS = (
     "counts_new AFTER INSERT ON entries WHEN NEW.json IS NOT NULL BEGIN "
     "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
-    "counts_was AFTER UPDATE ON entries "
+    "counts_was AFTER UPDATE OF kind, listable ON entries "
     "WHEN OLD.json IS NOT NULL AND (NEW.json IS NULL OR NEW.kind <> OLD.kind) BEGIN "
     "UPDATE counts SET number = number - 1 WHERE kind = OLD.kind; END",
-    "counts_became AFTER UPDATE ON entries "
+    "counts_became AFTER UPDATE OF kind, listable ON entries "
     "WHEN NEW.json IS NOT NULL AND (OLD.json IS NULL OR NEW.kind <> OLD.kind) BEGIN "
     "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
     "counts_gone AFTER DELETE ON entries WHEN OLD.json IS NOT NULL BEGIN "
@@ -126,13 +127,23 @@ _LOADS = (
 )
 _POST = (
     "INSERT INTO entries "
-    "(static, sequence, time_order, json, posted, listable, quiet, seen, look_at, kind, place, size, ends, target, "
-    "checked) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (static) DO UPDATE SET "
+    "(sequence, time_order, json, posted, seen, look_at, ends, target, checked, listable, quiet, kind, place, size, "
+    "static) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (static) DO UPDATE SET "
     "sequence = excluded.sequence, time_order = excluded.time_order, json = excluded.json, "
     "posted = excluded.posted, listable = excluded.listable, quiet = excluded.quiet, "
     "seen = excluded.seen, look_at = excluded.look_at, kind = excluded.kind, "
     "place = excluded.place, size = excluded.size, ends = excluded.ends, "
     "target = excluded.target, checked = excluded.checked, deletion = NULL"
+)
+# Most entries are posted again with the same values in all other columns. This statement calls no trigger, and takes
+# half the time of ``_POST``.
+_REFRESH = (
+    "UPDATE entries SET sequence = ?, time_order = ?, json = ?, posted = ?, seen = ?, look_at = ?, ends = ? "
+    "WHERE static = ?"
+)
+_STATE = (
+    "SELECT sequence, time_order, json IS NULL, deletion, CASE WHEN listable THEN look_at END, "
+    "target, checked, listable, quiet, kind, place, size FROM entries WHERE static = ?"
 )
 
 
@@ -186,45 +197,39 @@ class SQLiteStore:
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
 
-    def _read_state(self, static: str) -> tuple[PresentState | None, float | None]:
-        """Return the stored state of a key, and the time of the next check of its server."""
-        row = self._db.execute(
-            "SELECT sequence, time_order, json IS NULL, deletion, target, checked, CASE WHEN listable THEN look_at END "
-            "FROM entries WHERE static = ?",
-            (static,),
-        ).fetchone()
+    def _read_state(self, static: str) -> tuple[PresentState | None, float | None, tuple[object, ...]]:
+        """Return the stored state of a key, the time of the next check of its server, and the values of the columns
+        that :data:`_REFRESH` does not change.
+        """
+        row = self._db.execute(_STATE, (static,)).fetchone()
         if row is None:
-            return None, None
-        return PresentState(Head(int(row[0]), row[1], bool(row[2]), row[3]), row[4], bool(row[5])), row[6]
+            return None, None, ()
+        sequence, order, deleted, deletion, look_at, target, checked = row[:7]
+        head = Head(int(sequence), order, bool(deleted), deletion)
+        return PresentState(head, target, bool(checked)), look_at, row[5:]
 
     def post(self, entry: Entry, now: float, terms: Terms = Terms()) -> Deferred[bool]:
         return self._changes.make(partial(self._post, entry, now, terms))
 
     def _post(self, entry: Entry, now: float, terms: Terms) -> bool:
-        present, planned = self._read_state(entry.static)
+        present, planned, kept = self._read_state(entry.static)
         decision = decide_post(present, entry, now, terms)
         check_at = planned if decision.keeps_check and planned is not None else decision.check_at
         body = entry.to_json()
-        self._db.execute(
-            _POST,
-            (
-                entry.static,
-                str(entry.sequence),
-                time_order(entry.timestamp),
-                body,
-                now,
-                is_listable(entry),
-                not terms.refreshes,
-                now,
-                check_at,
-                kind(entry),
-                terms.place,
-                size_of(body),
-                ends(now, terms.lasts),
-                target(entry),
-                decision.checked,
-            ),
+        changing = str(entry.sequence), time_order(entry.timestamp), body, now, now, check_at, ends(now, terms.lasts)
+        lasting = (
+            target(entry),
+            decision.checked,
+            is_listable(entry),
+            not terms.refreshes,
+            kind(entry),
+            terms.place,
+            size_of(body),
         )
+        if kept == lasting and not decision.first:
+            self._db.execute(_REFRESH, (*changing, entry.static))
+        else:
+            self._db.execute(_POST, (*changing, *lasting, entry.static))
         dropped: list[tuple[str, str]] = []
         size, load, total = self._loads_of(terms.place)
         if max(size, load) > terms.most:
@@ -321,7 +326,7 @@ class SQLiteStore:
         return self._changes.make(partial(self._delete, deletion, now))
 
     def _delete(self, deletion: Deletion, now: float) -> None:
-        present, _ = self._read_state(deletion.static)
+        present, _, _ = self._read_state(deletion.static)
         try:
             check_deletion(None if present is None else present.head, deletion)
         except KeyError:
@@ -441,8 +446,14 @@ class SQLiteStore:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """Create the tables, indices and triggers that the database does not have yet."""
+    """Create the tables, indices and triggers that the database does not have yet, and replace triggers of an earlier
+    version.
+    """
     for statement in (_ENTRIES, *_COUNTS, *_BLOCKS, *_INDICES):
         db.execute(statement)
+    present = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall())
     for trigger in _TRIGGERS:
-        db.execute(f"CREATE TRIGGER IF NOT EXISTS {trigger}")
+        name, created = trigger.split()[0], f"CREATE TRIGGER {trigger}"
+        if present.get(name) != created:
+            db.execute(f"DROP TRIGGER IF EXISTS {name}")
+            db.execute(created)

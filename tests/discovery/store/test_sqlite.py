@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,11 +15,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
-from dmsg.discovery.entries.rules import (
-    Deletion,
-    Terms,
-)
-from dmsg.discovery.store.base import OVERHEAD, StoreError
+from dmsg.discovery.entries.rules import Deletion, Terms, target, time_order
+from dmsg.discovery.store.base import OVERHEAD, StoreError, is_listable, kind, size_of
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
@@ -246,6 +244,65 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         store = SQLiteStore(path)
         self.addCleanup(store.close)
         self.assertEqual((await store.count(), await store.size(), store._fetch_one("SELECT 1 WHERE 0")), (0, 0, 0))
+
+    @asynchronous
+    async def test_triggers_of_an_earlier_version_are_replaced(self) -> None:
+        """A process of the earlier version that starts later leaves the new triggers."""
+        select = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY name"
+        triggers = self.store._db.execute(select).fetchall()
+        await self.store.post(client_entry(), 0.0)
+        self.store._db.execute("DROP TRIGGER counts_was")
+        self.store._db.execute(
+            "CREATE TRIGGER counts_was AFTER UPDATE ON entries WHEN OLD.json IS NOT NULL AND NEW.json IS NULL BEGIN "
+            "UPDATE counts SET number = number - 1 WHERE kind = OLD.kind; END"
+        )
+        await self.store.close()
+        self.store = SQLiteStore(self.path)
+        self.assertEqual(self.store._db.execute(select).fetchall(), triggers)
+        self.store._db.execute("CREATE TRIGGER IF NOT EXISTS counts_was AFTER UPDATE ON entries BEGIN SELECT 1; END")
+        await self.store.delete(Deletion(client_entry().static, 0, 2), 0.0)
+        self.assertEqual(await self.store.counts(), {})
+
+    @asynchronous
+    async def test_an_entry_posted_again_changes_what_differs(self) -> None:
+        """A refresh with the same values in most columns, and one with a change in each of them."""
+        key = SecKey.from_seed(b"refreshed")
+        server = ServerMeta("h:1", 5)
+        steps: list[tuple[Entry, Terms]] = [
+            (Entry("0.0.1", 0, 1, "", server=server), Terms(place="a", lasts=10.0)),
+            (Entry("0.0.1", 1, 2, "", server=server), Terms(place="a", lasts=20.0)),
+            (Entry("0.0.2.1", 2, 3, "", server=server), Terms(place="a", lasts=20.0)),
+            (Entry("0.0.2.1", 3, 4, "", server=ServerMeta("h:2", 5)), Terms(place="a", lasts=20.0)),
+            (Entry("0.0.2.1", 4, 5, "", server=ServerMeta("h:2", 0)), Terms(place="a", lasts=20.0)),
+            (Entry("0.0.2.1", 5, 6, "", server=ServerMeta("h:2", 5)), Terms(False, place="a", lasts=20.0)),
+            (Entry("0.0.2.1", 6, 7, "", server=ServerMeta("h:2", 5)), Terms(False, False, place="a", lasts=20.0)),
+            (Entry("0.0.2.1", 7, 8, "", server=ServerMeta("h:2", 5)), Terms(False, place="b", lasts=20.0)),
+            (Entry("0.0.2.1", 8, 9, "", client=ClientMeta(())), Terms(False, place="b", lasts=20.0)),
+        ]
+        columns = "json, posted, seen, ends, target, checked, listable, quiet, kind, place, size, sequence, time_order"
+        for number, (unsigned, terms) in enumerate(steps):
+            entry = replace(unsigned, static=key.public.hex()).sign(key)
+            await self.store.post(entry, 100.0 + number, terms)
+            body = entry.to_json()
+            row = self.store._db.execute(f"SELECT {columns} FROM entries").fetchone()  # noqa: S608  # ours
+            expected = (
+                body,
+                100.0 + number,
+                100.0 + number,
+                100.0 + number + terms.lasts,
+                target(entry),
+                1,
+                int(is_listable(entry)),
+                int(not terms.refreshes),
+                kind(entry),
+                terms.place,
+                size_of(body),
+                str(number),
+                time_order(entry.timestamp),
+            )
+            self.assertEqual(row, expected)
+            self.assertEqual(await self.store.counts(), {kind(entry): 1})
+            self.assertEqual(await self.store.size(), size_of(body))
 
     def test_a_file_that_is_no_database_is_refused(self) -> None:
         path = Path(self.mktemp())
