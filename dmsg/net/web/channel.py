@@ -29,8 +29,8 @@ from dmsg.net.turns import TurnTaker
 from dmsg.net.web.pending_requests import PendingRequests
 
 PIECE = 2 * 1024
-"""Number of bytes of HTTP requests that are parsed at a time. The rest is buffered, and nothing is read while a request
-is being answered."""
+"""Number of bytes of HTTP requests that are parsed at a time. The rest is buffered, and nothing is read while
+more than one piece is buffered."""
 MAX_HEADERS = 100
 """Maximum number of headers of a request. Twisted itself limits their total size to 16 KiB."""
 HEADER_COST = 300
@@ -56,7 +56,7 @@ def owner_of(address: object) -> str:
 
 
 class BoundedChannel(TurnTaker, HTTPChannel):
-    """HTTP channel that buffers at most one read, and parses it in pieces over several reactor turns.
+    """HTTP channel that buffers at most one read and one piece, and parses them in pieces over several reactor turns.
 
     :ivar feeding: whether a piece is being parsed. Its time is then charged to the owner by the channel.
     """
@@ -232,12 +232,15 @@ class BoundedChannel(TurnTaker, HTTPChannel):
             self._spend(self._parse, self._unparsed.popleft())
         if self._has_ended:
             self.drop_buffer()
-        elif self._unparsed:
-            self._paused = True
-            self._networkProducer.pauseProducing()
-        elif self._paused:
-            self._paused = False
-            self._networkProducer.resumeProducing()
+        elif self._paused or len(self._unparsed) > 1:
+            # Reading goes on while a single piece waits. The piece is usually the only request of a client, which then
+            # waits for the answer. A pause would cost two system calls.
+            if self._unparsed:
+                self._paused = True
+                self._networkProducer.pauseProducing()
+            else:
+                self._paused = False
+                self._networkProducer.resumeProducing()
 
     @property
     def _has_ended(self) -> bool:

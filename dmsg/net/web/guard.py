@@ -53,36 +53,52 @@ class GuardedConnection:
     since = 0.0
     _timer: IDelayedCall | None = None
     _is_incomplete = False
+    _incomplete_since: float | None = None
+    """Time when the first bytes of the present incomplete request arrived; None if there is none."""
 
     def deliver(self, data: bytes, receiver: IProtocol) -> None:
         """Pass received bytes to the protocol that parses requests. Start the deadline of a request that is incomplete
-        afterwards. Most requests arrive as a whole, and need no timer.
+        afterwards.
+
+        Most requests arrive as a whole, and need no timer. When an incomplete request becomes complete, its timer
+        continues, and serves the next one. So a connection makes at most one timer in :data:`WHOLE_WITHIN` seconds.
         """
         self._is_incomplete = not self.answering
         try:
             receiver.dataReceived(data)
         except Exception:
             self.refuse_unreadable()
-        if self._is_incomplete and self._timer is None:
-            self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._on_deadline)
+        if self._is_incomplete and self._incomplete_since is None:
+            self._incomplete_since = self.guard.clock.seconds()
+            if self._timer is None:
+                self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._check_deadline)
 
     def request_is_whole(self) -> None:
         """Record that a request is complete, and stop its deadline. From now on, the client waits for the server."""
         self.answering = True
-        self.stop_waiting()
+        self._is_incomplete = False
+        self._incomplete_since = None
 
     def request_is_answered(self) -> None:
         """Record that the request was answered. The connection now waits for the next request."""
         self.answering = False
 
     def stop_waiting(self) -> None:
-        """Stop the deadline, because the request is complete or the connection is not guarded any more."""
+        """Stop the deadline and its timer, because the connection is not guarded any more."""
         self._is_incomplete = False
+        self._incomplete_since = None
         timer, self._timer = self._timer, None
         cancel_call(timer)
 
-    def _on_deadline(self) -> None:
+    def _check_deadline(self) -> None:
+        """Close the connection if its request has been incomplete for too long."""
         self._timer = None
+        if self._incomplete_since is None:
+            return
+        left = self._incomplete_since + WHOLE_WITHIN - self.guard.clock.seconds()
+        if left > 0.0:
+            self._timer = self.guard.clock.callLater(left, self._check_deadline)
+            return
         # The connection is closed first, so that it ends even if the callback fails.
         self.drop()
         self.guard.on_refused("slow_request")

@@ -55,11 +55,12 @@ class PendingRequests:
 
     def settle(self, holder: MemoryHolder, size: int) -> None:
         """Set the number of bytes that a connection uses."""
+        if not size:
+            self.remove(holder)
+            return
         before = self._holders.get(holder.block, {}).get(holder, 0)
         if size != before:
             self.book(holder, size - before)
-        if not size:
-            self.remove(holder)
 
     def remove(self, holder: MemoryHolder) -> None:
         """Stop counting the memory of a connection."""

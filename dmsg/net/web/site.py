@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from io import BytesIO
 from typing import TypedDict, Unpack
 
@@ -31,8 +32,15 @@ MAX_WAITING_SIZE = 64 * 1024 * 1024
 """Maximum number of bytes of all delayed requests. Further requests are refused instead of delayed."""
 MAX_WAITING_OF_ADDRESS = 256
 """Maximum number of requests of one address that are delayed or being answered. Further requests are refused."""
+MESSAGES_CACHED = 64
+"""Maximum number of messages whose JSON is cached. Most responses have one of a few messages."""
 IDLE_TIMEOUT = 30
 """Seconds without received data after which a connection is closed."""
+
+
+@lru_cache(maxsize=MESSAGES_CACHED)
+def _json_text(message: str) -> bytes:
+    return json.dumps(message).encode()
 
 
 def answer(request: IRequest, status: int, message: str, extra_body: bytes = b"") -> bytes:
@@ -42,7 +50,7 @@ def answer(request: IRequest, status: int, message: str, extra_body: bytes = b""
     """
     request.setResponseCode(status)
     request.setHeader(b"content-type", b"application/json")
-    return b'{"message":%s,"code":%d%s}' % (json.dumps(message).encode(), status, extra_body)
+    return b'{"message":%s,"code":%d%s}' % (_json_text(message), status, extra_body)
 
 
 def answer_http_error(request: IRequest, failure: Failure) -> bytes:

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
+from dmsg.net.turn_share import MAX_SHARE
 from dmsg.net.web.channel import PIECE, BoundedSite
 
 
@@ -156,6 +157,18 @@ class ChannelTests(SynchronousTestCase):
             case.page.proceed()
         self.assertTrue(case.reading)
         self.assertEqual(len(case.answers()) + 20, 65536 // len(request("/later", b"x")))
+
+    def test_reading_goes_on_while_a_single_request_waits(self) -> None:
+        """One small request of a client may wait for the next turn, and one more piece stops reading."""
+        clock = Clock()
+        case = Case(clock)
+        case.site.share.used(case.channel.block, MAX_SHARE)
+        case.channel.dataReceived(request("/now", b"1"))
+        self.assertEqual((case.answers(), case.reading), ([], True))
+        case.channel.dataReceived(request("/now", b"2"))
+        self.assertEqual((case.answers(), case.reading), ([], False))
+        clock.advance(0)
+        self.assertEqual((case.answers(), case.reading), ([b"/now 1", b"/now 2"], True))
 
     def test_parsing_takes_turns(self) -> None:
         """A body in chunks of one byte is dear; another address is answered before it is through."""

@@ -143,6 +143,30 @@ class GuardTests(SynchronousTestCase):
         connection.protocol.dataReceived(b"GET / HT")
         self.assertEqual(len(self.clock.getDelayedCalls()), 2)
 
+    def test_each_incomplete_request_has_a_deadline_of_its_own(self) -> None:
+        """One timer serves all requests of a connection, and none is closed too early or too late."""
+        connection = self.connect(self.guard())
+        connection.protocol.dataReceived(b"GET / HTTP/1.1\r\n")
+        self.clock.advance(WHOLE_WITHIN / 2)
+        connection.protocol.dataReceived(b"Host: x\r\n\r\n")
+        connection.protocol.dataReceived(b"GET / HTTP")
+        timers = self.clock.getDelayedCalls()
+        self.clock.advance(WHOLE_WITHIN / 2)
+        self.assertEqual(len(self.clock.getDelayedCalls()), len(timers))
+        self.clock.advance(WHOLE_WITHIN / 2 - 1)
+        self.assertEqual((connection.gone, self.refused), (False, []))
+        self.clock.advance(1)
+        self.assertEqual((connection.gone, self.refused), (True, ["slow_request"]))
+
+    def test_a_timer_without_an_incomplete_request_ends(self) -> None:
+        connection = self.connect(self.guard())
+        connection.protocol.dataReceived(b"GET / HTTP/1.1\r\n")
+        connection.protocol.dataReceived(b"Host: x\r\n\r\n")
+        self.assertEqual(len(self.clock.getDelayedCalls()), 2)
+        self.clock.advance(WHOLE_WITHIN)
+        self.assertEqual((connection.gone, self.refused), (False, []))
+        self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+
     def test_the_largest_block_of_addresses_loses_a_connection(self) -> None:
         """1,100 connections of a stranger that do not end their requests: somebody else gets in, and is answered."""
         factory = self.guard(limit=1000, most_of_block=5000)
