@@ -252,7 +252,12 @@ class DelegationsTests(SynchronousTestCase):
         self.assertEqual((delegations.count_of("x"), delegations.count_of("y"), len(delegations)), (1, 1, 2))
         delegations.posted("a", None, 3.0)
         self.assertEqual(delegations.most_named(5), [("x", 1)])
-        delegations.forget_silent(1.0 + CLIENT_LIFETIME)
+        delegations.posted("c", ["x"], 3.5)
+        delegations.posted("b", ["x"], 4.0)
+        self.assertEqual(delegations.most_named(5), [("x", 2)])
+        delegations.forget_silent(3.5 + CLIENT_LIFETIME)
+        self.assertEqual((delegations.most_named(5), len(delegations)), ([("x", 1)], 1))
+        delegations.forget_silent(4.0 + CLIENT_LIFETIME)
         self.assertEqual((delegations.most_named(5), len(delegations)), ([], 0))
 
     def test_the_number_of_remembered_clients_is_bounded(self) -> None:

@@ -29,11 +29,14 @@ class Delegations:
 
     def posted(self, client: str, servers: Sequence[str] | None, now: float) -> None:
         """Record the servers that a client's accepted entry names."""
-        self._forget(client)
         named = tuple(dict.fromkeys((servers or ())[:MAX_SERVERS]))
+        if self._clients.get(client, (0.0, ()))[1] != named:
+            self._forget(client)
+            for server in named:
+                self._of[server] += 1
         if named:
             self._clients[client] = now, named
-            self._of.update(named)
+            self._clients.move_to_end(client)
         if len(self._clients) > MAX_CLIENTS:
             self._forget(next(iter(self._clients)))
         self.forget_silent(now)
