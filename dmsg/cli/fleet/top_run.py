@@ -158,7 +158,7 @@ def _say(console: Console, rows: list[Row]) -> None:
 
 COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
     ("kind", 70, lambda one: one.kind),
-    ("clients", 0, lambda one: _number(one.clients, human_count)),
+    ("clients", 50, lambda one: _number(one.clients, human_count)),
     ("free", 100, lambda one: _number(one.free, human_count)),
     ("in/s", 60, lambda one: _number(one.in_rate, human_count)),
     ("bytes/s", 0, lambda one: _number(one.byte_rate, human_size)),
@@ -169,6 +169,11 @@ COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
 """Columns of the table: title, minimum width of a terminal on which the column is shown, and function that returns the
 cell of a row.
 """
+
+MIN_NAME_WIDTH = 15
+"""Minimum number of characters of an entity's name in one line, such as ``127.0.0.1:39905``."""
+OTHER_COLUMNS = 95
+"""Number of characters that all columns other than the name need at most."""
 
 
 def draw_table(rows: list[Row], width: int, height: int | None = None) -> Table:
@@ -184,14 +189,23 @@ def draw_table(rows: list[Row], width: int, height: int | None = None) -> Table:
     if most < len(rows):
         title.append(f"; {len(rows) - most} more below: --only, --sort", style="bold")
     shown = [(name, said) for name, least, said in COLUMNS if width >= least]
-    table.add_column("entity", overflow="fold", ratio=2)
-    table.add_column("state", overflow="fold", ratio=2)
+    name_width = max(MIN_NAME_WIDTH, width - OTHER_COLUMNS)
+    table.add_column("entity", overflow="fold", max_width=name_width)
+    table.add_column("state", overflow="fold", ratio=1)
     for name, _ in shown:
         table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
     for one in rows[:most]:
         style = "red" if one.worse >= 70 else "yellow" if one.worse else ""
-        table.add_row(one.name, one.why or one.status, *(said(one) for _, said in shown), style=style)
+        table.add_row(
+            _break_name(one.name, name_width), one.why or one.status, *(said(one) for _, said in shown), style=style
+        )
     return table
+
+
+def _break_name(name: str, width: int) -> str:
+    """Return the name with a line break before its port if it is longer than ``width``."""
+    host, colon, port = name.rpartition(":")
+    return f"{host}\n:{port}" if colon and len(name) > width else name
 
 
 def _number(value: float | None, format_value: Callable[[float], str]) -> str:

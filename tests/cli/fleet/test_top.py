@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,11 +16,14 @@ import time
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
+from typing import cast
 
+from rich.console import Console
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.fleet.entity_metrics import Snapshot, read, row
+from dmsg.cli.fleet.top_run import draw_table
 from tests.cli.test_commands import CommandCase
 from tests.forking import COMMAND
 from tests.net.support import LOOPBACK
@@ -99,6 +103,28 @@ class NumbersTests(SynchronousTestCase):
         for kind, number, why in (("server", 0, "no server has an entry"), ("both", 1, "")):
             one = row("a", read(0, told.format(kind, number), '{"status": "ok"}'), None)
             self.assertEqual(one.why, why)
+
+
+class TableTests(SynchronousTestCase):
+    """The table on terminals of several widths."""
+
+    def lines(self, width: int, *names: str) -> list[str]:
+        rows = [row(name, seen(0), None) for name in names]
+        rows.append(row("127.0.0.1:1", Snapshot(0.0, error="nothing listens there"), None))
+        console = Console(width=width, file=io.StringIO())
+        console.print(draw_table(rows, width))
+        return cast(io.StringIO, console.file).getvalue().splitlines()
+
+    def test_ports_and_words_stay_whole(self) -> None:
+        for width in (40, 50, 60, 70, 80, 90, 100, 110, 120, 160):
+            lines = self.lines(width, "127.0.0.1:39905")
+            self.assertTrue(any("127.0.0.1:39905 " in line for line in lines), lines)
+            self.assertTrue(any("listens" in line for line in lines), lines)
+            self.assertLessEqual(max(map(len, lines)), width)
+
+    def test_a_long_name_is_broken_before_its_port(self) -> None:
+        words = " ".join(self.lines(80, "relay-number-one.example.org:39905")).split()
+        self.assertIn(":39905", words)
 
 
 class TopTests(CommandCase):
