@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import Any, Protocol
 
@@ -19,6 +19,14 @@ MALFORMED = Frame(DRAIN, 0, b"malformed")
 """Malformed frame that a server sends to a client after the fault ``poison``."""
 DRIFTS = (0.0, 0.0, 0.0, -0.05, -0.0005, 0.0005, 0.05)
 """Possible drifts of the wall clock of a host, in seconds per second. The fault ``wall clock`` draws one of them."""
+
+KEEPALIVE = 60.0
+"""Seconds after which the kernel ends a half-open connection of a program of today: TCP keepalive has three probes 10
+seconds apart, after 30 seconds without data."""
+OWN_NOTICES = (0.0, KEEPALIVE)
+"""Possible seconds until the moved host of the fault ``half-open`` notices that its connections are dead."""
+OLD_NOTICES = (5.0, KEEPALIVE, 200.0)
+"""Possible seconds until a server of 2019, which has no keepalive, notices the same."""
 
 
 class FaultyLab(Protocol):
@@ -187,6 +195,19 @@ class Faults:
             if talker.transport is not None:
                 talker.transport.resumeProducing()  # type: ignore[attr-defined]
 
+    def half_open(self) -> None:
+        """Give a client's host a new address, without a packet to either end of its connections."""
+        name = self._random_host(self._clients)
+        own, old = self._random.choice(OWN_NOTICES), self._random.choice(OLD_NOTICES)
+        old_servers: Collection[str] = getattr(self._lab, "old_servers", ())
+
+        def noticed_after(host: str) -> float:
+            if host == name:
+                return own
+            return old if host in old_servers else KEEPALIVE
+
+        self._lab.network.host(name).lose_silently(noticed_after)
+
     def clock_jump(self) -> None:
         """Advance the clock by seconds or minutes at once, as on a machine that was suspended."""
         self._lab.clock.advance(self._random.choice((5, 60, 600)))
@@ -225,6 +246,7 @@ BY_NAME: dict[str, Callable[[Faults], None]] = {
     "clock jump": Faults.clock_jump,
     "poison": Faults.poison,
     "wall clock": Faults.wall_clock,
+    "half-open": Faults.half_open,
 }
 """Faults by name."""
 

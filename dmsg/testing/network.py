@@ -102,12 +102,19 @@ class Network:
         self.running: Host | None = None
         """Host whose code runs now; None while the test itself runs."""
         self._paths: dict[tuple[str, str], Path] = {}
+        self._moves = 0
+        """Number of addresses that :meth:`free_address` has returned."""
 
     def host(self, name: str) -> Host:
         """Return the host of that name. The first call creates the host, with the next address 10.0.0.N."""
         if name not in self.hosts:
             self.hosts[name] = Host(self, name, f"10.0.0.{len(self.hosts) + 1}")
         return self.hosts[name]
+
+    def free_address(self) -> str:
+        """Return an address that no host had before, for a host that moves."""
+        self._moves += 1
+        return f"10.1.{self._moves // 250}.{self._moves % 250 + 1}"
 
     def ahead(self) -> float:
         """Return by how many seconds the wall clock of the host whose code runs now is ahead of the lab's clock."""
@@ -499,17 +506,34 @@ class Host:
         """
         self.network.clock.callLater(self._rest_of_wait, self.resume)
 
+    def network_ends(self) -> list[End]:
+        """Return the ends of the host's connections that use the network."""
+        return list(self.ends)
+
     def forget_connections(self) -> int:
         """Make routers forget all connections of this host, without notifying either end. Return the number of
         connections."""
-        ends = list(self.ends)
+        ends = self.network_ends()
         for end in ends:
             end.is_forgotten = end.other.is_forgotten = True
         return len(ends)
 
+    def lose_silently(self, noticed_after: Callable[[str], float]) -> None:
+        """Give this host a new address, as when a laptop changes its network. Its connections become half-open: no
+        packet arrives at either end any more, not even a reset, and each end notices this later, by a timeout.
+
+        :param noticed_after: returns the seconds after which the kernel of a host ends its ends of these connections;
+            its argument is the name of the host.
+        """
+        ends = self.network_ends()
+        self.forget_connections()
+        self.address = self.network.free_address()
+        for end in (one for here in ends for one in (here, here.other)):
+            self.network.clock.callLater(noticed_after(end.host.name), end.reset_by_peer, TimeoutError())
+
     def reset(self) -> int:
         """Reset all connections of this host at both ends, and return their number."""
-        ends = list(self.ends)
+        ends = self.network_ends()
         for end in ends:
             end.reset_by_peer()
             end.other.reset_by_peer()

@@ -12,14 +12,17 @@ from typing import Any
 
 from dmsg.net.streams.transports import stream_of
 from dmsg.streams.carrier import ClientStream
+from dmsg.testing.faults import KEEPALIVE
 from dmsg.testing.lab import Lab
-from dmsg.testing.promise import Talker
+from dmsg.testing.old_relay import OldRelay
+from dmsg.testing.promise import PromiseBroken, Talker
 from dmsg.testing.stream_places import state_of
 from dmsg.testing.tcp import Path
 from dmsg.testing.walk_streams import WalkStreams
 from dmsg.testing.walk_waits import Waits
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.wire import FWD, FrameBuffer
+from dmsg.v2019.reachability import CHECK_INTERVAL, CHECK_JITTER
 
 MAX_FILL = 4_000_000
 """Maximum number of bytes that are sent to fill the receive window of a paused reader."""
@@ -44,6 +47,10 @@ DISCOVERY_DELAY = 0.15
 """Seconds that each packet between this client and discovery takes."""
 POST_TIMEOUT = 20.0
 """Maximum seconds of the lab's time until a client begins to post its changed entry."""
+LATE_NOTICE = 200.0
+"""Seconds after which a server of 2019 notices that connections of a client are dead."""
+REACHABLE_TIMEOUT = CHECK_INTERVAL * (1 + CHECK_JITTER) + 10.0
+"""Maximum seconds after that until the client is reachable again, as ``docs/protocol/frames.md`` promises."""
 MAX_POST_SECONDS = 2.0
 """Maximum seconds between the beginning of a POST and the loss of the servers. It is longer than most POSTs take."""
 
@@ -176,6 +183,30 @@ class SingleFaults:
             for name in ([server] if server else self._servers)
             for path in network.both_ways(network.host(client), network.host(name))
         ]
+
+    def go_half_open(self, random: Random) -> None:
+        """Give a client a new address, without a packet to either end of its connections. The client connects again at
+        once, and its servers of 2019 notice later that the earlier connections are dead, as hours later. Then the
+        client must soon be reachable through all its servers again.
+
+        :raises PromiseBroken: the client has no server, or is not reachable through one.
+        """
+        name = random.choice(sorted(self._clients))
+        client, old = self._clients[name], self._lab.old_servers
+        self._lab.network.host(name).lose_silently(
+            lambda host: 0.0 if host == name else LATE_NOTICE if host in old else KEEPALIVE
+        )
+        self._lab.network.run(LATE_NOTICE + REACHABLE_TIMEOUT)
+        key = bytes(client.public_key)
+        # Visited servers do not count, because the client's entry does not name them.
+        links = client._set.links.values()  # noqa: SLF001  # Clients do not show which of their connections last.
+        for link in [link for link in links if link.session is not None]:
+            server = self._server_names.get(bytes(link.server), "")
+            relay = self._lab.servers[server].factory.relay if server in self._lab.servers else None
+            if isinstance(relay, OldRelay) and key in relay.unreachable:
+                raise PromiseBroken(f"{name} is not reachable through {server}, which has noticed a dead connection")
+        if client.status != "online":
+            raise PromiseBroken(f"{name} is {client.status} after a change of its address: {client.last_error}")
 
     def lose_servers_while_posting(self, random: Random) -> None:
         """Let a client lose the connections to its servers several times, while it posts its entry to a discovery with

@@ -21,7 +21,7 @@ _PARTIES: dict[str, Sequence[str]] = {
     **dict.fromkeys(("kill", "leave", "pause", "poison"), _SERVERS),
     "restart": (OTHER_SERVER,),
     "wall clock": (*_CLIENTS, *_SERVERS, DISCOVERY),
-    "kill client": _CLIENTS,
+    **dict.fromkeys(("kill client", "half-open"), _CLIENTS),
     "kill discovery": (DISCOVERY,),
 }
 

@@ -74,6 +74,7 @@ class Path:
 class Machine(Protocol):
     """Interface of a host for the ends of its connections."""
 
+    name: str
     ends: dict[End, None]
     idle_limit: float
 

@@ -165,6 +165,8 @@ class Walk:
             self.lab.add_server(server)
         self._single.lose_last_frame(random)
         self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
+        self._single.go_half_open(random)
+        self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
         self._single.lose_servers_while_posting(random)
         self.lab.network.run_until(self._streams.is_all_there, SETTLE_TIMEOUT)
 

@@ -134,6 +134,10 @@ OF_CLIENTS: dict[str, tuple[str, Sequence[Change]]] = {
         _PUBLISH,
         [(_NOT_YET, "        if wanted != self._delegated():\n            self._waiting.clear()\n            ")],
     ),
+    "a client that a server of 2019 has forgotten does not connect again": (
+        "dmsg.v2019.reachability",
+        [("        if reason in _NOT_DELIVERED:\n", "        if False:\n")],
+    ),
 }
 """Mutants of clients, by name. Walks without lies find them."""
 _UPLINK = "dmsg.rmb.session.uplink"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -19,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.discovery.entries.entry import ClientMeta, Successor
 from dmsg.errors import CloseReason, ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable, EntryNotFound
 from dmsg.keys import SecKey
-from dmsg.testing import walk as walk_module
+from dmsg.testing import walk as walk_module, walk_kinds
 from dmsg.testing.lab import Lab
 from dmsg.testing.network import Network
 from dmsg.testing.plan import Aim, Plan, Shape, Step
@@ -27,7 +28,7 @@ from dmsg.testing.promise import Pattern, PromiseBroken, Talkers
 from dmsg.testing.tcp import BUFFER, USER_TIMEOUT
 from dmsg.testing.walk import follow, walk
 from dmsg.testing.walk_coverage import Cell
-from dmsg.testing.walk_kinds import draw_plan
+from dmsg.testing.walk_kinds import FAULTS, draw_plan
 from dmsg.v2019 import client as service
 from dmsg.v2019.core.policing import Limits
 from tests.support import Accepting, Recorder
@@ -121,6 +122,31 @@ class NetworkTests(SynchronousTestCase):
         late = TCP4ClientEndpoint(self.one, self.two.address, 80, timeout=5).connect(Accepting())
         self.network.run(6)
         self.failureResultOf(late, TimeoutError)
+
+    def test_a_host_that_gets_a_new_address(self) -> None:
+        """Its connections become half-open: neither end gets anything, and each notices this in its own time."""
+        here, there = self.connect()
+        before = self.one.address
+        self.one.lose_silently(lambda host: {"one": 10.0, "two": 100.0}[host])
+        self.network.run(9.0)
+        self.assertEqual((here.lost, there.lost), (None, None))
+        self.assertIsNone(self.network.by_address(before))
+        self.network.run(2.0)
+        self.assertIsInstance(here.lost.value, TimeoutError)  # type: ignore[attr-defined]
+        self.assertIsNone(there.lost)
+        _, again = self.connect()
+        self.assertEqual(again.transport.getPeer().host, self.one.address)  # type: ignore[union-attr]
+        self.network.run(100.0)
+        self.assertIsInstance(there.lost.value, TimeoutError)  # type: ignore[attr-defined]
+        self.assertIsNone(again.lost)
+
+    def test_data_over_a_half_open_connection_is_lost(self) -> None:
+        here, there = self.connect()
+        self.one.lose_silently(lambda host: 1000.0)
+        there.transport.write(b"x")  # type: ignore[union-attr]
+        self.network.run(USER_TIMEOUT + 1.0)
+        self.assertEqual((here.data, here.lost), (b"", None))
+        self.assertIsInstance(there.lost.value, TimeoutError)  # type: ignore[attr-defined]
 
     def test_timers_of_a_host_that_is_paused(self) -> None:
         # In any reactor, a timer that was due during a pause can still be cancelled or postponed by an earlier timer.
@@ -518,14 +544,19 @@ class WalkTests(SynchronousTestCase):
         for seed in SEEDS:
             walk(seed)
 
+    def draw_earlier(self, seed: int, aims: Sequence[str]) -> Plan:
+        """Draw the plan that a seed determined before there was the fault ``half-open``."""
+        self.patch(walk_kinds, "FAULTS", tuple(fault for fault in FAULTS if fault != "half-open"))
+        return draw_plan(seed, 60, [Aim.parse(aim) for aim in aims])
+
     def test_a_link_is_not_stopped_while_it_reports_its_failure(self) -> None:
         """Found by this walk, whose second discovery invents servers."""
         aims = ("slow reader@in flight", "wall clock@moving", "bandwidth@closing", "reorder@opening")
-        follow(draw_plan(41004, 60, [Aim.parse(aim) for aim in aims]))
+        follow(self.draw_earlier(41004, aims))
 
     def test_an_old_program_that_was_left_sends_nothing_more(self) -> None:
         aims = ("delay@moving", "wall clock@moving", "reset@closing", "kill client@opening")
-        follow(draw_plan(41020, 60, [Aim.parse(aim) for aim in aims]))
+        follow(self.draw_earlier(41020, aims))
 
 
 class SleepTests(SynchronousTestCase):

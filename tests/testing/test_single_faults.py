@@ -16,6 +16,7 @@ from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.single_faults import SingleFaults
 from dmsg.testing.walk_streams import WalkStreams
 from dmsg.testing.walk_waits import Waits
+from dmsg.v2019.reachability import ReachabilityCheck
 from tests.testing.walks import WalkCase
 
 SERVERS = ("server-1", "server-2")
@@ -27,11 +28,13 @@ TIMEOUT = 60.0
 class Network:
     """Two clients with a stream between them, in a lab with some servers."""
 
-    def __init__(self, seed: int, servers: int) -> None:
+    def __init__(self, seed: int, servers: int, *, is_old: bool = False) -> None:
         lab = self.lab = Lab(seed)
+        if is_old:
+            lab.old_servers.add("server-1")
         lab.add_servers(servers)
         names = {bytes(lab.key(name).public): name for name in SERVERS}
-        clients = {name: lab.add_client(name, min_servers=1) for name in ("alice", "bob")}
+        clients = {name: lab.add_client(name, min_servers=1 + is_old) for name in ("alice", "bob")}
         lab.settle()
         self.streams = WalkStreams(lab, clients, seed)
         self.streams.listen(clients["bob"])
@@ -89,6 +92,20 @@ class SingleFaultTests(WalkCase):
     def test_a_client_that_never_notices_a_stall_is_found(self) -> None:
         self.patch(streams, "STALL_TIME", 1e6)
         self.found("the awaited condition did not become true", [partial(self.lose_last_frame, 2)])
+
+    def test_a_client_with_dead_connections_becomes_reachable_again(self) -> None:
+        for is_old in (False, True):
+            network = Network(1, 2, is_old=is_old)
+            network.single.go_half_open(network.random)
+            network.lab.network.run_until(network.streams.is_all_there, TIMEOUT)
+
+    def test_a_client_that_does_not_notice_that_it_is_unreachable_is_found(self) -> None:
+        self.patch(ReachabilityCheck, "check_soon", lambda check: None)
+        network = Network(1, 2, is_old=True)
+        self.found(
+            "is not reachable through server-1, which has noticed a dead connection",
+            [partial(network.single.go_half_open, network.random)],
+        )
 
     def test_no_stream_moves_in_a_network_with_one_server(self) -> None:
         network = Network(1, 1)
