@@ -231,7 +231,7 @@ class CodeWalk:
 
     def _aim(self, step: Step, random: Random) -> None:
         """Let a fault happen now if a program is in a given state, or otherwise when one next reaches this state."""
-        kind, state = Aim.parse(step.fault)
+        kind, state, _ = Aim.parse(step.fault)
         ambush = Ambush(kind, Program, state, 0.0, 0.0, lambda program: self._make_at(kind, program, step, random))
         present = [program for program in self._running() if program.state == state]
         if present:

@@ -78,14 +78,17 @@ class Faults:
         self._others = others
         self._least = least
         self._random = Random(0)
+        self._wanted: Collection[str] = ()
         self.hit: tuple[str, ...] = ()
 
-    def make(self, name: str, random: Random) -> None:
+    def make(self, name: str, random: Random, wanted: Collection[str] = ()) -> None:
         """Cause a fault. Its random numbers come from ``random``.
 
         :param name: name of the fault, one of :data:`BY_NAME`.
+        :param wanted: names of hosts. The fault happens to one of them if it can, otherwise to any host.
         """
         self._random = random
+        self._wanted = wanted
         self.hit = ()
         BY_NAME[name](self)
 
@@ -115,11 +118,12 @@ class Faults:
         return network.both_ways(network.host(one), network.host(two))
 
     def _random_path(self) -> tuple[Path, Path]:
-        self.hit = self._random.choice(self._paths())
+        paths = self._paths()
+        self.hit = self._random.choice([path for path in paths if any(name in self._wanted for name in path)] or paths)
         return self._both_ways(*self.hit)
 
     def _random_host(self, names: Sequence[str]) -> str:
-        name = self._random.choice(names)
+        name = self._random.choice([name for name in names if name in self._wanted] or names)
         self.hit = (name,)
         return name
 

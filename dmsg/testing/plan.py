@@ -24,8 +24,8 @@ of :data:`PAUSES`. After a short pause, the next fault happens while a stream op
 LIE = "lie: "
 """Prefix of the name of a lie in the coverage of a walk."""
 AIMED = 0.3
-"""Probability that a plan with aims continues with one of its aims. It then gets two steps: one that leads to the state
-of the aim, and one with the fault or lie of the aim."""
+"""Probability that a plan with aims continues with one of its aims. It then gets one or more steps that lead to the
+state of the aim, and one with the fault or lie of the aim."""
 PATIENCE, INSTANT = 2.0, 0.0005
 """Maximum seconds of the lab's time for which a fault waits for a state, and seconds between two checks of the state.
 Some states last only for a round trip."""
@@ -67,6 +67,7 @@ class Step:
     :ivar lies: lies that a server tells from this step on, if the fault is :data:`LIES`.
     :ivar at: state of an end of a stream for which the fault waits, at most :data:`PATIENCE` seconds; empty for a fault
         that does not wait.
+    :ivar to: role, for the stream in that state, of the host to which the fault happens; empty for any host.
     """
 
     says: tuple[tuple[int, int], ...] = ()
@@ -75,6 +76,7 @@ class Step:
     seconds: float = 0.0
     lies: tuple[Lie, ...] = ()
     at: str = ""
+    to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +136,21 @@ class Aim(NamedTuple):
     """Aim of a walk: a fault or lie that should happen while a stream or an entry is in a given state.
 
     :ivar kind: name of the fault, or ``lie:`` and the name of the lie.
+    :ivar party: role of the host to which the fault or lie should happen; empty for any host.
     """
 
     kind: str
     state: str
+    party: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}@{self.state}"
+        return "@".join((self.kind, *([self.party] if self.party else []), self.state))
 
     @classmethod
     def parse(cls, text: str) -> Aim:
-        """Parse the text that ``str()`` of an aim returns: ``KIND@STATE``."""
-        kind, _, state = text.rpartition("@")
-        return cls(kind, state)
+        """Parse the text that ``str()`` of an aim returns: ``KIND@STATE`` or ``KIND@PARTY@STATE``."""
+        kind, *party, state = text.split("@")
+        return cls(kind, state, "".join(party))
 
 
 def draw(
@@ -157,6 +161,7 @@ def draw(
     *,
     aims: Sequence[Aim] = (),
     ways: Mapping[str, Sequence[Step]] | None = None,
+    before_ways: Mapping[str, Sequence[Step]] | None = None,
 ) -> Plan:
     """Draw the plan of a walk.
 
@@ -164,6 +169,7 @@ def draw(
     :param kinds: names of the lies from which to draw; empty for a walk without lies.
     :param aims: faults and lies that the plan contains more often, each with the state in which it should happen.
     :param ways: maps each state to steps. After any of these steps, the state is often reached.
+    :param before_ways: maps states to steps that have to happen before any of ``ways``.
     """
     random = Random(f"plan {seed}")
     drawn: list[Step] = []
@@ -171,7 +177,9 @@ def draw(
         if aims and random.random() < AIMED:
             aim = random.choice(aims)
             way = random.choice((ways or {})[aim.state])
-            drawn += [replace(way, chance=random.getrandbits(32)), _draw_aimed(random, aim)]
+            first = (before_ways or {}).get(aim.state, ())
+            drawn += [replace(step, chance=random.getrandbits(32)) for step in (*first, way)]
+            drawn.append(_draw_aimed(random, aim))
             continue
         says = tuple((end, random.choice(SIZES)) for end in range(ENDS) if random.random() < 0.5)
         fault = random.choice(faults) if random.random() < 0.6 else ""
@@ -187,9 +195,12 @@ def _draw_aimed(random: Random, aim: Aim) -> Step:
     kind = aim.kind.removeprefix(LIE)
     seconds = random.choice(SHORT)
     if kind == aim.kind:
-        return Step((), kind, random.getrandbits(32), seconds, at=aim.state)
+        return Step((), kind, random.getrandbits(32), seconds, at=aim.state, to=aim.party)
     lies = (Lie(kind, 0, random.getrandbits(32)),)
-    return Step(((0, 100), (1, 100)), LIES, random.getrandbits(32), seconds, lies, aim.state)
+    # A server that does not carry the stream of the aim tells the lie about another stream, so all ends send.
+    return Step(
+        tuple((end, 100) for end in range(ENDS)), LIES, random.getrandbits(32), seconds, lies, aim.state, aim.party
+    )
 
 
 def _draw_lie(random: Random, kinds: Sequence[str]) -> Lie:

@@ -78,8 +78,9 @@ class Shrinker:
         """Return the plan with as much of one step removed as possible, so that the walk still fails."""
         step = plan.steps[number]
         for simpler in (
-            replace(step, fault="", chance=0, lies=(), at=""),
-            replace(step, at=""),
+            replace(step, fault="", chance=0, lies=(), at="", to=""),
+            replace(step, at="", to=""),
+            replace(step, to=""),
             replace(step, says=()),
             replace(step, seconds=0.0),
         ):
@@ -164,6 +165,8 @@ def _source(step: Step) -> str:
         fields.append(f"lies={step.lies!r}")
     if step.at:
         fields.append(f"at={step.at!r}")
+    if step.to:
+        fields.append(f"to={step.to!r}")
     return f"Step({', '.join(fields)})"
 
 

@@ -93,7 +93,7 @@ class Walk:
         self.old_programs: OldPair | None = None
         self.old_party: OldParty | None = None
         self._own: dict[str, Callable[[Step], object]] = {
-            LIES: self._liars.lie,
+            LIES: lambda step: self._liars.lie(step, self._aimed_hosts(step)),
             "honest": lambda step: self._liars.stop_lying(),
             "open": lambda step: self._streams.open_one(Random(step.chance)),
             "finish": lambda step: self._streams.finish_one(Random(step.chance)),
@@ -237,7 +237,8 @@ class Walk:
     def _kill_client(self, step: Step) -> str:
         """Kill a client other than ``alice``, and start it again with the same key. It has forgotten its streams."""
         random = Random(step.chance)
-        name = random.choice(self._names[1:])
+        wanted = self._aimed_hosts(step)
+        name = random.choice([name for name in self._names[1:] if name in wanted] or self._names[1:])
         self._streams.client_was_killed(name)
         self._waits.client_was_killed(name)
         self.lab.kill(name)
@@ -272,7 +273,11 @@ class Walk:
             self.old_party.proceed()
         if step.at:
             self.lab.network.wait_for(
-                lambda: any(place.state == step.at for place in self._places()), PATIENCE, INSTANT
+                lambda: (
+                    any(place.state == step.at for place in self._places()) and (not step.to or self._aimed_hosts(step))
+                ),
+                PATIENCE,
+                INSTANT,
             )
         if step.fault:
             self.faults.append(step.fault)
@@ -293,8 +298,17 @@ class Walk:
         if own is not None:
             own(step)
             return ()
-        self._faults.make(step.fault, Random(step.chance))
+        self._faults.make(step.fault, Random(step.chance), self._aimed_hosts(step))
         return self._faults.hit
+
+    def _aimed_hosts(self, step: Step) -> set[str]:
+        """Return the names of the hosts that have the role ``step.to`` for a stream in the state ``step.at`` and to
+        which faults may happen."""
+        if not step.to:
+            return set()
+        hosts = (*self._names, *self._servers, "discovery", *([SECOND_DISCOVERY] if self.plan.shape.second else []))
+        places = [place for place in self._places() if place.state == step.at]
+        return {host for host in hosts if any(place.party_of(host) == step.to for place in places)}
 
     def _places(self) -> list[StreamPlace]:
         return self._streams.places(self._server_names)

@@ -117,7 +117,7 @@ def run(
     parser.add_argument("--steps", type=int, default=steps, help="Number of steps of each walk.")
     parser.add_argument("--shrink", action="store_true", help="Reduce the failing walk of --seed to a small test.")
     if steered is not None:
-        help_text = "Let this fault happen more often in this state, as KIND@STATE."
+        help_text = "Let this fault happen more often in this state, to this party: KIND@STATE or KIND@PARTY@STATE."
         parser.add_argument("--aim", action="append", default=[], type=Aim.parse, help=help_text)
     if lying is not None:
         parser.add_argument("--lies", action="store_true", help="Let servers lie, too.")

@@ -140,13 +140,11 @@ class WalkCoverage:
         return "\n".join(lines) + "\n"
 
     def aims(self, random: Random, count: int) -> list[Aim]:
-        """Draw faults and lies, each with a state in which a walk should let it happen. The more rarely a pair of fault
-        and state has happened, the more often the pair is drawn.
+        """Draw faults and lies, each with a state in which a walk should let it happen, and the party to which it
+        should happen. The more rarely a cell was reached, the more often the cell is drawn.
 
         :param count: number of aims.
         """
-        weights: dict[Aim, float] = {}
-        for cell in self.cells:
-            aim = Aim(cell.kind, cell.state)
-            weights[aim] = weights.get(aim, 0.0) + 1 / (1 + self._counts[cell])
-        return random.choices(list(weights), list(weights.values()), k=count)
+        aims = [Aim(cell.kind, cell.state, cell.party) for cell in self.cells]
+        weights = [1 / (1 + self._counts[cell]) for cell in self.cells]
+        return random.choices(aims, weights, k=count)

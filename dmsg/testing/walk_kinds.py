@@ -10,6 +10,7 @@ from dmsg.testing import faults
 from dmsg.testing.lies import KINDS
 from dmsg.testing.lying_discovery import KINDS as DISCOVERY_KINDS
 from dmsg.testing.plan import LIE, SECOND_DISCOVERY, Aim, Plan, Shape, Step, draw
+from dmsg.testing.stream_places import OTHER_CLIENT, OTHER_SERVER
 
 STEPS = 60
 """Number of steps of a walk."""
@@ -17,6 +18,10 @@ SERVERS, CLIENTS = (1, 2, 3, 3, 4, 6), (2, 2, 2, 2, 2, 3, 3, 4, 6, 12)
 """Numbers of servers and clients of a walk. Large networks are rarer, because their walks take longer."""
 DELAYS = (0.0, 0.002, 0.02)
 """Seconds that a packet between a client and a server of a walk takes at first."""
+SHORT_STATES = frozenset({"opening", "moving", "suspended", "closing"})
+"""States that often last for a round trip only."""
+SHORT_STATE_DELAY = 0.02
+"""Minimum seconds that a packet takes at first in a walk that aims at one of these states."""
 OLD = 0.3
 """Fraction of the walks in which programs of 2019 take part."""
 DISCOVERY_LIE_OF_FAULT = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
@@ -44,6 +49,12 @@ WAYS: dict[str, Sequence[Step]] = {
     "closing": (Step(fault="finish"), Step(fault="finish", seconds=0.0005)),
 }
 """Steps of a walk after which a stream is often in a state, by the name of the state."""
+BEFORE_WAYS: dict[str, Sequence[Step]] = {
+    "moving": (Step(fault="restart", seconds=1.0),),
+    "closing": (Step(fault="open", seconds=1.0),),
+}
+"""Steps before those of :data:`WAYS`, by the name of the state. A stream moves only if another server runs, and a walk
+closes only streams that it has opened itself, and that are open."""
 
 
 def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = (), *, lies: bool = False) -> Plan:
@@ -62,6 +73,19 @@ def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = (), *, lies: 
         random.choice(DELAYS),
     )
     kinds = list(KINDS) if lies else []
-    plan = draw(seed, steps, FAULTS_WITH_LIES if lies else FAULTS, kinds, aims=aims, ways=WAYS)
+    shape = _fit(shape, aims)
+    plan = draw(seed, steps, FAULTS_WITH_LIES if lies else FAULTS, kinds, aims=aims, ways=WAYS, before_ways=BEFORE_WAYS)
     # In a network with one server, the server must become honest. Otherwise streams might never recover.
     return replace(plan, shape=shape, keeps_last_lie=plan.keeps_last_lie and shape.servers > 1)
+
+
+def _fit(shape: Shape, aims: Sequence[Aim]) -> Shape:
+    """Return the shape with what its aims need: hosts with the roles of the aims, and enough delay for states that last
+    for a round trip."""
+    parties = {aim.party for aim in aims}
+    return replace(
+        shape,
+        clients=max(shape.clients, 3 if OTHER_CLIENT in parties else 2),
+        servers=max(shape.servers, 2 if OTHER_SERVER in parties else 1),
+        delay=max(shape.delay, SHORT_STATE_DELAY if any(aim.state in SHORT_STATES for aim in aims) else 0.0),
+    )

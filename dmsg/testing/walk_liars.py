@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from dmsg.discovery.service.service import Discovery
@@ -84,14 +84,17 @@ class WalkLiars:
 
     # --- lies ---
 
-    def lie(self, step: Step) -> None:
-        """Let a server lie from now on."""
+    def lie(self, step: Step, wanted: Collection[str] = ()) -> None:
+        """Let a server lie from now on.
+
+        :param wanted: names of hosts. The server is one of them if one of them is a server that runs.
+        """
         running = [name for name in self._lab.servers if name != HARBOUR]
         if not running:
             return
         # A server with transports is preferred. Other servers send few frames, so most lies would change nothing.
         busy = [name for name in running if self._lab.servers[name].factory.relay.route_count]
-        name = Random(step.chance).choice(busy or running)
+        name = Random(step.chance).choice([name for name in running if name in wanted] or busy or running)
         server = self._lab.servers[name]
         liar = self._liars.get(name)
         if liar is None or liar.relay is not server.factory.relay:

@@ -132,12 +132,12 @@ class NetworkTests(SynchronousTestCase):
         self.assertEqual((here.lost, there.lost), (None, None))
         self.assertIsNone(self.network.by_address(before))
         self.network.run(2.0)
-        self.assertIsInstance(here.lost.value, TimeoutError)  # type: ignore[attr-defined]
+        self.assertIsInstance(here.lost.value, TimeoutError)
         self.assertIsNone(there.lost)
         _, again = self.connect()
         self.assertEqual(again.transport.getPeer().host, self.one.address)  # type: ignore[union-attr]
         self.network.run(100.0)
-        self.assertIsInstance(there.lost.value, TimeoutError)  # type: ignore[attr-defined]
+        self.assertIsInstance(there.lost.value, TimeoutError)
         self.assertIsNone(again.lost)
 
     def test_data_over_a_half_open_connection_is_lost(self) -> None:
@@ -146,7 +146,7 @@ class NetworkTests(SynchronousTestCase):
         there.transport.write(b"x")  # type: ignore[union-attr]
         self.network.run(USER_TIMEOUT + 1.0)
         self.assertEqual((here.data, here.lost), (b"", None))
-        self.assertIsInstance(there.lost.value, TimeoutError)  # type: ignore[attr-defined]
+        self.assertIsInstance(there.lost.value, TimeoutError)
 
     def test_timers_of_a_host_that_is_paused(self) -> None:
         # In any reactor, a timer that was due during a pause can still be cancelled or postponed by an earlier timer.
@@ -545,9 +545,11 @@ class WalkTests(SynchronousTestCase):
             walk(seed)
 
     def draw_earlier(self, seed: int, aims: Sequence[str]) -> Plan:
-        """Draw the plan that a seed determined before there was the fault ``half-open``."""
+        """Draw the plan that a seed determined before there was the fault ``half-open``, and before shapes fitted
+        their aims.
+        """
         self.patch(walk_kinds, "FAULTS", tuple(fault for fault in FAULTS if fault != "half-open"))
-        return draw_plan(seed, 60, [Aim.parse(aim) for aim in aims])
+        return replace(draw_plan(seed, 60, [Aim.parse(aim) for aim in aims]), shape=draw_plan(seed, 60).shape)
 
     def test_a_link_is_not_stopped_while_it_reports_its_failure(self) -> None:
         """Found by this walk, whose second discovery invents servers."""

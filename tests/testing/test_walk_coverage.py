@@ -12,6 +12,9 @@ from dmsg.testing.lab import Lab
 from dmsg.testing.plan import Aim
 from dmsg.testing.promise import Fixed, Talker, Talkers
 from dmsg.testing.stream_places import (
+    OTHER_CLIENT,
+    OWN_SERVER,
+    RESPONDER,
     STATES,
     StreamPlace,
     obstacle,
@@ -128,6 +131,26 @@ class WalkCoverageTests(SynchronousTestCase):
         self.assertGreater(aims.count(Aim("delay", "paused")), 18)
         self.assertEqual(Aim.parse(str(aims[0])), aims[0])
 
+    def test_walks_are_steered_to_a_party_too(self) -> None:
+        coverage = WalkCoverage(["reset"], ["idle"], parties_of)
+        for party in parties_of("reset")[1:]:
+            for _ in range(1000):
+                coverage.note("reset", [(party, "idle")])
+        aims = coverage.aims(Random(1), 20)
+        rare = Aim("reset", "idle", parties_of("reset")[0])
+        self.assertGreater(aims.count(rare), 18)
+        self.assertEqual(str(rare), "reset@its initiator@idle")
+        self.assertEqual(Aim.parse(str(rare)), rare)
+
+    def test_a_fault_happens_to_the_party_that_is_aimed_at(self) -> None:
+        aims = [Aim("kill", "idle", OWN_SERVER), Aim("reset", "idle", RESPONDER), Aim("delay", "idle", OTHER_CLIENT)]
+        plan = draw_plan(203, 20, aims)
+        plan = replace(plan, shape=replace(plan.shape, clients=3, servers=3, old=False, second=""))
+        steps = tuple(step for step in plan.steps if step.to or step.fault in ("", "restart"))
+        done = follow(replace(plan, steps=steps))
+        reached = {Aim(cell.kind, cell.state, cell.party) for cell in done.coverage.reached}
+        self.assertLessEqual({Aim(step.fault, step.at, step.to) for step in steps if step.to}, reached)
+
     def test_a_plan_follows_its_aims(self) -> None:
         """Each state has ways that lead to it, and every fault and lie can be aimed at."""
         aims = [Aim("lie: cut", "closing"), Aim("poison", "opening")]
@@ -145,7 +168,7 @@ class WalkCoverageTests(SynchronousTestCase):
     def test_a_fault_waits_for_the_state_that_is_aimed_at(self) -> None:
         """Without a delay of the paths, and without the wait, streams are never seen in these states."""
         aims = [Aim("reset", "moving"), Aim("partition", "closing"), Aim("poison", "closing")]
-        plan = draw_plan(203, 40, aims)
+        plan = draw_plan(204, 40, aims)
         self.assertEqual({step.at for step in plan.steps}, {"", "moving", "closing"})
         done = follow(replace(plan, shape=replace(plan.shape, clients=2, delay=0.02)))
         reached = {Aim(cell.kind, cell.state) for cell in done.coverage.reached}
