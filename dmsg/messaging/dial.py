@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
+from twisted.python.failure import Failure
 
 from dmsg.clients.handshake_limits import HandshakeLimits
 from dmsg.keys import PubKey, SecKey
@@ -19,6 +20,7 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.links.race import CarrierMemory, CarrierRace
+from dmsg.net.own_pauses import PauseMeter
 
 HANDSHAKE_ROUND_TRIPS = 3
 """Number of round trips that the TCP handshake and the four handshake frames take together. Dividing their duration by
@@ -69,7 +71,7 @@ class SessionEndpoint:
     def open(self) -> Deferred[ClientSession]:
         """Connect to the server. The Deferred fires with a session when the server has proved its key and accepted the
         client's."""
-        started = self._reactor.seconds()
+        meter = PauseMeter(self._reactor)
 
         def make_link(make_user: MakeUser, on_failure: OnFailure) -> PlainLink:
             return PlainLink(
@@ -91,7 +93,8 @@ class SessionEndpoint:
                 accept=self._accept,
                 handshake_limits=self._handshake_limits,
             )
-            session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
+            meter.stop()
+            session.round_trip = None if meter.measured is None else meter.measured / HANDSHAKE_ROUND_TRIPS
             return session
 
         carriers = self._memory.order(self._server, list(self._endpoints))
@@ -103,4 +106,8 @@ class SessionEndpoint:
             session.carriers_failed = self._memory.record_success(self._server, race.used, race.failed)
             return session
 
-        return race.connect(make_session).addCallback(connected)
+        def failed(failure: Failure) -> Failure:
+            meter.stop()
+            return failure
+
+        return race.connect(make_session).addCallbacks(connected, failed)

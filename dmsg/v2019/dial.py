@@ -17,6 +17,7 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT
 from dmsg.net.links.race import CarrierMemory, CarrierRace
 from dmsg.net.links.records import record_links
+from dmsg.net.own_pauses import PauseMeter
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
@@ -79,7 +80,19 @@ class SessionEndpoint:
         return Deferred.fromCoroutine(self._open())
 
     async def _open(self) -> ClientSession:
-        started = self._reactor.seconds()
+        meter = PauseMeter(self._reactor)
+        try:
+            session = await self._connect()
+        finally:
+            meter.stop()
+        session.pings.round_trip = None if meter.measured is None else meter.measured / HANDSHAKE_ROUND_TRIPS
+        session.on_secure = partial(self._supports_extensions, session)
+        if self._pings():
+            session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)
+            session.pings.watch()
+        return session
+
+    async def _connect(self) -> ClientSession:
         carriers = self._memory.order(self._server, list(self._endpoints))
         make_link = record_links(
             self._reactor, self._turn, self._key, self._server, timeout=self._timeout, aes_gcm=self._aes_gcm
@@ -111,11 +124,6 @@ class SessionEndpoint:
         assert race.used is not None
         session.carrier = race.used
         session.carriers_failed = self._memory.record_success(self._server, race.used, race.failed)
-        session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
-        session.on_secure = partial(self._supports_extensions, session)
-        if self._pings():
-            session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)
-            session.pings.watch()
         return session
 
     def _supports_extensions(self, session: ClientSession) -> None:

@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.clients.session import no_answer
+from dmsg.net.own_pauses import FairTimeout
 
 PING_INTERVAL = 10.0
 """Seconds between PINGs to a server that supports them."""
@@ -48,7 +49,7 @@ class Pings:
         self._reactor = reactor
         self._send = send
         self._on_stalled = on_stalled
-        self._waiting: dict[bytes, tuple[float, Deferred[float]]] | None = {}
+        self._waiting: dict[bytes, tuple[FairTimeout, Deferred[float]]] | None = {}
         self._timer: IDelayedCall | None = None
         self.round_trip: float | None = None
         self.known = False
@@ -63,7 +64,7 @@ class Pings:
             self._next()
 
     def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
-        """Measure the round trip to the server in seconds.
+        """Measure the round trip to the server in seconds. Pauses of this process do not count towards ``timeout``.
 
         The Deferred fails with DmsgTimeout, or with the error that ended the connection.
         """
@@ -75,22 +76,41 @@ class Pings:
             waiting.pop(name, None)
 
         answered: Deferred[float] = Deferred(forget)
-        waiting[name] = (self._reactor.seconds(), answered)
+        is_late = False
+
+        def give_up() -> None:
+            nonlocal is_late
+            is_late = True
+            answered.cancel()
+
+        late = FairTimeout(self._reactor, timeout, give_up)
+
+        def ended(result: float | Failure) -> float | Failure:
+            late.stop()
+            if is_late:
+                no_answer(result, timeout)
+            return result
+
+        waiting[name] = (late, answered)
+        answered.addBoth(ended)
         self._send(name)
-        return answered.addTimeout(timeout, self._reactor, no_answer)
+        return answered
 
     def pong(self, payload: bytes) -> None:
         """Handle a PONG. Ignore a PONG without a pending PING."""
-        sent, answered = (self._waiting or {}).pop(payload, (0.0, None))
-        if answered is None:
+        if self._waiting is None or payload not in self._waiting:
             return
+        meter, answered = self._waiting.pop(payload)
+        meter.stop()
         self.answered = True
-        seconds = self._reactor.seconds() - sent
         if self.round_trip is None:
-            self.round_trip = seconds
+            self.round_trip = meter.measured
         else:
-            self.round_trip += SMOOTHING * (seconds - self.round_trip)
-        answered.callback(seconds)
+            # A pause of this process may have delayed the PONG or not. So the measurement only says that the round
+            # trip has at least the measured seconds without the pause, and at most those with it.
+            likely = min(max(self.round_trip, meter.elapsed - meter.paused), meter.elapsed)
+            self.round_trip += SMOOTHING * (likely - self.round_trip)
+        answered.callback(meter.elapsed)
 
     def stop(self, reason: Failure) -> None:
         """Stop the periodic PINGs, and fail pending ones with ``reason``, because the connection is lost."""

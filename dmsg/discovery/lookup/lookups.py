@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -17,7 +17,7 @@ from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.deadlines import no_answer
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, stop_meter
 
 T = TypeVar("T")
 _log = Logger()
@@ -106,7 +106,7 @@ class Lookups:
         results: dict[int, T | Failure] = {}
         done: Deferred[None] = Deferred()
         over = left = False
-        timer: IDelayedCall | None = None
+        timer: FairTimeout | None = None
         reactor = self.lookups[0].reactor
         now = reactor.seconds()
         hung = {number for number, lookup in enumerate(self.lookups) if self._hung.get(lookup, now) > now}
@@ -127,7 +127,7 @@ class Lookups:
             if not missing or (good and missing <= hung):
                 finish()
             elif good and timer is None:
-                timer = reactor.callLater(GRACE, finish)
+                timer = FairTimeout(reactor, GRACE, finish)
 
         def finish() -> None:
             nonlocal over
@@ -143,7 +143,7 @@ class Lookups:
             # If this coroutine was cancelled, ``done`` has fired already. With the flag ``over`` set, the cancellations
             # below do not fire it a second time.
             over = True
-            cancel_call(timer)
+            stop_meter(timer)
             for number, lookup in enumerate(self.lookups):
                 if number not in results:
                     self._hung[lookup] = reactor.seconds() + HUNG_FOR

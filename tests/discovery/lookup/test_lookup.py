@@ -292,7 +292,7 @@ class LookupTests(APICase):
         lookups = Lookups([hanging, lying, honest])
         asking = lookups.entry(KEY.public)
         self.assertNoResult(asking)
-        self.clock.advance(GRACE)
+        self.pass_grace()
         self.assertEqual(self.successResultOf(asking), new)
         self.assertEqual((hanging.asked, hanging.cancelled), (1, 1))
         # For a while, the hanging discovery is still asked, but not waited for.
@@ -316,8 +316,31 @@ class LookupTests(APICase):
         second = replace(first, sequence=1, timestamp=2).sign(SecKey.from_seed(b"s"))
         several = Lookups([Says(self.clock, first), Says(self.clock, second), hanging])
         listing = several.available_servers()
-        self.clock.advance(GRACE)
+        self.pass_grace()
         self.assertEqual(self.successResultOf(listing), [second])
+
+    def pass_grace(self) -> None:
+        """Advance the clock in small steps. One long step would be a pause of this process."""
+        self.clock.pump([0.01] * round(GRACE / 0.01 + 1))
+
+    def test_a_discovery_does_not_hang_because_this_process_pauses(self) -> None:
+        """The answer of the second discovery has arrived, but this process has not read it yet."""
+        answers: list[Deferred[Any]] = []
+
+        class Answers(Lookup):
+            def entry(self, key: Any) -> Any:
+                answers.append(Deferred())
+                return answers[-1]
+
+        lookups = Lookups([Answers(self.clock, "http://one"), Answers(self.clock, "http://two")])
+        asking = lookups.entry(KEY.public)
+        answers[0].callback(self.server_entry(b"s"))
+        # After a pause, the reactor runs delayed calls before it reads.
+        self.clock.advance(GRACE + 5.0)
+        self.assertNoResult(asking)
+        answers[1].callback(self.server_entry(b"s"))
+        self.successResultOf(asking)
+        self.assertEqual((lookups._hung, self.clock.getDelayedCalls()), ({}, []))
 
     def test_a_change_is_not_held_up(self) -> None:
         """One discovery accepts the change and never answers; it is sent the next change as well, and the others do
@@ -345,7 +368,7 @@ class LookupTests(APICase):
         changing = lookups.update(KEY, self.with_client)
         self.assertNoResult(changing)
         self.assertEqual(self.successResultOf(self.lookup.entry(KEY.public)).sequence, 0)
-        self.clock.advance(GRACE)
+        self.pass_grace()
         self.successResultOf(changing)
         self.assertEqual((len(hanging.asked), hanging.cancelled), (1, 0))
         # For a while, the hanging discovery still gets changes, but is not waited for.
