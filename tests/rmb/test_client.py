@@ -152,6 +152,16 @@ class CallTests(MemoryCase):
         self.assertIn("a relay says; the relay's clock or this machine's clock is wrong", str(error))
 
     @asynchronous
+    async def test_a_clock_that_differs_from_the_clock_of_the_relay(self) -> None:
+        """The relay accepts no token of this client, and the error asks for the clocks."""
+        relay = await self.named_relay()
+        self.twin("A", relay.domain)
+        for hours, why in ((-1, "jwt has expired"), (1, "jwt: was issued in the future")):
+            client = self.client("A", relay, wall_clock=lambda hours=hours: self.now() + hours * 3600)
+            error: Any = await self.assertFailure(Deferred.fromCoroutine(client.when_online(1.0)), DmsgTimeout)
+            self.assertIn(f"401: invalid jwt: {why}; is the clock of this machine or of the relay wrong?", str(error))
+
+    @asynchronous
     async def test_a_call_to_several_destinations_returns_each_answer(self) -> None:
         """Each destination has an answer or an error."""
         await self.two()

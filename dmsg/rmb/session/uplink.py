@@ -31,6 +31,8 @@ from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.socket.connect import connect
 from dmsg.rmb.socket.websocket import GOING_AWAY, NORMAL, Socket
 
+CLOCK_ERRORS = ("jwt has expired", "jwt: was issued in the future")
+"""Ends of the errors with which relays refuse a token because of its times."""
 WINDOW = 1024
 """Maximum number of unconfirmed messages that are sent to one relay."""
 MAX_OUTBOX = 20_000
@@ -351,7 +353,11 @@ class Uplink:
     @property
     def last_error(self) -> str | None:
         """Reasons why relays are not connected, as one text, or None."""
-        return "; ".join(f"{link.shown_url}: {link.error}" for link in self.links if link.error) or None
+        errors = [f"{link.shown_url}: {link.error}" for link in self.links if link.error]
+        if any(error.endswith(CLOCK_ERRORS) for error in errors):
+            # A token is made for each attempt, so one of the two clocks is wrong.
+            errors.append("is the clock of this machine or of the relay wrong?")
+        return "; ".join(errors) or None
 
     def start(self) -> None:
         """Connect to all relays."""
