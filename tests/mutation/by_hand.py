@@ -414,7 +414,10 @@ OF_DISCOVERY: dict[str, tuple[str, Sequence[Change]]] = {
     ),
     "the content of a later entry is not stored": (
         _ENTRIES,
-        [("time_order = excluded.time_order, json = excluded.json, ", "time_order = excluded.time_order, ")],
+        [
+            ("time_order = excluded.time_order, json = excluded.json, ", "time_order = excluded.time_order, "),
+            ("time_order = ?, json = ?, posted = ?", "time_order = ?, json = coalesce(json, ?), posted = ?"),
+        ],
     ),
     "the store commits nothing": (
         _TRANSACTION,
