@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import File
-from dmsg.analytics.parquet import arrow_schema
+from dmsg.analytics.parquet import WITHOUT_DICTIONARY, arrow_schema
 from dmsg.analytics.schemas import BRONZE, FAMILIES
 from dmsg.telemetry.schema import ENVELOPE, EVENTS
 
@@ -53,23 +53,49 @@ class Groups:
 
     def __init__(self, columns: Sequence[str], events: Iterable[pa.Table]) -> None:
         self.columns = list(columns)
-        found = [self._keys(rows) for rows in events]
+        parts = list(events)
+        found = [self._keys(rows) for rows in parts]
         if len(self.columns) > 1 and any(keys.null_count for keys in found):
             raise WholeDays
         self._wanted = pc.unique(pa.chunked_array(found, pa.string())).drop_null()
+        self._texts = [
+            pc.unique(pa.chunked_array([one for rows in parts for one in _texts(rows[name]).chunks], pa.string()))
+            for name in self.columns
+        ]
 
     def contains(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
         """Return for each row whether it belongs to one of the groups.
 
         :param columns: names that the columns of the groups have in ``rows``, if ``rows`` names them differently.
         """
-        return pc.is_in(self._keys(rows, columns), self._wanted)
+        names = columns or self.columns
+        if len(names) == 1:
+            return pc.is_in(self._keys(rows, names), self._wanted)
+        # To join the texts of all rows is expensive. So a filter first drops each row with a text that occurs in the
+        # same column of no group.
+        may_belong = pa.repeat(pa.scalar(True, pa.bool_()), rows.num_rows)
+        for name, texts in zip(names, self._texts, strict=True):
+            may_belong = pc.and_(may_belong, _are_in(rows[name].combine_chunks(), texts))
+        places = pc.indices_nonzero(may_belong)
+        belongs = pc.is_in(self._keys(rows.select(names).take(places), names), self._wanted)
+        return pc.is_in(pa.arange(0, rows.num_rows), places.filter(belongs).cast(pa.int64()))
 
     def _keys(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
-        texts = [rows[name].cast(pa.string()).combine_chunks() for name in columns or self.columns]
+        texts = [_texts(rows[name]).combine_chunks() for name in columns or self.columns]
         if len(texts) == 1:
             return texts[0]
         return pc.binary_join_element_wise(*texts, _SEPARATOR)
+
+
+def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(pa.string())
+
+
+def _are_in(column: pa.Array, texts: pa.Array) -> pa.Array:
+    """Return for each row of a column whether its text is one of ``texts``."""
+    if not pa.types.is_dictionary(column.type):
+        return pc.is_in(column.cast(pa.string()), texts)
+    return pc.fill_null(pc.is_in(column.dictionary.cast(pa.string()), texts).take(column.indices), False)
 
 
 def read_events(
@@ -101,7 +127,9 @@ def _read_events(
     found, count = [schema.empty_table()], 0
     for file in files:
         with storage.open_input_file(file.path) as opened:
-            source = pq.ParquetFile(opened)
+            # Texts of which the file has a dictionary are compared in the dictionary, and not in each row.
+            encoded = [] if groups is None else [name for name in groups.columns if name not in WITHOUT_DICTIONARY]
+            source = pq.ParquetFile(opened, read_dictionary=encoded)
             there = set(source.schema_arrow.names)
             names = [name for name in schema.names if name in there]
             for group in range(source.num_row_groups):

@@ -121,7 +121,7 @@ class AffectedTables:
     def _events(
         self, family: str, days: Iterable[str], *, new: bool | None = None, groups: Groups | None = None
     ) -> pa.Table:
-        return read_events(self._bronze.storage(), self._files(family, days, new=new), family, groups)
+        return read_events(self._bronze.reading_storage(), self._files(family, days, new=new), family, groups)
 
     @property
     def has_few_events(self) -> bool:
@@ -138,7 +138,7 @@ class AffectedTables:
         counts = [file.rows for some in files.values() for file in some]
         if sum(MAX_NEW_EVENTS + 1 if count is None else count for count in counts) > MAX_NEW_EVENTS:
             raise WholeDays
-        return {family: read_events(self._bronze.storage(), some, family) for family, some in files.items()}
+        return {family: read_events(self._bronze.reading_storage(), some, family) for family, some in files.items()}
 
     def _stored_rows(self, layer: str, name: str, days: Iterable[str]) -> pa.Table:
         chosen = set(days)
@@ -227,7 +227,7 @@ class AffectedTables:
         around = days_around(days)
         self._check_views(around)
         families = ("transport", "receipt")
-        storage = self._bronze.storage()
+        storage = self._bronze.reading_storage()
         old, every = {}, {}
         for family in families:
             old[family] = read_events(storage, self._files(family, around, new=False), family, self._transports)

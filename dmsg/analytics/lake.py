@@ -326,7 +326,7 @@ class Lake(Store):
         """Read the rows of a small table into memory without Spark, with the table's columns and types."""
         table = self.table(layer, name)
         schema, chosen = arrow_schema(table.schema), None if days is None else set(days)
-        store = table.storage()
+        store = table.reading_storage()
         found = [
             with_columns(read_part(store, file.path), schema, file.values)
             for file in table.files(state.versions.get(f"{layer}/{name}"))

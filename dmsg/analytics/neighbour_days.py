@@ -36,7 +36,7 @@ def affected_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> se
     :param new: files of bronze with the new events.
     :param days: days before and after those of the new events. They have no new events themselves.
     """
-    files, storage = bronze.files(), bronze.storage()
+    files, storage = bronze.files(), bronze.reading_storage()
     return {day for day in days if _is_affected(storage, day, files, new)}
 
 

@@ -23,7 +23,7 @@ _ARROW: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
 }
 TEXTS = (pa.string(), pa.dictionary(pa.int32(), pa.string()))
-_WITHOUT_DICTIONARY = ("transport",)
+WITHOUT_DICTIONARY = ("transport",)
 """Text columns that are written without a dictionary, because nearly all of their values differ."""
 
 
@@ -76,7 +76,7 @@ def write_part(files: pafs.FileSystem, table: pa.Table, directory: str, values: 
             compression="zstd",
             compression_level=1,
             use_dictionary=[
-                one.name for one in table.schema if one.type in TEXTS and one.name not in _WITHOUT_DICTIONARY
+                one.name for one in table.schema if one.type in TEXTS and one.name not in WITHOUT_DICTIONARY
             ],
             write_statistics=[name for name in ("ts", "seq") if name in names],
         )

@@ -57,7 +57,7 @@ def find_rewrites(
     :param columns: columns that ``is_former`` needs; None for all.
     :raises WholeDays: there are too many rows to search or to replace.
     """
-    schema, storage, chosen = arrow_schema(table.schema), table.storage(), set(days)
+    schema, storage, chosen = arrow_schema(table.schema), table.reading_storage(), set(days)
     files = [file for file in table.files() if file.values["dt"] in chosen]
     merged = _small_files(files)
     needed = schema if columns is None else pa.schema([schema.field(name) for name in columns])
@@ -91,7 +91,7 @@ def _small_files(files: Iterable[File]) -> list[File]:
 
 def kept_rows(table: Delta, rewrites: Iterable[Rewrite]) -> Iterator[pa.Table]:
     """Return the rows of each file that are not replaced, one file at a time."""
-    schema, storage = arrow_schema(table.schema), table.storage()
+    schema, storage = arrow_schema(table.schema), table.reading_storage()
     for one in rewrites:
         rows = with_columns(read_part(storage, one.file.path), schema, one.file.values)
         yield rows if one.is_former is None else rows.filter(pc.invert(one.is_former))
