@@ -59,12 +59,12 @@ class AffectedRowsTests(SynchronousTestCase):
         events = pa.table({"a": ["1", "2"], "b": ["3", None]})
         self.assertEqual(Groups(["b"], [events]).contains(events).to_pylist(), [True, False])
         # Both texts of a row have to be those of one group. Columns may be dictionary-encoded, as they are read.
-        events = pa.table({"a": ["1", "2"], "b": ["3", "4"]})
+        pairs = pa.table({"a": ["1", "2"], "b": ["3", "4"]})
         rows = pa.table({"a": ["1", "1", None, "5", "2"], "b": ["3", "4", "4", "3", "4"]})
         for one in (rows, pa.table({name: rows[name].dictionary_encode() for name in rows.column_names})):
-            found = Groups(["a", "b"], [events]).contains(one.rename_columns(["c", "d"]), ["c", "d"])
+            found = Groups(["a", "b"], [pairs]).contains(one.rename_columns(["c", "d"]), ["c", "d"])
             self.assertEqual(found.to_pylist(), [True, False, False, False, True])
-        self.assertEqual(Groups(["a", "b"], [events]).contains(rows.slice(0, 0)).to_pylist(), [])
+        self.assertEqual(Groups(["a", "b"], [pairs]).contains(rows.slice(0, 0)).to_pylist(), [])
         self.assertRaises(WholeDays, Groups, ["a", "b"], [events])
         groups = Groups(["a", "b"], [events.slice(0, 1)])
         other = pa.table({"c": ["1", "13"], "d": ["3", ""]})
