@@ -24,6 +24,7 @@ from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.base.log_throttle import LogThrottle
 from dmsg.net.reactor import Reactor
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import EXPIRED, OFFLINE
@@ -83,6 +84,8 @@ class RmbClient(Service):
     :param update: whether to register the relays and the encryption key of this twin.
     :param strict: whether to register that every program of this twin also makes the strict signature, which covers
         each field separately. None leaves what the registry says about this unchanged.
+    :param on_warning: called with a line of text when received messages are dropped because of their times; by default
+        the line is logged.
     """
 
     name = "rmb-client"
@@ -101,6 +104,7 @@ class RmbClient(Service):
         strict: bool | None = None,
         wall_clock: Callable[[], float] | None = None,
         random: Random | None = None,
+        on_warning: Callable[[str], None] = lambda text: _log.warn("{text}", text=text),
     ) -> None:
         """:raises IdentityError: ``secret`` is neither words nor a seed, or ``key_type`` is unknown."""
         self._reactor = reactor
@@ -129,6 +133,8 @@ class RmbClient(Service):
             on_rejected=self._on_rejected,
         )
         self._handlers = Handlers(self._bus)
+        self._on_warning = on_warning
+        self._log_throttle = LogThrottle(reactor.seconds)
         self._calls: dict[str, tuple[int, Deferred[Reply]]] = {}
         self._starting: Deferred[None] | None = None
         self._start_failure: Failure | None = None
@@ -333,6 +339,11 @@ class RmbClient(Service):
 
     async def _on_rejected(self, rejection: MessageRejected) -> None:
         _log.debug("a received message was dropped: {why}", why=str(rejection))
+        if rejection.drop is Drop.BAD_TIMES and self._log_throttle.count_left_out() is not None:
+            # The answer that follows has the time of this machine. If that is wrong, the sender drops the answer, too.
+            self._on_warning(
+                f"a received message was dropped: {rejection}; is the clock of this machine or of the sender wrong?"
+            )
         if rejection.wants_answer is not None:
             code, request = rejection.wants_answer
             await self._handlers.answer_error(request, code, str(rejection))

@@ -162,6 +162,26 @@ class CallTests(MemoryCase):
             self.assertIn(f"401: invalid jwt: {why}; is the clock of this machine or of the relay wrong?", str(error))
 
     @asynchronous
+    async def test_a_clock_that_is_set_while_a_client_serves(self) -> None:
+        """The messages of others have times that this client cannot accept, so it reports its clock, once."""
+        await self.two()
+        for hours, why in ((1, "message has expired"), (-1, "timestamp is in the future")):
+            ahead = [0.0]
+            warnings: list[str] = []
+            self.twin("C", None)
+            client = self.client(
+                "C", self.one, wall_clock=lambda ahead=ahead: self.now() + ahead[0], on_warning=warnings.append
+            )
+            await client.when_online()
+            ahead[0] = hours * 3600.0
+            for _ in range(2):
+                calling = Deferred.fromCoroutine(self.a.call(self.ids["C"], "x", timeout=2))
+                await self.assertFailure(calling, CallTimeout, RemoteError)
+            (warning,) = warnings
+            self.assertIn(f"{why}; is the clock of this machine or of the sender wrong?", warning)
+            await client.stopService()
+
+    @asynchronous
     async def test_a_call_to_several_destinations_returns_each_answer(self) -> None:
         """Each destination has an answer or an error."""
         await self.two()

@@ -37,11 +37,12 @@ def client_for(
 
     :param options: further arguments of the client.
     """
+    from dmsg.cli.output import notice
     from dmsg.rmb.client import RmbClient
     from dmsg.rmb.twins.secrets import read_secret
 
     secret = read_secret(key_file)
-    return RmbClient(reactor, secret.secret, registry, relays, key_type=secret.key_type, **options)
+    return RmbClient(reactor, secret.secret, registry, relays, key_type=secret.key_type, on_warning=notice, **options)
 
 
 def payload_of(text: str | None) -> bytes:
