@@ -27,8 +27,21 @@ OUT = f"s3a://{BUCKET}/tables"
 MOTO = "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
 
 
-ELSEWHERE = 'mount -t tmpfs elsewhere "$0" && mount -t tmpfs elsewhere /tmp && cd "$0" && exec "$@"'
-"""Command that runs another command in which neither the test's directory nor /tmp is visible."""
+ELSEWHERE = """
+set -e
+hidden=$1 kept=$2
+shift 2
+[ -z "$kept" ] || mount --bind "$kept" /mnt
+mount -t tmpfs elsewhere /tmp
+[ -z "$kept" ] || { mkdir -p "$kept"; mount --bind /mnt "$kept"; }
+mount -t tmpfs elsewhere "$hidden"
+cd "$hidden"
+exec "$@"
+"""
+"""Script that runs another command in which neither the test's directory, its first argument, nor /tmp is visible. Of
+/tmp, only its second argument stays visible: a clone of dmsg, or nothing.
+"""
+CLONE = Path(__file__).parents[2]
 
 
 def may_mount() -> bool:
@@ -120,7 +133,8 @@ class ObjectStoreTests(ProcessCase):
         if not may_mount():
             raise SkipTest("no directory can be hidden from a process here: that needs unshare(1) and root")
         self.put(self.files())
-        within = ("unshare", "--mount", "sh", "-c", ELSEWHERE, str(self.root))
+        kept = str(CLONE) if CLONE.is_relative_to("/tmp") else ""
+        within = ("unshare", "--mount", "sh", "-c", ELSEWHERE, "elsewhere", str(self.root), kept)
         master = self.cluster(within)
         # Workers with the same address would read each other's files; workers on two machines cannot.
         settings = ("--conf=spark.executor.memory=900m", "--conf=spark.shuffle.readHostLocalDisk=false")
