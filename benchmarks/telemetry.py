@@ -58,8 +58,12 @@ def _row(what: str, cost: Callable[[Any, Any, Any], float], plain: Any, writing:
 
 def telemetry_rows() -> list[dict[str, Any]]:
     """CPU per frame, and per transport opened and closed, with and without; in turns."""
+    with tempfile.TemporaryDirectory(prefix="dmsg-bench-") as directory:
+        return _rows_in(Path(directory))
+
+
+def _rows_in(directory: Path) -> list[dict[str, Any]]:
     rows = []
-    directory = Path(tempfile.mkdtemp(prefix="dmsg-bench-"))
     core = away()
     plain = start_server(core=core)
     writing = start_server(f"--telemetry={directory}", core=core)

@@ -31,8 +31,8 @@ class RedisServer:
     def __init__(self) -> None:
         program = redis_server()
         assert program is not None
-        self._directory = tempfile.TemporaryDirectory(prefix="dmsg-redis-")
         for _ in range(20):
+            self._directory = tempfile.TemporaryDirectory(prefix="dmsg-redis-")
             # Redis cannot choose a free port itself: ports are tried until one is free.
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 self.port = probe.getsockname()[1]
@@ -70,9 +70,10 @@ class RedisServer:
         return self._process.pid
 
     def stop(self) -> None:
-        """End the server."""
+        """End the server, and remove its directory."""
         self._process.kill()
         self._process.wait()
+        self._directory.cleanup()
 
 
 @functools.cache
