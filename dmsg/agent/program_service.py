@@ -14,7 +14,7 @@ from twisted.internet.protocol import Factory
 
 from dmsg.agent.bridge import Bridge, SharedWindow
 from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, Answer, WireError
-from dmsg.base.eviction import pick_loser
+from dmsg.base.eviction import Seniority, pick_loser
 from dmsg.base.printable import printable
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
@@ -55,6 +55,7 @@ class ServingAgent(Interface):
     shared: SharedWindow
     services: dict[int, Service]
     untaken: dict[int, Bridge]
+    seniority: Seniority[PubKey]
 
     @property
     def max_programs(self) -> int:
@@ -192,9 +193,29 @@ class Service(Factory):
         cannot use up the connections that programs need for their own requests.
         """
         services = list(self._agent.services.values())
-        return (self.open_count < MAX_STREAMS_PER_SERVICE or _make_room([self], peer)) and (
-            sum(one.open_count for one in services) < self._agent.max_programs // 2 or _make_room(services, peer)
+        return (self.open_count < MAX_STREAMS_PER_SERVICE or self._make_room([self], peer)) and (
+            sum(one.open_count for one in services) < self._agent.max_programs // 2 or self._make_room(services, peer)
         )
+
+    def _make_room(self, services: list[Service], newcomer: PubKey) -> bool:
+        """End the newest stream of a peer, to make room for a stream of a newcomer.
+
+        :returns: whether a stream was ended.  :func:`pick_loser` or :meth:`Seniority.pick_junior` says which peer
+            loses a stream, if any.
+        """
+        streams = [(service, bridge) for service in services for bridge in service.bridges]
+        counts = Counter(bridge.peer.public_key for _, bridge in streams)
+        protected = MAX_STREAMS_PER_SERVICE // PROTECTED_DIVISOR
+        loser = pick_loser(counts, newcomer, protected)
+        if loser is None:
+            loser = self._agent.seniority.pick_junior(counts, newcomer, protected)
+        if loser is None:
+            return False
+        # If several streams began at the same time, max returns the first of them, which has to be the newest.
+        of_loser = [one for one in reversed(streams) if one[1].peer.public_key == loser]
+        service, bridge = max(of_loser, key=lambda one: one[1].since)
+        service.evict(bridge)
+        return True
 
     def evict(self, bridge: Bridge) -> None:
         """End a stream to make room for another one."""
@@ -208,7 +229,9 @@ class Service(Factory):
     def take(self, number: int) -> None:
         """Count a waiting stream as accepted, because its program has accepted it."""
         self.stream_count += 1
-        self.open[self._stop_waiting(number)] = None
+        bridge = self._stop_waiting(number)
+        self.open[bridge] = None
+        self._agent.seniority.record(bridge.peer.public_key)
 
     def stream_ended(self, bridge: Bridge) -> None:
         """Remove a stream that has ended."""
@@ -239,25 +262,6 @@ class Service(Factory):
         """Refuse all waiting streams, because the program has ended."""
         for number in list(self.waiting):
             self.refuse(number, CloseReason.REFUSED)
-
-
-def _make_room(services: list[Service], newcomer: PubKey) -> bool:
-    """End the newest stream of the peer that has most streams of these services.
-
-    :param newcomer: key of the peer that opens a further stream.
-    :returns: whether a stream was ended; :func:`pick_loser` says which peer loses a stream, if any.
-    """
-    streams = [(service, bridge) for service in services for bridge in service.bridges]
-    loser = pick_loser(
-        Counter(bridge.peer.public_key for _, bridge in streams), newcomer, MAX_STREAMS_PER_SERVICE // PROTECTED_DIVISOR
-    )
-    if loser is None:
-        return False
-    # If several streams began at the same time, max returns the first of them, which has to be the newest.
-    of_loser = [one for one in reversed(streams) if one[1].peer.public_key == loser]
-    service, bridge = max(of_loser, key=lambda one: one[1].since)
-    service.evict(bridge)
-    return True
 
 
 class OfferProducer:

@@ -23,8 +23,10 @@ from dmsg.agent.program_service import MAX_PROGRAMS, Service
 from dmsg.agent.programs import RESERVE, ProgramConnection
 from dmsg.agent.socket_path import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.wire import PROTOCOL, Answer
+from dmsg.base.eviction import Seniority
 from dmsg.base.version import program_version
 from dmsg.directory_checks import UnsafeDirectory, make_directory
+from dmsg.keys import PubKey
 from dmsg.net.clock import ClockWatch
 from dmsg.net.descriptors import max_connections
 from dmsg.net.reactor import Reactor
@@ -77,6 +79,7 @@ class Agent(TwistedService):
         self.bridges: dict[Bridge, None] = {}
         self.services: dict[int, Service] = {}
         self.untaken: dict[int, Bridge] = {}
+        self.seniority: Seniority[PubKey] = Seniority()
 
     def startService(self) -> None:
         """Open the socket and start the client.

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.base.eviction import pick_loser
+from dmsg.base.eviction import Seniority, pick_loser
 from dmsg.net.descriptors import max_connections
 from dmsg.net.socketopts import send_more, set_reset_on_close, write_now
 from dmsg.net.streams.address import DmsgAddress
@@ -205,6 +205,7 @@ class SpliceFactory(Factory):
         self._on_failed = on_failed
         self._max = max_splices() if max_pairs is None else max_pairs
         self._halves: dict[SplicedConnection, Hashable] = {}
+        self._seniority: Seniority[Hashable] = Seniority()
         self.total = 0
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
@@ -220,6 +221,7 @@ class SpliceFactory(Factory):
 
         half = SplicedConnection(self._incoming, lost)
         self._halves[half] = owner
+        self._seniority.record(owner)
         return half
 
     @property
@@ -232,7 +234,7 @@ class SpliceFactory(Factory):
 
         The first choice is a stream that has ended but is not read to its end.  The second choice is the stream that
         has been without a transport for the longest time; such a stream may still be resumed.  The third choice is the
-        newest connection of the owner that :func:`pick_loser` returns.
+        newest connection of the owner that :func:`pick_loser` or :meth:`Seniority.pick_junior` returns.
 
         :param newcomer: owner of the new connection.
         :returns: whether a connection was aborted.
@@ -244,7 +246,10 @@ class SpliceFactory(Factory):
         elif away:
             leaves = min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
         else:
-            loser = pick_loser(Counter(self._halves.values()), newcomer, self._max // PROTECTED_DIVISOR)
+            counts, protected = Counter(self._halves.values()), self._max // PROTECTED_DIVISOR
+            loser = pick_loser(counts, newcomer, protected)
+            if loser is None:
+                loser = self._seniority.pick_junior(counts, newcomer, protected)
             if loser is None:
                 return False
             leaves = next(half for half, owner in reversed(self._halves.items()) if owner == loser)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 _Owner = TypeVar("_Owner", bound=Hashable)
+
+MAX_REMEMBERED = 4096
+"""Maximum number of owners whose order is remembered. Later owners come after all of them, so that a stranger with many
+keys cannot make the others be forgotten.
+"""
 
 
 def pick_loser(counts: Counter[_Owner], newcomer: _Owner, protected_count: int = 0) -> _Owner | None:
@@ -37,3 +42,34 @@ def pick_replaced(counts: Counter[_Owner], newcomer: _Owner) -> _Owner | None:
     """
     loser = pick_loser(counts, newcomer)
     return newcomer if loser is None and counts[newcomer] else loser
+
+
+class Seniority(Generic[_Owner]):
+    """Order in which owners had their first item in a table.
+
+    Keys cost nothing. So a stranger with many new keys can fill a table, without any key having more items than an
+    owner may keep. An owner that had items before these keys came then takes items from them.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[_Owner, int] = {}
+
+    def record(self, owner: _Owner) -> None:
+        """Remember that an owner has an item."""
+        if len(self._ranks) < MAX_REMEMBERED:
+            self._ranks.setdefault(owner, len(self._ranks))
+
+    def pick_junior(self, counts: Counter[_Owner], newcomer: _Owner, protected_count: int) -> _Owner | None:
+        """Return the owner that loses its newest item to a newcomer for which :func:`pick_loser` returns None.
+
+        This is the owner that came last, if the newcomer came before it, and has fewer than ``protected_count`` items.
+
+        :param counts: number of items of each owner in the table.
+        :param protected_count: number of items that an owner never loses to owners that came later.
+        """
+        last = len(self._ranks)
+        ranks = {owner: self._ranks.get(owner, last) for owner, count in counts.items() if count}
+        if not ranks or counts[newcomer] >= protected_count:
+            return None
+        junior = max(ranks, key=ranks.__getitem__)
+        return junior if self._ranks.get(newcomer, last) < ranks[junior] else None

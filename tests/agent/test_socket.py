@@ -527,6 +527,34 @@ class StrangeTests(AgentCase):
         self.assertEqual(sum(service.open_count for service in self.agent.services.values()), 15)
 
     @asynchronous
+    async def test_new_keys_keep_no_peer_out_that_was_served_before(self) -> None:
+        """Each new key has no more streams than it may keep, and together they fill the table."""
+        await self.up()
+        self.patch(program_service, "MAX_STREAMS_PER_SERVICE", 4)
+        self.patch(program_service, "PROTECTED_DIVISOR", 2)
+        me, accepting = self.agent.client.public_key, Accepting()
+        await self.program.listen(accepting, 80)
+
+        async def open_stream(client: Any) -> Any:
+            return await client.connect(me, Factory.forProtocol(Recorder), port=80)
+
+        served = await open_stream(self.peer)
+        await self.until(lambda: len(accepting.built) == 1)
+        served.transport.loseConnection()
+        await self.until(lambda: self.agent.services[80].open_count == 0)
+        streams = []
+        for _ in range(2):
+            client = await self.start_client(self.url)
+            streams += [await open_stream(client) for _ in range(2)]
+        await self.until(lambda: len(accepting.built) == 5)
+        new = await open_stream(await self.start_client(self.url))
+        await self.until(lambda: new.lost)
+        again = await open_stream(self.peer)
+        await self.until(lambda: streams[-1].lost)
+        await again.transport.send(b"served")
+        self.assertEqual([bool(one.lost) for one in (*streams, again)], [False, False, False, True, False])
+
+    @asynchronous
     async def test_streams_that_ended_before_they_were_accepted_take_no_place(self) -> None:
         """A program whose streams end before it accepts them accepts others afterwards: none of them is counted."""
         await self.up()

@@ -6,7 +6,7 @@ from collections import Counter
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.base.eviction import pick_loser, pick_replaced
+from dmsg.base.eviction import MAX_REMEMBERED, Seniority, pick_loser, pick_replaced
 
 
 def loser_to(newcomer: str, **counts: int) -> str | None:
@@ -55,3 +55,38 @@ class PickLoserTests(SynchronousTestCase):
             ({"one": 1, "other": 1}, "newcomer", None),
         ):
             self.assertEqual(pick_replaced(Counter(counts), newcomer), expected, counts)
+
+
+class SeniorityTests(SynchronousTestCase):
+    """Owners that came early, among many new ones."""
+
+    def test_new_keys_of_a_stranger_keep_no_earlier_owner_out(self) -> None:
+        """64 keys with 16 items each fill a table of 1024, and none of them has more than it may keep."""
+        counts: Counter[str] = Counter()
+        seniority: Seniority[str] = Seniority()
+        seniority.record("known")
+        for number in range(64):
+            seniority.record(f"key {number}")
+            counts[f"key {number}"] = 16
+        for held in range(16):
+            loser = pick_loser(counts, "known", 16)
+            self.assertIsNone(loser)
+            junior = seniority.pick_junior(counts, "known", 16)
+            self.assertEqual(junior, "key 63", held)
+            counts["key 63"] -= 1
+            counts["known"] += 1
+        # An owner takes no more than its share.
+        self.assertIsNone(seniority.pick_junior(counts, "known", 16))
+        # A new key takes nothing from earlier owners, and the last key takes nothing from itself.
+        self.assertIsNone(seniority.pick_junior(counts, "new", 16))
+        self.assertIsNone(seniority.pick_junior(Counter({"known": 16, "key 0": 1}), "key 0", 16))
+
+    def test_many_keys_do_not_make_early_owners_forgotten(self) -> None:
+        seniority: Seniority[str] = Seniority()
+        seniority.record("known")
+        for number in range(2 * MAX_REMEMBERED):
+            seniority.record(f"key {number}")
+        self.assertEqual(len(seniority._ranks), MAX_REMEMBERED)
+        last = f"key {2 * MAX_REMEMBERED - 1}"
+        self.assertEqual(seniority.pick_junior(Counter({last: 16}), "known", 16), last)
+        self.assertIsNone(seniority.pick_junior(Counter({last: 16}), "other", 16))
